@@ -1,0 +1,41 @@
+"""Time as a collaborator, so that tests can own it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Where every component gets its time from."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean something."""
+        ...
+
+    def time(self) -> float:
+        """Seconds since the epoch; may jump. Only for what crosses machines: deadlines and timestamps."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass; zero or less only yields."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def time(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+def now_ms(clock: Clock) -> int:
+    """Milliseconds since the epoch."""
+    return int(clock.time() * 1000)

@@ -1,0 +1,221 @@
+"""One AMQP channel. Errors are those of `osrdyne.errors`; any of them but `PublishRefusedError` closes the channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiormq
+from aiormq.abc import DeliveredMessage
+from pamqp import commands as spec
+
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.amqp.faults import translated
+from osrdyne.amqp.message import Delivery, Message
+from osrdyne.errors import BrokerUnavailableError
+
+if TYPE_CHECKING:
+    from osrdyne.amqp.connection import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """The answer to a declare: messages ready for delivery, and consumers (BROKER 1: not always what it seems)."""
+
+    ready: int
+    consumers: int
+
+
+class Channel:
+    """A channel of a `Connection`, with time-outs from the connection's options."""
+
+    def __init__(self, connection: Connection, underlay: aiormq.Channel) -> None:
+        self._connection = connection
+        self._underlay = underlay
+        self._timeout = connection.options.rpc_timeout
+        self._consumers: dict[str, Consumer] = {}
+        underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
+        underlay.closing.add_done_callback(self._on_closed)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._underlay.is_closed
+
+    async def wait_closed(self) -> BaseException | None:
+        """Wait until the channel is closed; the reason, or None for a close of ours."""
+        closing = self._underlay.closing
+        await asyncio.wait({closing})
+        return None if closing.cancelled() else closing.exception()
+
+    def _on_closed(self, _: object) -> None:
+        for consumer in self._consumers.values():
+            consumer.end(BrokerUnavailableError(f"The channel that consumed {consumer.queue} was closed."))
+        self._consumers.clear()
+
+    async def _on_broker_cancel(self, frame: spec.Basic.Cancel) -> None:
+        consumer = self._consumers.pop(frame.consumer_tag or "", None)
+        if consumer is not None:
+            consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
+
+    async def declare_queue(
+        self,
+        name: str,
+        *,
+        arguments: Mapping[str, object] | None = None,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        passive: bool = False,
+    ) -> QueueInfo:
+        """Declare a queue. Raises `BrokerConflictError` when it exists with other arguments, and
+        `BrokerNotFoundError` when `passive` and it does not exist; both close the channel."""
+        with translated(f"{'look up' if passive else 'declare'} queue {name}"):
+            answer = await self._underlay.queue_declare(
+                name,
+                passive=passive,
+                durable=durable,
+                exclusive=exclusive,
+                auto_delete=auto_delete,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
+        return QueueInfo(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
+
+    async def declare_exchange(
+        self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False
+    ) -> None:
+        with translated(f"declare exchange {name}"):
+            await self._underlay.exchange_declare(
+                name,
+                exchange_type=kind,
+                durable=True,
+                passive=passive,
+                arguments=dict(arguments or {}),
+                timeout=self._timeout,
+            )
+
+    async def bind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+        with translated(f"bind queue {queue} to {exchange}"):
+            await self._underlay.queue_bind(queue, exchange, routing_key=routing_key, timeout=self._timeout)
+
+    async def unbind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+        """Remove a binding; one that does not exist is not an error."""
+        with translated(f"unbind queue {queue} from {exchange}"):
+            await self._underlay.queue_unbind(queue, exchange, routing_key=routing_key, timeout=self._timeout)
+
+    async def delete_queue(self, name: str) -> int:
+        """Delete a queue and everything in it; the number of messages that were ready. A missing one is not an error.
+
+        Never sends if-empty or if-unused: quorum queues close the connection on them (BROKER 1).
+        """
+        with translated(f"delete queue {name}"):
+            answer = await self._underlay.queue_delete(name, timeout=self._timeout)
+        return answer.message_count or 0
+
+    async def delete_exchange(self, name: str) -> None:
+        with translated(f"delete exchange {name}"):
+            await self._underlay.exchange_delete(name, timeout=self._timeout)
+
+    async def purge_queue(self, name: str) -> int:
+        with translated(f"purge queue {name}"):
+            answer = await self._underlay.queue_purge(name, timeout=self._timeout)
+        return answer.message_count or 0
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        prefetch: int = 0,
+        no_ack: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> Consumer:
+        """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
+        consumer = Consumer(queue)
+
+        async def deliver(message: DeliveredMessage) -> None:
+            consumer.put(Delivery.from_aiormq(self, message))
+
+        with translated(f"consume queue {queue}"):
+            if not no_ack:
+                await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
+            answer = await self._underlay.basic_consume(
+                queue,
+                deliver,
+                no_ack=no_ack,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
+        consumer.tag = answer.consumer_tag or ""
+        self._consumers[consumer.tag] = consumer
+        if self.is_closed:
+            self._on_closed(None)
+        return consumer
+
+    async def cancel(self, consumer: Consumer) -> None:
+        """Stop consuming; deliveries that have arrived stay unacknowledged and are still handed out."""
+        if self._consumers.pop(consumer.tag, None) is not None and not self.is_closed:
+            with translated(f"cancel the consumer of {consumer.queue}"):
+                await self._underlay.basic_cancel(consumer.tag, timeout=self._timeout)
+        consumer.end()
+
+    async def get(self, queue: str) -> Delivery | None:
+        """Take one message, or None when the queue is empty."""
+        with translated(f"read queue {queue}"):
+            message = await self._underlay.basic_get(queue, timeout=self._timeout)
+        if isinstance(message.delivery, spec.Basic.GetEmpty):
+            return None
+        return Delivery.from_aiormq(self, message)
+
+    async def ack(self, tag: int) -> None:
+        with translated("acknowledge a message"):
+            await self._underlay.basic_ack(tag, wait=False)
+
+    async def nack(self, tag: int, *, requeue: bool) -> None:
+        with translated("give a message back"):
+            await self._underlay.basic_nack(tag, requeue=requeue, wait=False)
+
+    async def reject(self, tag: int, *, requeue: bool) -> None:
+        with translated("reject a message"):
+            await self._underlay.basic_reject(tag, requeue=requeue, wait=False)
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        """Publish; on a channel with confirms, return once the broker has taken the message over.
+
+        Raises `PublishRefusedError` when it was refused, or `mandatory` and unroutable (the channel lives on), and
+        `BrokerUnavailableError` when no answer came: then nobody knows whether the broker has it. While the broker
+        blocks publishers (an alarm), no time-out runs.
+        """
+        where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
+        with translated(where):
+            publishing = asyncio.ensure_future(
+                self._underlay.basic_publish(
+                    message.body,
+                    exchange=exchange,
+                    routing_key=routing_key,
+                    properties=message.properties(),
+                    mandatory=mandatory,
+                    wait=False,
+                )
+            )
+            try:
+                while not publishing.done():
+                    done, _ = await asyncio.wait({publishing}, timeout=self._timeout)
+                    if not done and not self._connection.is_blocked:
+                        raise TimeoutError
+                publishing.result()
+            finally:
+                publishing.cancel()
+
+    async def close(self) -> None:
+        """Close the channel; unacknowledged deliveries return to their queues."""
+        for consumer in self._consumers.values():
+            consumer.end()
+        self._consumers.clear()
+        if not self.is_closed:
+            try:
+                with translated("close a channel"):
+                    await self._underlay.close(timeout=self._timeout)
+            except BrokerUnavailableError:
+                return

@@ -1,0 +1,105 @@
+"""One AMQP connection, plain: when it is lost it stays lost, and its owner is told."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+
+import aiormq
+from yarl import URL
+
+from osrdyne.amqp.channel import Channel
+from osrdyne.amqp.faults import translated
+from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+from osrdyne.logs import mask_uri
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to connect. Times in seconds; `name` is what RabbitMQ shows for the connection. `uri` holds the password."""
+
+    uri: str = field(repr=False)
+    name: str = "osrdyne"
+    heartbeat: int = 30
+    connect_timeout: float = 10.0
+    rpc_timeout: float = 30.0
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+class Connection:
+    """An open connection; see `connect`."""
+
+    def __init__(self, options: ConnectionOptions, underlay: aiormq.Connection) -> None:
+        self.options = options
+        self._underlay = underlay
+        # aiormq keeps the broker's connection.blocked notice in a private event; there is no public question for it.
+        self._unblocked: asyncio.Event = underlay._Connection__connection_unblocked  # type: ignore[attr-defined]
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._underlay.is_opened
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker has announced that it reads nothing from this connection (memory or disk alarm)."""
+        return not self._unblocked.is_set() and not self.is_closed
+
+    @property
+    def server_version(self) -> str:
+        """The broker's version as it says, "3.10.8"."""
+        version = self._underlay.server_properties.get("version")
+        return version if isinstance(version, str) else ""
+
+    async def wait_closed(self) -> BaseException | None:
+        """Wait until the connection is closed; the reason, or None when it was closed by us."""
+        closing = self._underlay.closing
+        await asyncio.wait({closing})
+        return None if closing.cancelled() else closing.exception()
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        """Open a channel; with `confirms`, publishes wait for the broker's confirm."""
+        with translated("open a channel"):
+            underlay = await self._underlay.channel(
+                publisher_confirms=confirms, timeout=self.options.rpc_timeout, frame_buffer_size=0
+            )
+        assert isinstance(underlay, aiormq.Channel)
+        return Channel(self, underlay)
+
+    async def close(self) -> None:
+        """Close the connection; never raises, never takes longer than a few seconds."""
+        try:
+            with translated("close the connection"):
+                await self._underlay.close(timeout=5)
+        except BrokerUnavailableError:
+            return
+
+
+async def connect(options: ConnectionOptions) -> Connection:
+    """Open a connection.
+
+    Raises `BrokerUnavailableError` when RabbitMQ cannot be reached, `BrokerAccessError` when it refuses the
+    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI.
+    """
+    url = _parse_uri(options.uri).update_query(heartbeat=str(options.heartbeat), name=options.name)
+    underlay = aiormq.Connection(url, context=options.tls)
+    try:
+        with translated(f"connect to {mask_uri(str(url.with_query(None)))}"):
+            async with asyncio.timeout(options.connect_timeout):
+                await underlay.connect()
+                await underlay.ready()
+    except BaseException:
+        if underlay.is_opened:
+            await underlay.close()
+        raise
+    return Connection(options, underlay)
+
+
+def _parse_uri(uri: str) -> URL:
+    try:
+        url = URL(uri)
+    except ValueError:
+        url = URL()
+    if url.scheme not in {"amqp", "amqps"} or not url.host:
+        raise ConfigurationError("The broker URI must look like amqp://user:password@host:5672/vhost.")
+    return url

@@ -1,0 +1,60 @@
+"""A consumer that never hangs: it ends with an error when the broker cancels it or its channel closes (BROKER 17)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.amqp.message import Delivery
+from osrdyne.errors import BrokerUnavailableError, OsrdyneError
+
+
+class Consumer:
+    """Deliveries of one queue, in the broker's order.
+
+    `async for delivery in consumer` ends by raising `BrokerUnavailableError` when there will be no more deliveries
+    for a reason on the broker's side, and plainly after `close`.
+    """
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.tag = ""
+        self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
+        self._fault: OsrdyneError | None = None
+        self._ended = False
+
+    def put(self, delivery: Delivery) -> None:
+        self._deliveries.put_nowait(delivery)
+
+    def end(self, fault: OsrdyneError | None = None) -> None:
+        """No more deliveries will come; what has come already is still handed out."""
+        if not self._ended:
+            self._ended = True
+            self._fault = fault
+            self._deliveries.put_nowait(None)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def waiting(self) -> int:
+        """Deliveries that have arrived and that nobody has taken yet."""
+        return self._deliveries.qsize() - (1 if self._ended else 0)
+
+    async def get(self) -> Delivery:
+        """The next delivery; raises `BrokerUnavailableError` when there will be none."""
+        delivery = await self._deliveries.get()
+        if delivery is None:
+            self._deliveries.put_nowait(None)
+            raise self._fault or BrokerUnavailableError(f"The consumer of {self.queue} was closed.")
+        return delivery
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        try:
+            return await self.get()
+        except BrokerUnavailableError:
+            if self._fault is None:
+                raise StopAsyncIteration from None
+            raise

@@ -1,0 +1,98 @@
+"""The patches of pamqp that osrdyne needs, all in this one place. Source: BROKER 0.10 and 13.
+
+pamqp is stricter than the protocol and than RabbitMQ, and its reader runs before any code of ours: one odd byte in
+somebody's message would close our connection, again after every reconnection. Each patch replaces one codec function:
+
+- names: queue and exchange names may hold anything but CR and LF (addresses of direct reply-to hold `=`);
+- strings that are not UTF-8 (routing keys, properties, header names) decode with `surrogateescape` and encode back
+  to the same bytes, so that such a request can be answered and not only dropped;
+- byte strings in header tables, as pamqp itself decodes them, can be encoded again;
+- timestamps outside the years 1-9999 decode as None;
+- floats are encoded as doubles and not cut to 32 bits.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+from pamqp import constants, decode, encode
+
+
+def decode_short_string(value: bytes) -> tuple[int, str]:
+    if not value:
+        raise ValueError("Could not unpack short string value")
+    end = 1 + value[0]
+    return end, value[1:end].decode("utf-8", "surrogateescape")
+
+
+def decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
+    (seconds,) = struct.unpack(">Q", value[:8])
+    if seconds > 0xFFFFFFFF:  # beyond 2106: milliseconds, as pamqp reads it
+        seconds /= 1000
+    try:
+        return 8, datetime.fromtimestamp(seconds, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return 8, None
+
+
+def decode_table(value: bytes) -> tuple[int, dict[str, Any]]:
+    (length,) = struct.unpack_from(">I", value)
+    offset, end = 4, 4 + length
+    if end > len(value):
+        raise ValueError("Field table length exceeds data")
+    table: dict[str, Any] = {}
+    while offset < end:
+        used, name = decode_short_string(value[offset:end])
+        offset += used
+        used, table[name] = decode.embedded_value(value[offset:end])
+        offset += used
+    return end, table
+
+
+def encode_string(encoder: struct.Struct, value: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"str required, received {type(value)}")
+    raw = value.encode("utf-8", "surrogateescape")
+    if encoder.size == 1 and len(raw) > 255:
+        raise TypeError("string exceeds maximum length of 255 bytes")
+    return encoder.pack(len(raw)) + raw
+
+
+def encode_table(value: dict[str, Any]) -> bytes:
+    if not value:
+        return struct.pack(">I", 0)
+    parts = []
+    for name, item in value.items():
+        parts += [encode.short_string(name), encode_table_value(item)]
+    raw = b"".join(parts)
+    return struct.pack(">I", len(raw)) + raw
+
+
+def encode_table_value(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return b"S" + struct.pack(">I", len(value)) + value
+    if isinstance(value, float):
+        return b"d" + struct.pack(">d", value)
+    return _encode_table_value(value)
+
+
+_encode_table_value = encode.encode_table_value
+
+
+def apply() -> None:
+    """Install the patches; calling it again changes nothing."""
+    anything = re.compile(r"^[^\r\n]*$")
+    constants.DOMAIN_REGEX["queue-name"] = anything
+    constants.DOMAIN_REGEX["exchange-name"] = anything
+    decode.METHODS |= {"shortstr": decode_short_string, "timestamp": decode_timestamp, "table": decode_table}
+    decode.TABLE_MAPPING |= {b"T": decode_timestamp, b"F": decode_table}
+    encode.METHODS |= {"table": encode_table}
+    decode.short_str = decode_short_string
+    decode.timestamp = decode_timestamp  # type: ignore[assignment]
+    decode.field_table = decode_table
+    encode._string = encode_string
+    encode.field_table = encode_table
+    encode.encode_table_value = encode_table_value

@@ -1,0 +1,1 @@
+"""Configuration: small frozen models by subject, and where each value came from."""

@@ -1,0 +1,223 @@
+"""The settings, by subject. Every field has a default, a unit and the reason for the default.
+
+`Settings` is what the rest of the program sees: frozen, complete, validated. Reading files, environment and flags is
+`loading`'s work. Defaults: ARCHITECTURE "Defaults".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote, unquote, urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from osrdyne.config.types import Duration, Size
+from osrdyne.errors import InvalidKeyError
+from osrdyne.protocol.names import is_pool_id, parse_key
+
+
+class Model(BaseModel):
+    """Base of all settings: frozen, and an unknown key is an error with its path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+
+class TlsSettings(Model):
+    """TLS to the broker (`amqps://` and `https://`)."""
+
+    ca_file: str | None = Field(None, description="Certificate authorities to trust, PEM; the system's when absent.")
+    certificate_file: str | None = Field(None, description="Client certificate, PEM.")
+    key_file: str | None = Field(None, description="Private key of the client certificate, PEM.")
+    verify: bool = Field(True, description="Check the broker's certificate; turn it off only for a test.")
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: set both or neither")
+        return self
+
+
+class BrokerSettings(Model):
+    """Where RabbitMQ is and how long to wait for it."""
+
+    uri: SecretStr = Field(
+        SecretStr("amqp://guest:guest@localhost:5672/"),
+        description="AMQP URI with the controller's credentials; a fresh RabbitMQ accepts the default from localhost.",
+    )
+    uri_file: str | None = Field(None, description="A file that holds the AMQP URI, instead of `uri`.")
+    management_uri: SecretStr | None = Field(
+        None, description="HTTP API of the management plugin; by default the AMQP host and user at port 15672."
+    )
+    management_uri_file: str | None = Field(None, description="A file that holds it, instead of `management_uri`.")
+    worker_uri: SecretStr | None = Field(
+        None, description="AMQP URI given to workers, where they see the broker elsewhere or use another user."
+    )
+    worker_uri_file: str | None = Field(None, description="A file that holds it, instead of `worker_uri`.")
+    tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates for amqps and https.")
+    heartbeat: Duration = Field(30.0, ge=1, description="AMQP heartbeat of ordinary connections.")
+    leader_heartbeat: Duration = Field(
+        2.0, ge=1, description="Heartbeat of the leader's connection: a silent leader is replaced after three of them."
+    )
+    connect_timeout: Duration = Field(10.0, gt=0, description="Limit for opening a connection.")
+    rpc_timeout: Duration = Field(30.0, gt=0, description="Limit for one AMQP operation or publisher confirm.")
+    management_timeout: Duration = Field(30.0, gt=0, description="Limit for one call of the HTTP API.")
+    retry_interval: Duration = Field(30.0, gt=0, description="Longest pause between attempts to reach the broker.")
+
+    def effective_management_uri(self) -> str:
+        """The HTTP API's URI, derived from the AMQP URI when not set. Holds the password: never log it."""
+        if self.management_uri is not None:
+            return self.management_uri.get_secret_value()
+        parts = urlsplit(self.uri.get_secret_value())
+        scheme, port = ("https", 15671) if parts.scheme == "amqps" else ("http", 15672)
+        user = quote(unquote(parts.username or "guest"), safe="")
+        password = quote(unquote(parts.password or "guest"), safe="")
+        host = parts.hostname or "localhost"
+        return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{port}"
+
+    def effective_worker_uri(self) -> str:
+        """The AMQP URI for workers. Holds the password: never log it."""
+        return (self.worker_uri or self.uri).get_secret_value()
+
+
+class PoolSettings(Model):
+    """Which pool this daemon serves."""
+
+    id: str = Field("osrdyne", description="Name of the pool, `[a-z0-9_]{1,32}`; part of every name on the broker.")
+    pinned_keys: tuple[str, ...] = Field((), description="Keys whose group is always up, from the start.")
+
+    @field_validator("id")
+    @classmethod
+    def _valid_id(cls, value: str) -> str:
+        if not is_pool_id(value):
+            raise ValueError("a pool id has 1 to 32 characters out of a-z, 0-9 and _")
+        return value
+
+    @field_validator("pinned_keys")
+    @classmethod
+    def _valid_keys(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for key in value:
+            try:
+                parse_key(key)
+            except InvalidKeyError as error:
+                raise ValueError(str(error)) from error
+        return value
+
+
+def _driver_from_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class DriverSettings(Model):
+    """Which driver starts the workers. `driver: subprocess` is short for `driver: {name: subprocess}`."""
+
+    name: str = Field("subprocess", description="Entry-point name: `subprocess`, `noop`, or one that a package adds.")
+    options: dict[str, Any] = Field(default_factory=dict, description="The driver's own options; see its page.")
+
+
+class WorkerSettings(Model):
+    """What runs in a worker. `runtime`, `spark` and `config` reach it as `WORKER_CONFIG`."""
+
+    app: str = Field(
+        "osrdyne_worker.pipelines.sql:app", description="`module:attribute` of the application that answers requests."
+    )
+    concurrency: int = Field(1, ge=1, le=64, description="Requests one worker runs at once.")
+    processing_timeout: Duration = Field(
+        1800.0, gt=0, description="Limit for the work on one request; RabbitMQ's consumer timeout must be longer."
+    )
+    queue_missing_timeout: Duration = Field(60.0, gt=0, description="A worker without its queue for so long exits.")
+    stop_grace: Duration = Field(30.0, ge=0, description="How long a worker may finish after it was asked to stop.")
+    skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
+    debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")
+    spark_master: str = Field("local[*]", description="`local[*]`, `spark://`, `k8s://`, `yarn` or Connect's `sc://`.")
+    spark_conf: dict[str, str] = Field(default_factory=dict, description="Further Spark settings, as Spark names them.")
+    config: dict[str, Any] = Field(default_factory=dict, description="The application's own configuration.")
+
+    def to_worker_config(self) -> dict[str, object]:
+        """The JSON document given to workers as `WORKER_CONFIG`."""
+        return {
+            "runtime": {
+                "concurrency": self.concurrency,
+                "processing_timeout": self.processing_timeout,
+                "queue_missing_timeout": self.queue_missing_timeout,
+                "stop_grace": self.stop_grace,
+                "skip_abandoned": self.skip_abandoned,
+                "debug": self.debug,
+            },
+            "spark": {"master": self.spark_master, "conf": self.spark_conf},
+            "app": self.config,
+        }
+
+
+class LifecycleSettings(Model):
+    """When groups come and go. Source: seed 004 and LIFECYCLE."""
+
+    unbind_delay: Duration = Field(600.0, description="Without activity for so long, a group's queue is unbound.")
+    stop_delay: Duration = Field(600.0, description="Unbound and idle for so long more, its workers are stopped.")
+    settle_delay: Duration = Field(
+        10.0, gt=0, description="Longer than a publish is under way in the broker (LIFECYCLE 20); tests may set 1 s."
+    )
+    extra_lifetime: Duration = Field(1.0, description="Window in which activity of one key counts once.")
+    max_concurrent_starts: int = Field(4, ge=1, description="Worker starts under way at once, for the whole pool.")
+    start_timeout: Duration = Field(300.0, gt=0, description="A worker that is not ready by then has failed to start.")
+    start_attempts: int = Field(2, ge=1, description="Failed starts in a row after which callers get `start-failed`.")
+    resync_interval: Duration = Field(
+        60.0, ge=1, description="How often everything is compared again, whatever events said (LIFECYCLE 10)."
+    )
+
+    @model_validator(mode="after")
+    def _settle_before_stop(self) -> Self:
+        if self.stop_delay < self.settle_delay:
+            raise ValueError(
+                f"stop_delay ({self.stop_delay:g} s) must be at least settle_delay ({self.settle_delay:g} s): "
+                "raise stop_delay"
+            )
+        return self
+
+
+class RequestSettings(Model):
+    """What the request queues of the pool are like."""
+
+    ttl: Duration = Field(
+        600.0, gt=0, description="How long a request waits in a queue before it is answered `expired`."
+    )
+    delivery_limit: int = Field(5, ge=3, le=1000, description="Failed deliveries after which a request is poison.")
+    consumer_timeout: Duration | None = Field(
+        None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."
+    )
+    max_length: int | None = Field(None, ge=1, description="Messages in one request queue; more are refused.")
+    max_length_bytes: Size | None = Field(None, ge=1, description="Bytes in one request queue; more are refused.")
+    max_message_bytes: Size = Field(16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 itself stops at 16 MiB.")
+    max_clock_skew: Duration = Field(5.0, description="Allowed between the clocks of client, worker and controller.")
+
+
+class ApiSettings(Model):
+    """The HTTP API."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; loopback, because the API has no log-in yet.")
+    port: int = Field(4242, ge=0, le=65535, description="Port; 0 picks a free one.")
+
+
+class LogSettings(Model):
+    """Logs."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
+    format: Literal["auto", "json", "text"] = Field("auto", description="`auto`: text on a terminal, else JSON.")
+
+
+class Settings(Model):
+    """The whole configuration of one daemon."""
+
+    broker: BrokerSettings = Field(default_factory=BrokerSettings, description="RabbitMQ.")
+    pool: PoolSettings = Field(default_factory=PoolSettings, description="The pool this daemon serves.")
+    driver: Annotated[DriverSettings, BeforeValidator(_driver_from_name)] = Field(
+        default_factory=DriverSettings, description="What starts workers."
+    )
+    worker: WorkerSettings = Field(default_factory=WorkerSettings, description="What runs in them.")
+    lifecycle: LifecycleSettings = Field(default_factory=LifecycleSettings, description="When groups come and go.")
+    requests: RequestSettings = Field(default_factory=RequestSettings, description="Request queues.")
+    api: ApiSettings = Field(default_factory=ApiSettings, description="HTTP API.")
+    log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    def effective_consumer_timeout(self) -> float:
+        """RabbitMQ's limit for an unacknowledged delivery, seconds."""
+        return self.requests.consumer_timeout or self.worker.processing_timeout + 300.0

@@ -1,0 +1,58 @@
+"""Field types of the configuration: durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)")
+_ISO = re.compile(
+    r"P(?:(?P<d>\d+(?:\.\d+)?)D)?(?:T(?:(?P<h>\d+(?:\.\d+)?)H)?(?:(?P<m>\d+(?:\.\d+)?)M)?(?:(?P<s>\d+(?:\.\d+)?)S)?)?\Z",
+    re.IGNORECASE,
+)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|kB|MB|GB)?\Z")
+_SIZE_UNITS = {
+    None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9,
+}  # fmt: skip
+
+
+def parse_duration(value: object) -> object:
+    """Seconds from `10s`, `1h30m`, `500ms`, `PT5M`, `2.5` or a number. Raises ValueError saying what is accepted."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("must be a duration such as 10s, 5m, 1h30m, PT5M or a number of seconds")
+    if not isinstance(value, str):
+        seconds = float(value)
+    elif (number := re.fullmatch(r"\d+(?:\.\d+)?", value.strip())) is not None:
+        seconds = float(number[0])
+    elif (iso := _ISO.match(value.strip())) is not None and any(iso.groups()):
+        seconds = sum(float(amount) * _UNITS[unit] for unit, amount in iso.groupdict().items() if amount)
+    else:
+        parts = _PART.findall(value)
+        if not parts or _PART.sub("", value).strip():
+            raise ValueError(f"{value!r} is no duration; write 10s, 5m, 1h30m, PT5M or a number of seconds")
+        seconds = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("a duration must be finite and not negative")
+    return seconds
+
+
+def parse_size(value: object) -> object:
+    """Bytes from `16MiB`, `60 KiB`, `1000` or a whole number."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("must be a size such as 60KiB, 16MiB or a number of bytes")
+    if isinstance(value, int):
+        return value
+    match = _SIZE.match(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no size; write 60KiB, 16MiB or a number of bytes")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+"""Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers."""
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+"""Bytes; accepts `16MiB` and numbers."""

@@ -1,0 +1,1 @@
+"""Worker group drivers: the only package that starts workers."""

@@ -1,0 +1,172 @@
+"""The interface of worker group drivers: the only things that start and stop workers.
+
+The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
+arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
+asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
+Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, NewType
+
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, WorkerId
+
+InstanceId = NewType("InstanceId", str)
+"""What the backend calls one instance for as long as it exists: container id, pod uid, pid + start time."""
+
+
+class InstanceState(StrEnum):
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How an instance ended: an exit code or a signal name, and a sentence when more is known (`out of memory`)."""
+
+    code: int | None = None
+    signal: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        text = (
+            f"signal {self.signal}" if self.signal else f"exit code {self.code}" if self.code is not None else "ended"
+        )
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker to be started: its place (pool, key, slot) and everything it is given.
+
+    `environment` holds the credentials, so that neither it nor this value's repr may be logged.
+    """
+
+    environment: WorkerEnvironment = field(repr=False)
+    generation: Generation
+    slot: int = 0
+
+    @property
+    def pool(self) -> str:
+        return self.environment.pool
+
+    @property
+    def key(self) -> Key:
+        return self.environment.key
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.environment.worker_id
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One worker as the backend sees it now.
+
+    `external_id` is what a person would look for (pid, container name). `started_at` is in seconds since the epoch.
+    An exited instance is listed until `remove` is called, so that nobody misses how it ended.
+    """
+
+    instance_id: InstanceId
+    key: Key
+    slot: int
+    worker_id: WorkerId
+    state: InstanceState
+    spec_hash: str
+    started_at: float
+    external_id: str
+    exit: Exit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check, for `doctor`: what was looked at, whether it is fine, and the remedy if not."""
+
+    subject: str
+    ok: bool
+    message: str
+    remedy: str | None = None
+    fatal: bool = True
+
+
+class Driver(ABC):
+    """Starts, lists and stops the workers of one pool.
+
+    Errors: every method may raise `DriverUnavailableError` when the backend does not answer; the caller backs off and
+    nothing else is affected.
+    """
+
+    name: ClassVar[str]
+    manages_workers: ClassVar[bool] = True
+    """False for `noop`: workers are started by hand, so a missing one is nobody's failure."""
+    same_host: ClassVar[bool] = False
+    """True when the workers live on the controller's own host: a standby must then be on the same host."""
+
+    @abstractmethod
+    def spec_hash(self) -> str:
+        """A hash of everything in the driver's options that shapes a worker; the same options give the same hash."""
+
+    @abstractmethod
+    async def list_instances(self) -> list[Instance]:
+        """Every instance of this pool, in whatever state, also those started by an earlier controller.
+
+        Complete or an error: a partial answer would make the caller start a second worker for a key.
+        """
+
+    @abstractmethod
+    async def start(self, spec: WorkerSpec) -> Instance:
+        """Create the worker of (pool, key, slot) and return it, running or not.
+
+        The name is created atomically: raises `SlotTakenError` when an instance of that slot exists in any state
+        (LIFECYCLE 17), `StartFailedError` when the backend refused it for good (no such image, no such command).
+        A worker that comes up and then exits is not an error here: it is listed as exited.
+        """
+
+    @abstractmethod
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        """Ask the instance to end (SIGTERM), kill it after `grace` seconds, return when it is gone.
+
+        An instance that does not exist, or has exited, is not an error. Never touches anything else, also when the
+        backend has given the same pid or name to someone else meanwhile.
+        """
+
+    @abstractmethod
+    async def remove(self, instance_id: InstanceId) -> None:
+        """Forget an exited instance and free its slot; its logs may go with it. Unknown ones are not an error."""
+
+    @abstractmethod
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        """The last lines the instance wrote, oldest first; empty when nothing is known."""
+
+    @abstractmethod
+    def events(self) -> AsyncIterator[None]:
+        """Yields whenever `list_instances` may answer differently than before. May miss and may repeat."""
+
+    @abstractmethod
+    async def check(self) -> list[Finding]:
+        """What `doctor` wants to know: is the backend there, are the options usable. Raises nothing."""
+
+    async def close(self) -> None:  # noqa: B027 - an optional hook
+        """Release what this object holds. Workers go on running."""
+
+
+def new_worker_id() -> WorkerId:
+    """A unique worker id; fits every backend's names."""
+    return WorkerId(uuid.uuid4().hex[:16])
+
+
+def hash_options(options: Mapping[str, object]) -> str:
+    """A short stable hash of JSON-like options, for `Driver.spec_hash`."""
+    text = json.dumps(options, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

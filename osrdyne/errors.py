@@ -1,0 +1,106 @@
+"""The one tree of errors.
+
+Each class's docstring is its message template's first sentence; `retryable` says whether trying again later can
+help. Foreign exceptions are translated into these at the boundary (`amqp/`, `broker/`, `drivers/`).
+Nothing here may carry a secret: URIs are masked before they reach a field.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class OsrdyneError(Exception):
+    """Something went wrong in osrdyne.
+
+    `str(error)` is one sentence for a person; `fields` are the structured facts for a log line.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields = fields
+
+
+class ConfigurationError(OsrdyneError):
+    """The configuration cannot be used; the message names the setting and the remedy."""
+
+
+class BrokerError(OsrdyneError):
+    """RabbitMQ refused or failed an operation."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """RabbitMQ cannot be reached, or the connection was lost."""
+
+    retryable = True
+
+
+class BrokerBlockedError(BrokerError):
+    """RabbitMQ has blocked publishers because of a memory or disk alarm."""
+
+    retryable = True
+
+
+class BrokerAccessError(BrokerError):
+    """RabbitMQ refused the credentials or a permission is missing."""
+
+
+class BrokerConflictError(BrokerError):
+    """A queue, exchange or policy exists already with other arguments."""
+
+
+class BrokerNotFoundError(BrokerError):
+    """A queue or exchange does not exist."""
+
+
+class PublishRefusedError(BrokerError):
+    """RabbitMQ refused a message: negative confirm, or no queue for it."""
+
+    retryable = True
+
+
+class LeadershipLostError(BrokerError):
+    """This controller no longer holds the leader token, so it may not act."""
+
+    retryable = True
+
+
+class InvalidMessageError(OsrdyneError):
+    """A message on one of our queues cannot be understood."""
+
+
+class InvalidKeyError(InvalidMessageError):
+    """A key is not UTF-8, or longer than 255 bytes."""
+
+
+class DriverError(OsrdyneError):
+    """A worker group driver failed."""
+
+    retryable = True
+
+
+class DriverUnavailableError(DriverError):
+    """The backend of a driver (Docker engine, Kubernetes API server, systemd) does not answer."""
+
+
+class StartFailedError(DriverError):
+    """A worker could not be started; `log_lines` are its last words."""
+
+    def __init__(self, message: str, *, log_lines: tuple[str, ...] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.log_lines = log_lines
+
+
+class SlotTakenError(DriverError):
+    """A worker with the same name (pool, key, slot) exists already."""
+
+
+class PoolConflictError(OsrdyneError):
+    """The pool cannot do what was asked in the state it is in; the message says why and what helps."""
+
+
+class PortTakenError(OsrdyneError):
+    """A port we were to listen on is in use by another process."""

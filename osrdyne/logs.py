@@ -1,0 +1,61 @@
+"""Logging: structlog events with constant phrases, JSON on a pipe and colours on a terminal.
+
+Called once by each entry point. Everything variable is a key of the event, never part of the phrase.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import MutableMapping
+from typing import Any, TextIO
+
+import structlog
+
+Logger = structlog.typing.FilteringBoundLogger
+
+_URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/]*@", re.IGNORECASE)
+
+
+def mask_uri(text: str) -> str:
+    """Replace the password of every URI in `text` by `***`."""
+    return _URI_PASSWORD.sub(r"\1***@", text)
+
+
+def _mask_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in event.items():
+        if isinstance(value, str) and "://" in value:
+            event[name] = mask_uri(value)
+    return event
+
+
+def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
+    """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
+    stream = stream or sys.stderr
+    as_json = json if json is not None else not stream.isatty()
+    processors: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _mask_event,
+    ]
+    if as_json:
+        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        processors.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+    structlog.configure(
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
+    # expected failures as errors; our own layers report those with context.
+    logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
+
+
+def get_logger(name: str, **bound: Any) -> Logger:
+    """A logger whose events carry `logger=name` and the given keys."""
+    logger: Logger = structlog.get_logger(logger=name, **bound)
+    return logger

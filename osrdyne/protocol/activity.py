@@ -1,0 +1,64 @@
+"""Activity reports: what workers tell the controller. Source: PROTOCOL, "Activity reports".
+
+Reports may be lost: nothing that protects a request rests on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from osrdyne.protocol.statuses import decode_text
+
+EVENT_HEADER = "x-event"
+WORKER_ID_HEADER = "x-worker-id"
+BUSY_INTERVAL = 5.0
+"""Seconds between two `busy` reports while anything runs."""
+
+
+class Event(StrEnum):
+    STARTED = "started"
+    READY = "ready"
+    REQUEST_RECEIVED = "request-received"
+    REQUEST_COMPLETED = "request-completed"
+    BUSY = "busy"
+    IDLE = "idle"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityReport:
+    """One report. `details` is the JSON body: `in_flight`, `jobs`, `tasks_done`, `tasks_total`, `reason`, `count`, …"""
+
+    key: str
+    event: Event
+    worker_id: str
+    details: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, object] = field(default_factory=dict)
+
+    def wire_headers(self) -> dict[str, object]:
+        return {**self.headers, EVENT_HEADER: str(self.event), WORKER_ID_HEADER: self.worker_id}
+
+    def wire_body(self) -> bytes:
+        return json.dumps(self.details, separators=(",", ":")).encode() if self.details else b""
+
+
+def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
+    """Read a report; None when it is no report of a known event with a worker id (it is then counted and dropped)."""
+    event = decode_text(headers.get(EVENT_HEADER))
+    worker_id = decode_text(headers.get(WORKER_ID_HEADER))
+    if worker_id is None or event not in list(Event):
+        return None
+    details: Mapping[str, object] = {}
+    if body:
+        try:
+            decoded = json.loads(body)
+        except (ValueError, RecursionError):
+            decoded = None
+        if isinstance(decoded, dict):
+            details = decoded
+    rest = {name: value for name, value in headers.items() if name not in {EVENT_HEADER, WORKER_ID_HEADER}}
+    return ActivityReport(routing_key, Event(event), worker_id, details, rest)

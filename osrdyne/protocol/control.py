@@ -1,0 +1,63 @@
+"""Control messages from the controller to workers. Source: PROTOCOL, "Control messages"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Generation(NamedTuple):
+    """(term, counter): the leader's term, and the count of changes of the expected state within it.
+
+    Tuples compare in order, so a newer leader's messages win over an older one's (LIFECYCLE 24).
+    """
+
+    term: int
+    counter: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.counter}"
+
+
+class Command(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    DRAIN = "drain"
+    QUEUES = "queues"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`.
+
+    A worker answers every `pause` and `resume` with a report of the state it is in, so that a new leader
+    learns which workers are ready.
+    """
+
+    command: Command
+    generation: Generation
+    details: Mapping[str, object] = field(default_factory=dict)
+
+    def wire_body(self) -> bytes:
+        return json.dumps({"command": str(self.command), "generation": list(self.generation), **self.details}).encode()
+
+
+def control_from_wire(body: bytes) -> ControlMessage | None:
+    """Read a control message; None when it is none."""
+    try:
+        decoded = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(decoded, dict) or decoded.get("command") not in list(Command):
+        return None
+    generation = decoded.get("generation")
+    match generation:
+        case [int(term), int(counter)]:
+            details = {name: value for name, value in decoded.items() if name not in {"command", "generation"}}
+            return ControlMessage(Command(decoded["command"]), Generation(term, counter), details)
+        case _:
+            return None

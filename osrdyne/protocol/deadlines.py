@@ -1,0 +1,54 @@
+"""The deadline of a request. Source: PROTOCOL, "Request", headers `expiration` and `x-deadline`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+DEADLINE_HEADER = "x-deadline"
+_MAX_MS = 253_402_300_799_000  # the end of the year 9999: anything later is no deadline
+
+
+def parse_expiration_ms(expiration: object) -> int | None:
+    """The `expiration` property in milliseconds; None when absent or not a whole number ≥ 0."""
+    if isinstance(expiration, str) and expiration.isascii() and expiration.isdigit():
+        return int(expiration)
+    if isinstance(expiration, int) and not isinstance(expiration, bool) and expiration >= 0:
+        return expiration
+    return None
+
+
+def deadline_ms(
+    *,
+    headers: Mapping[str, object],
+    expiration: object,
+    timestamp: datetime | None,
+    first_seen_ms: int,
+) -> int | None:
+    """The absolute deadline in milliseconds since the epoch, or None.
+
+    The earlier of `x-deadline` and `timestamp` + `expiration`; with `expiration` alone, `first_seen_ms` + `expiration`.
+    Values that make no sense (not numbers, negative, beyond the year 9999) count as absent.
+    """
+    candidates = []
+    told = headers.get(DEADLINE_HEADER)
+    if isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told <= _MAX_MS:
+        candidates.append(int(told))
+    lifetime = parse_expiration_ms(expiration)
+    if lifetime is not None:
+        if timestamp is not None:
+            candidates.append(int(timestamp.timestamp() * 1000) + lifetime)
+        elif not candidates:
+            candidates.append(first_seen_ms + lifetime)
+    deadline = min(candidates, default=None)
+    return None if deadline is None or deadline > _MAX_MS else deadline
+
+
+def is_past(deadline: int | None, *, now_ms: int, skew_ms: int = 0) -> bool:
+    """Whether the deadline has passed, allowing for `skew_ms` between the clocks of two machines."""
+    return deadline is not None and now_ms > deadline + skew_ms
+
+
+def remaining_expiration(deadline: int | None, *, now_ms: int) -> str | None:
+    """The `expiration` property that carries the rest of a deadline to the next hop; `"0"` when it has passed."""
+    return None if deadline is None else str(max(0, deadline - now_ms))

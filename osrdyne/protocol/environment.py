@@ -1,0 +1,142 @@
+"""The environment of a worker. Source: PROTOCOL, "Worker environment"."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from osrdyne.errors import ConfigurationError, InvalidKeyError
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, decode_key, encode_key, parse_key
+
+DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What a worker is told when it is started.
+
+    `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
+    file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
+    """
+
+    worker_id: WorkerId
+    key: Key
+    pool: str
+    amqp_uri: str = field(repr=False)
+    requests_queues: tuple[QueueName, ...]
+    activity_exchange: str
+    control_exchange: str
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    config: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+    @property
+    def requests_queue(self) -> QueueName:
+        """The base request queue: the last of `requests_queues`, which come highest priority first."""
+        return self.requests_queues[-1]
+
+    def to_variables(self) -> dict[str, str]:
+        """As environment variables, the URI included.
+
+        An environment variable cannot hold a NUL character: a key with one travels as `WORKER_KEY_ESCAPED` instead.
+        """
+        key = {"WORKER_KEY_ESCAPED": encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
+        return {
+            "WORKER_ID": self.worker_id,
+            **key,
+            "WORKER_POOL": self.pool,
+            "WORKER_AMQP_URI": self.amqp_uri,
+            "WORKER_REQUESTS_QUEUE": self.requests_queue,
+            "WORKER_REQUESTS_QUEUES": json.dumps(self.requests_queues),
+            "WORKER_ACTIVITY_EXCHANGE": self.activity_exchange,
+            "WORKER_CONTROL_EXCHANGE": self.control_exchange,
+            "WORKER_MAX_MSG_SIZE": str(self.max_message_bytes),
+            "WORKER_CONFIG": json.dumps(self.config),
+        }
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> WorkerEnvironment:
+        """Read the environment of a worker process.
+
+        Raises `ConfigurationError` naming the variable that is missing or wrong. Only the variables of the reference
+        protocol are required; the others have the values that follow from the pool's name.
+        """
+        pool = _require(variables, "WORKER_POOL")
+        names = PoolNames(pool)
+        worker_id = _require(variables, "WORKER_ID")
+        if variables.get("WORKER_ID_USE_HOSTNAME"):
+            worker_id = os.uname().nodename
+        return cls(
+            worker_id=WorkerId(worker_id),
+            key=_key(variables),
+            pool=pool,
+            amqp_uri=_amqp_uri(variables),
+            requests_queues=_queues(variables),
+            activity_exchange=variables.get("WORKER_ACTIVITY_EXCHANGE", names.activity_exchange),
+            control_exchange=variables.get("WORKER_CONTROL_EXCHANGE", names.control_exchange),
+            max_message_bytes=_size(variables),
+            config=_config(variables),
+        )
+
+
+def _require(variables: Mapping[str, str], name: str) -> str:
+    value = variables.get(name)
+    if not value and not (name == "WORKER_KEY" and value == ""):
+        raise ConfigurationError(
+            f"The environment variable {name} is missing; the osrdyne daemon sets it, "
+            "and `osrdyne groups env KEY` prints it for a worker started by hand."
+        )
+    return value or ""
+
+
+def _key(variables: Mapping[str, str]) -> Key:
+    escaped = variables.get("WORKER_KEY_ESCAPED")
+    try:
+        key = parse_key(_require(variables, "WORKER_KEY")) if escaped is None else decode_key(escaped)
+    except InvalidKeyError as error:
+        raise ConfigurationError(f"WORKER_KEY: {error}") from error
+    if key is None:
+        raise ConfigurationError("WORKER_KEY_ESCAPED is not an escaped key (letters, digits and +HH).")
+    return key
+
+
+def _amqp_uri(variables: Mapping[str, str]) -> str:
+    file = variables.get("WORKER_AMQP_URI_FILE")
+    if not file:
+        return _require(variables, "WORKER_AMQP_URI")
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigurationError(f"WORKER_AMQP_URI_FILE: cannot read {file}: {error.strerror}.") from error
+
+
+def _queues(variables: Mapping[str, str]) -> tuple[QueueName, ...]:
+    text = variables.get("WORKER_REQUESTS_QUEUES")
+    if not text:
+        return (QueueName(_require(variables, "WORKER_REQUESTS_QUEUE")),)
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigurationError("WORKER_REQUESTS_QUEUES must be a JSON list of queue names.")
+    return tuple(QueueName(name) for name in names)
+
+
+def _size(variables: Mapping[str, str]) -> int:
+    text = variables.get("WORKER_MAX_MSG_SIZE", str(DEFAULT_MAX_MESSAGE_BYTES))
+    if not text.isdigit() or int(text) == 0:
+        raise ConfigurationError(f"WORKER_MAX_MSG_SIZE must be a number of bytes, not {text!r}.")
+    return int(text)
+
+
+def _config(variables: Mapping[str, str]) -> Mapping[str, object]:
+    try:
+        config = json.loads(variables.get("WORKER_CONFIG") or "{}")
+    except ValueError as error:
+        raise ConfigurationError(f"WORKER_CONFIG is not JSON: {error}.") from error
+    if not isinstance(config, dict):
+        raise ConfigurationError("WORKER_CONFIG must be a JSON object.")
+    return config

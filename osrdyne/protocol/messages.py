@@ -1,0 +1,155 @@
+"""Headers and the request and response values. Source: PROTOCOL, "Request" and "Response"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from osrdyne.protocol import deadlines
+from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
+
+PATH_HEADER = "x-rpc-path"
+STATUS_HEADER = "x-status"
+CODE_HEADER = "x-code"
+DETAIL_HEADER = "x-status-detail"
+WORKER_ID_HEADER = "x-worker-id"
+PROGRESS_HEADER = "x-non-terminating-response"
+RETRY_AFTER_HEADER = "x-retry-after"
+NO_ACTIVATE_HEADER = "x-no-activate"
+ACCEPT_HEADER = "accept"
+AUTHORIZATION_HEADER = "authorization"
+HOPS_HEADER = "x-osrdyne-hops"
+DELIVERY_COUNT_HEADER = "x-delivery-count"
+
+JSON_TYPE = "application/json"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+
+BROKER_HEADERS = frozenset(
+    {
+        "x-death",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+        "x-delivery-count",
+        "x-acquired-count",
+    }
+)
+"""Headers that belong to the broker and are stripped before a message is republished (BROKER 0.7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as a consumer sees it, with what the wire says already interpreted.
+
+    `key` may hold surrogates when the routing key was not UTF-8: check it with `names.parse_key` before use.
+    """
+
+    key: str
+    body: bytes
+    path: str = ""
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    deadline_ms: int | None = None
+    headers: Mapping[str, object] = field(default_factory=dict)
+    redelivered: bool = False
+
+    @property
+    def accept(self) -> str | None:
+        return decode_text(self.headers.get(ACCEPT_HEADER))
+
+    @property
+    def no_activate(self) -> bool:
+        return self.headers.get(NO_ACTIVATE_HEADER) is True
+
+    @property
+    def delivery_count(self) -> int:
+        """How often the broker has taken this request back, 0 at the first delivery."""
+        count = self.headers.get(DELIVERY_COUNT_HEADER)
+        return count if isinstance(count, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer. `progress` marks a non-terminating one; more will follow."""
+
+    status: Status | str = Status.OK
+    body: bytes = b""
+    content_type: str | None = None
+    code: int | None = None
+    detail: str | None = None
+    worker_id: str | None = None
+    retry_after: float | None = None
+    progress: bool = False
+    headers: Mapping[str, object] = field(default_factory=dict)
+
+    def wire_headers(self) -> dict[str, object]:
+        """The headers of the reply, in the types that the reference client reads."""
+        headers: dict[str, object] = dict(self.headers)
+        headers[STATUS_HEADER] = encode_status(self.status)
+        code = self.code
+        if code is None and self.status in CODES:
+            code = CODES[Status(self.status)]
+        optional: dict[str, object | None] = {
+            CODE_HEADER: code,
+            DETAIL_HEADER: self.detail,
+            WORKER_ID_HEADER: self.worker_id,
+            RETRY_AFTER_HEADER: self.retry_after,
+            PROGRESS_HEADER: True if self.progress else None,
+        }
+        headers.update({name: value for name, value in optional.items() if value is not None})
+        return headers
+
+    @classmethod
+    def from_wire(cls, *, headers: Mapping[str, object], body: bytes, content_type: str | None) -> Response:
+        """Read a reply; one without `x-status` (a worker that does not know it) counts as `ok`."""
+        code = headers.get(CODE_HEADER)
+        retry_after = headers.get(RETRY_AFTER_HEADER)
+        known = {STATUS_HEADER, CODE_HEADER, DETAIL_HEADER, WORKER_ID_HEADER, RETRY_AFTER_HEADER, PROGRESS_HEADER}
+        return cls(
+            status=decode_text(headers.get(STATUS_HEADER)) or Status.OK,
+            body=body,
+            content_type=content_type,
+            code=code if isinstance(code, int) else None,
+            detail=decode_text(headers.get(DETAIL_HEADER)),
+            worker_id=decode_text(headers.get(WORKER_ID_HEADER)),
+            retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,
+            progress=headers.get(PROGRESS_HEADER) is True,
+            headers={name: value for name, value in headers.items() if name not in known},
+        )
+
+
+def request_from_wire(
+    *,
+    key: str,
+    body: bytes,
+    headers: Mapping[str, object],
+    correlation_id: str | None,
+    reply_to: str | None,
+    content_type: str | None,
+    content_encoding: str | None,
+    expiration: object,
+    timestamp: datetime | None,
+    redelivered: bool,
+    now_ms: int,
+) -> Request:
+    """Interpret the fields of a delivery; never raises, whatever the headers hold."""
+    return Request(
+        key=key,
+        body=body,
+        path=decode_text(headers.get(PATH_HEADER)) or "",
+        correlation_id=correlation_id,
+        reply_to=reply_to or None,
+        content_type=content_type,
+        content_encoding=content_encoding,
+        deadline_ms=deadlines.deadline_ms(
+            headers=headers, expiration=expiration, timestamp=timestamp, first_seen_ms=now_ms
+        ),
+        headers=headers,
+        redelivered=redelivered,
+    )

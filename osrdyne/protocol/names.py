@@ -1,0 +1,188 @@
+"""Names on the broker, and the codec between a key and the part of a name it becomes.
+
+A key is data, never syntax: every UTF-8 string of at most 255 bytes is a key. `encode_key` maps it to ASCII letters,
+digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* stays the
+raw key. Source: PROTOCOL, "Names".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+from osrdyne.errors import InvalidKeyError
+
+Key = NewType("Key", str)
+QueueName = NewType("QueueName", str)
+WorkerId = NewType("WorkerId", str)
+
+MAX_NAME_BYTES = 255
+MAX_KEY_BYTES = 255
+KEY_ARGUMENT = "x-osrdyne-key"
+"""Queue argument that carries the raw key, so that a listing alone recovers it (also for unbound queues)."""
+
+PRIORITIES = range(10)
+
+_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
+_ESCAPE = re.compile(rb"\+([0-9A-F]{2})")
+_ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
+_POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
+_HASH_CHARS = 32  # 128 bits in hexadecimal
+
+
+def parse_key(text: str) -> Key:
+    """Check that a routing key is a valid key.
+
+    Raises `InvalidKeyError` when it is not UTF-8 (undecodable bytes arrive as surrogates) or too long.
+    """
+    try:
+        size = len(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise InvalidKeyError("The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.") from None
+    if size > MAX_KEY_BYTES:
+        raise InvalidKeyError(f"The key has {size} bytes; at most {MAX_KEY_BYTES} are allowed.")
+    return Key(text)
+
+
+def encode_key(key: Key) -> str:
+    """The key's UTF-8 with everything but ASCII letters and digits as `+HH` (uppercase hexadecimal)."""
+    return "".join(chr(byte) if byte in _PLAIN else f"+{byte:02X}" for byte in key.encode("utf-8"))
+
+
+def decode_key(encoded: str) -> Key | None:
+    """The inverse of `encode_key`; None for text that `encode_key` never returns (a hash, a foreign name)."""
+    if not _ENCODED.match(encoded):
+        return None
+    raw = _ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), encoded.encode("ascii"))
+    try:
+        key = parse_key(raw.decode("utf-8"))
+    except (UnicodeDecodeError, InvalidKeyError):
+        return None
+    return key if encode_key(key) == encoded else None
+
+
+def fit_key(key: Key, limit: int) -> str:
+    """`encode_key(key)` when it has at most `limit` characters, else a readable prefix, `_` and a 128-bit hash.
+
+    The separator `_` never occurs in an encoded key, so a shortened name equals no other key's name.
+    Used for queue names (limit 255 less prefix and suffix), and by drivers for their own, shorter names.
+    """
+    encoded = encode_key(key)
+    if len(encoded) <= limit:
+        return encoded
+    digest = hashlib.sha256(key.encode("utf-8")).hexdigest()[:_HASH_CHARS]
+    prefix = encoded[: limit - _HASH_CHARS - 1]
+    prefix = re.sub(r"\+[0-9A-F]?\Z", "", prefix)  # do not cut an escape in two
+    return f"{prefix}_{digest}"
+
+
+def is_pool_id(text: str) -> bool:
+    """Pool ids are `[a-z0-9_]{1,32}` and never encoded."""
+    return _POOL_ID.match(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolNames:
+    """Every name that a pool uses on the broker. Source: PROTOCOL, "Names"."""
+
+    pool: str
+
+    @property
+    def requests_exchange(self) -> str:
+        return f"{self.pool}-req-xchg"
+
+    @property
+    def orphan_exchange(self) -> str:
+        return f"{self.pool}-orphan-xchg"
+
+    @property
+    def orphan_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-orphan")
+
+    @property
+    def dead_letter_exchange(self) -> str:
+        return f"{self.pool}-dl-xchg"
+
+    @property
+    def dead_letter_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-dl")
+
+    @property
+    def activity_exchange(self) -> str:
+        return f"{self.pool}-activity-xchg"
+
+    @property
+    def activity_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-activity")
+
+    @property
+    def poison_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-poison")
+
+    @property
+    def control_exchange(self) -> str:
+        return f"{self.pool}-ctl-xchg"
+
+    @property
+    def cancel_exchange(self) -> str:
+        return f"{self.pool}-cancel-xchg"
+
+    @property
+    def cancel_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-cancel")
+
+    @property
+    def leader_queue(self) -> QueueName:
+        return QueueName(f"{self.pool}-leader")
+
+    @property
+    def request_queue_prefix(self) -> str:
+        return f"{self.pool}-req-"
+
+    @property
+    def policy(self) -> str:
+        return f"{self.pool}-req"
+
+    def request_queue(self, key: Key, priority: int | None = None) -> QueueName:
+        """The request queue of a key; with `priority` 0-9 the queue of that priority class."""
+        suffix = "" if priority is None else f"_Pri{priority}"
+        room = MAX_NAME_BYTES - len(self.request_queue_prefix) - len(suffix)
+        return QueueName(f"{self.request_queue_prefix}{fit_key(key, room)}{suffix}")
+
+    def request_queue_pattern(self) -> str:
+        """An anchored regular expression that matches this pool's request queues and nothing else."""
+        return f"^{re.escape(self.request_queue_prefix)}(?:[A-Za-z0-9+]|_[0-9a-f]|_Pri)*$"
+
+    def key_of_queue(self, queue: str, arguments: dict[str, object]) -> Key | None:
+        """The key a request queue belongs to: its name is decoded, a shortened name needs the key argument.
+
+        None when the queue is not one of this pool's base request queues. The argument is not part of a queue's
+        equivalence on the broker, so it is believed only when it leads back to the very name.
+        """
+        if not queue.startswith(self.request_queue_prefix):
+            return None
+        decoded = decode_key(queue.removeprefix(self.request_queue_prefix))
+        if decoded is not None:
+            return decoded
+        told = arguments.get(KEY_ARGUMENT)
+        if isinstance(told, str):
+            try:
+                key = parse_key(told)
+            except InvalidKeyError:
+                return None
+            if self.request_queue(key) == queue:
+                return key
+        return None
+
+    def control_queue(self, worker_id: WorkerId) -> QueueName:
+        return QueueName(f"{self.pool}-ctl-{worker_id}")
+
+    def control_group_routing_key(self, key: Key) -> str:
+        """Routing key for a control message to all workers of a group."""
+        return f"group.{fit_key(key, 200)}"
+
+    def control_worker_routing_key(self, worker_id: WorkerId) -> str:
+        """Routing key for a control message to one worker."""
+        return f"worker.{worker_id}"

@@ -1,0 +1,51 @@
+"""Outcomes of a request: `x-status` and `x-code`. Source: PROTOCOL, "Response"."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The terminal outcome of a request, as in the header `x-status`."""
+
+    OK = "ok"
+    ERROR = "error"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    MAXLEN = "maxlen"
+    DELIVERY_LIMIT = "delivery_limit"
+    CANCELLED = "cancelled"
+    START_FAILED = "start-failed"
+    CAPACITY = "capacity"
+    NOT_RUNNING = "not-running"
+    INVALID = "invalid"
+
+
+CODES: dict[Status, int] = {
+    Status.OK: 200,
+    Status.ERROR: 500,
+    Status.EXPIRED: 504,
+    Status.REJECTED: 502,
+    Status.MAXLEN: 429,
+    Status.DELIVERY_LIMIT: 502,
+    Status.CANCELLED: 499,
+    Status.START_FAILED: 503,
+    Status.CAPACITY: 503,
+    Status.NOT_RUNNING: 503,
+    Status.INVALID: 400,
+}
+"""The default `x-code` of each status; a handler's own code replaces it."""
+
+
+def encode_status(status: Status | str) -> bytearray:
+    """`x-status` is a byte array on the wire (AMQP type `x`): the reference client reads nothing else."""
+    return bytearray(str(status), "utf-8")
+
+
+def decode_text(value: object) -> str | None:
+    """Text of a header that may arrive as text or as a byte array; None for anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", errors="replace")
+    return None
