@@ -1,0 +1,79 @@
+"""A clock that tests own: time passes only when a test says so, and everything due runs in order.
+
+Given to components in place of `SystemClock`. It moves no timer of asyncio itself: `asyncio.sleep`, `asyncio.timeout`
+and threads still use the machine's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+_MAX_ROUNDS = 100_000
+
+
+class VirtualClock:
+    """Implements `osrdyne.aio.clock.Clock`. Both clocks start at fixed values, so that a test can name a moment."""
+
+    def __init__(self, *, monotonic: float = 1_000.0, time: float = 1_700_000_000.0) -> None:
+        self._now = monotonic
+        self._epoch_offset = time - monotonic
+        self._order = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return self._now + self._epoch_offset
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
+        await future
+
+    @property
+    def pending(self) -> list[float]:
+        """Seconds until each sleeper is due, the next one first; cancelled sleepers are not counted."""
+        return sorted(due - self._now for due, _, future in self._sleepers if not future.done())
+
+    async def settle(self) -> None:
+        """Let every task run until all of them wait for time, for input or for one another.
+
+        Raises `RuntimeError` when they never do (a loop that spins without waiting).
+        """
+        loop = asyncio.get_running_loop()
+        for _ in range(_MAX_ROUNDS):
+            await asyncio.sleep(0)
+            # The queue of callbacks that are ready; asyncio has no public question for "is anybody left to run".
+            if not loop._ready:  # type: ignore[attr-defined]
+                return
+        raise RuntimeError(f"The tasks did not settle in {_MAX_ROUNDS} rounds: one of them spins without waiting.")
+
+    async def advance(self, seconds: float) -> None:
+        """Let `seconds` pass: wake each sleeper at its time, in order, and settle after each moment.
+
+        A sleeper that falls asleep again within the span is woken again, as often as it is due.
+        """
+        target = self._now + seconds
+        await self.settle()
+        while self._sleepers and self._sleepers[0][0] <= target:
+            self._now = max(self._now, self._sleepers[0][0])
+            self._wake_due()
+            await self.settle()
+        self._now = target
+        await self.settle()
+
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP would; the monotonic clock does not move."""
+        self._epoch_offset += seconds
+
+    def _wake_due(self) -> None:
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            _, _, future = heapq.heappop(self._sleepers)
+            if not future.done():
+                future.set_result(None)

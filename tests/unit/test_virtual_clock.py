@@ -1,0 +1,117 @@
+"""The virtual clock itself: if it lies, every test of a loop lies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.testing.clock import VirtualClock
+
+
+async def test_advance_wakes_sleepers_in_order_of_their_time() -> None:
+    clock = VirtualClock(monotonic=0)
+    woken: list[tuple[str, float]] = []
+
+    async def sleeper(name: str, seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append((name, clock.monotonic()))
+
+    async with asyncio.TaskGroup() as group:
+        for name, seconds in [("late", 5.0), ("early", 1.0), ("also early", 1.0)]:
+            group.create_task(sleeper(name, seconds))
+        await clock.advance(5)
+    assert woken == [("early", 1.0), ("also early", 1.0), ("late", 5.0)]
+
+
+async def test_advance_runs_a_loop_as_often_as_it_is_due() -> None:
+    clock = VirtualClock(monotonic=0)
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            await clock.sleep(2)
+            ticks.append(clock.monotonic())
+
+    task = asyncio.create_task(tick())
+    await clock.advance(7)
+    task.cancel()
+    assert ticks == [2, 4, 6]
+    assert clock.monotonic() == 7
+
+
+async def test_advance_does_not_wake_a_sleeper_before_its_time() -> None:
+    clock = VirtualClock()
+    task = asyncio.create_task(clock.sleep(10))
+    await clock.advance(9.5)
+    assert not task.done()
+    assert clock.pending == [pytest.approx(0.5)]
+    await clock.advance(0.5)
+    assert task.done()
+
+
+async def test_cancelled_sleeper_is_forgotten() -> None:
+    clock = VirtualClock()
+    task = asyncio.create_task(clock.sleep(10))
+    await clock.settle()
+    task.cancel()
+    await clock.settle()
+    assert clock.pending == []
+    await clock.advance(20)
+    assert task.cancelled()
+
+
+async def test_sleeper_that_cancels_another_one_due_at_the_same_moment_does_not_break_the_clock() -> None:
+    clock = VirtualClock()
+    victim = asyncio.create_task(clock.sleep(5))
+
+    async def killer() -> None:
+        await clock.sleep(5)
+        victim.cancel()
+
+    task = asyncio.create_task(killer())
+    await clock.advance(6)
+    assert task.done()
+    assert victim.done()
+
+
+async def test_sleep_of_zero_yields_without_time_passing() -> None:
+    clock: Clock = VirtualClock(monotonic=7)
+    await clock.sleep(0)
+    await clock.sleep(-1)
+    assert clock.monotonic() == 7
+
+
+async def test_settle_lets_a_chain_of_tasks_run_to_its_end() -> None:
+    clock = VirtualClock()
+    queue: asyncio.Queue[int] = asyncio.Queue()
+
+    async def count_down() -> None:
+        while number := await queue.get():
+            queue.put_nowait(number - 1)
+
+    task = asyncio.create_task(count_down())
+    queue.put_nowait(500)
+    await clock.settle()
+    assert task.done()
+
+
+async def test_task_that_spins_makes_settle_fail_instead_of_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osrdyne.testing.clock._MAX_ROUNDS", 100)
+
+    async def spin() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(spin())
+    with pytest.raises(RuntimeError, match="spins"):
+        await VirtualClock().settle()
+    task.cancel()
+
+
+async def test_jump_moves_the_wall_clock_only() -> None:
+    clock = VirtualClock(monotonic=0, time=1_000)
+    clock.jump(-100)
+    await clock.advance(5)
+    assert (clock.monotonic(), clock.time(), now_ms(clock)) == (5, 905, 905_000)
