@@ -1,0 +1,14 @@
+"""The worker side of osrdyne: a runtime that answers the requests of one key, and the pipelines that run in it.
+
+A worker is a Python module with an `App`; `osrdyne-worker module:app` runs it. See `docs/workers.md`.
+"""
+
+from __future__ import annotations
+
+from osrdyne_worker.runtime.app import App as App
+from osrdyne_worker.runtime.app import Context as Context
+from osrdyne_worker.runtime.app import SessionFactory as SessionFactory
+from osrdyne_worker.runtime.call import Answer as Answer
+from osrdyne_worker.runtime.call import Call as Call
+from osrdyne_worker.runtime.call import CallCancelledError as CallCancelledError
+from osrdyne_worker.runtime.call import RequestError as RequestError

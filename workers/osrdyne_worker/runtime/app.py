@@ -1,0 +1,187 @@
+"""The application: what an author of a worker writes against.
+
+Owns the registration of hooks and handlers, and nothing else: no I/O, no broker, no Spark. The runtime reads an `App`
+once at start (`App.routes`) and calls its functions.
+
+    app = App()
+
+    @app.on_start
+    def load(context: Context) -> Tables: ...
+
+    @app.handler("/count")
+    def count(call: Call, request: CountRequest) -> dict[str, int]: ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar, get_type_hints
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.names import Key, WorkerId
+
+AnyFunction = Callable[..., Any]
+FunctionT = TypeVar("FunctionT", bound=AnyFunction)
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a worker knows about itself; the same object for every request.
+
+    `config` is the application's own configuration, `worker_config` the whole `WORKER_CONFIG` document (`runtime`,
+    `spark`, `app`). `session` is what the session factory built (a SparkSession; None without a factory), `state` what
+    `on_start` returned. While the session is built, both are None; in `on_start`, `state` is.
+    """
+
+    key: Key
+    pool: str = ""
+    worker_id: WorkerId = WorkerId("")
+    config: Mapping[str, Any] = field(default_factory=dict)
+    worker_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    session: Any = field(default=None, repr=False)
+    state: Any = field(default=None, repr=False)
+
+
+class SessionFactory(Protocol):
+    """Builds the one session of a worker (a SparkSession) and controls the work in it.
+
+    Every method may block: the runtime calls them in threads. `group_id` names one request; a factory cancels what
+    runs under it and nothing else.
+    """
+
+    def build(self, context: Context) -> Any:
+        """Build the session; called once, before `on_start`. `context.session` and `context.state` are None."""
+        ...
+
+    def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
+        """Call `function` in this thread so that its jobs belong to the group; return or raise what it does."""
+        ...
+
+    def cancel(self, session: Any, group_id: str) -> None:
+        """Cancel the group's jobs, also those that it starts from now on; the function then fails soon."""
+        ...
+
+    def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
+        """How far the group is: `jobs` (running), `tasks_done`, `tasks_total`. Cheap: asked every few seconds."""
+        ...
+
+    def is_alive(self, session: Any) -> bool:
+        """False when the session is lost for good (the JVM is gone); the worker then ends and is replaced."""
+        ...
+
+    def close(self, session: Any) -> None:
+        """Release the session; called once, also when `on_start` failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One handler, as registered. `takes_request` says that it wants the decoded body as second argument."""
+
+    path: str
+    function: AnyFunction
+    is_async: bool
+    takes_request: bool
+    request_type: Any = None
+
+
+class App:
+    """Hooks and handlers of one application.
+
+    `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); without it there is none.
+
+    A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function on
+    the event loop (it must not block). `T` is a pydantic model, a dataclass, or any type that pydantic can validate:
+    the JSON body is decoded into it, and a body that does not fit is answered `error` with code 400 and the paths of
+    the wrong fields. `bytes` and `str` take the body as it is. It returns an `Answer`, or a value that becomes one:
+    bytes, str, a pydantic model, a dataclass, anything else that JSON can hold, or None for an empty answer. To refuse
+    a request it raises `RequestError`; any other exception is logged and answered `error` with code 500.
+    """
+
+    def __init__(self, *, sessions: SessionFactory | None = None) -> None:
+        self.sessions = sessions
+        self._start: AnyFunction | None = None
+        self._stop: AnyFunction | None = None
+        self._default: AnyFunction | None = None
+        self._handlers: dict[str, AnyFunction] = {}
+
+    def on_start(self, function: FunctionT) -> FunctionT:
+        """Run `function(context)` once, after the session is built and before any request. What it returns is
+        `context.state`; when it raises, the worker has failed to start and its callers are told the reason."""
+        if self._start is not None:
+            raise ConfigurationError("This App has an on_start function already; call one from the other.")
+        self._start = function
+        return function
+
+    def on_stop(self, function: FunctionT) -> FunctionT:
+        """Run `function(context)` once, after the last request and before the session is closed."""
+        if self._stop is not None:
+            raise ConfigurationError("This App has an on_stop function already; call one from the other.")
+        self._stop = function
+        return function
+
+    def handler(self, path: str) -> Callable[[FunctionT], FunctionT]:
+        """Answer requests whose `x-rpc-path` is exactly `path`."""
+        if path in self._handlers:
+            raise ConfigurationError(f"The path {path!r} has two handlers; give one of them another path.")
+
+        def register(function: FunctionT) -> FunctionT:
+            self._handlers[path] = function
+            return function
+
+        return register
+
+    def default_handler(self, function: FunctionT) -> FunctionT:
+        """Answer requests whose path has no handler (`call.path` says which), or that have none."""
+        if self._default is not None:
+            raise ConfigurationError("This App has a default handler already; an App has at most one.")
+        self._default = function
+        return function
+
+    @property
+    def start_hook(self) -> AnyFunction | None:
+        return self._start
+
+    @property
+    def stop_hook(self) -> AnyFunction | None:
+        return self._stop
+
+    def routes(self) -> Mapping[str, Route]:
+        """The handlers by path; raises `ConfigurationError` for one whose signature cannot be used."""
+        return MappingProxyType({path: _route(path, function) for path, function in self._handlers.items()})
+
+    def default_route(self) -> Route | None:
+        return None if self._default is None else _route("*", self._default)
+
+
+def _route(path: str, function: AnyFunction) -> Route:
+    name = getattr(function, "__qualname__", repr(function))
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
+    required = [p for p in parameters if p.default is inspect.Parameter.empty]
+    if not parameters or len(required) > 2:
+        raise ConfigurationError(f"The handler {name} of {path!r} must take (call) or (call, request).")
+    takes_request = len(parameters) > 1
+    return Route(
+        path=path,
+        function=function,
+        is_async=inspect.iscoroutinefunction(function),
+        takes_request=takes_request,
+        request_type=_request_type(function, parameters[1].name, where=f"{name} of {path!r}")
+        if takes_request
+        else None,
+    )
+
+
+def _request_type(function: AnyFunction, parameter: str, *, where: str) -> Any:
+    """The annotation of the request parameter; `Any` (the JSON value as it is) when there is none."""
+    try:
+        return get_type_hints(function, include_extras=True).get(parameter, Any)
+    except (NameError, TypeError) as error:
+        raise ConfigurationError(
+            f"The request type of the handler {where} cannot be found ({error}); define it at the top of its module."
+        ) from error
