@@ -1,0 +1,197 @@
+"""The asyncio kit: wake-up, watch cell, back-off, supervision; each cancelled once at every await."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import SystemClock
+from osrdyne.aio.supervise import TaskEndedError, start_endless
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.watch import WatchCell
+from osrdyne.testing.clock import VirtualClock
+
+
+class TestWakeup:
+    async def test_set_before_wait_returns_at_once(self) -> None:
+        wakeup = Wakeup(VirtualClock())
+        wakeup.set()
+        assert await wakeup.wait() is True
+
+    async def test_many_sets_are_one_wake_up(self) -> None:
+        clock = VirtualClock()
+        wakeup = Wakeup(clock)
+        for _ in range(3):
+            wakeup.set()
+        assert await wakeup.wait(timeout=1) is True
+        second = asyncio.create_task(wakeup.wait(timeout=1))
+        await clock.advance(1)
+        assert second.result() is False
+
+    async def test_set_during_wait_ends_it_before_its_time(self) -> None:
+        clock = VirtualClock(monotonic=0)
+        wakeup = Wakeup(clock)
+        waiting = asyncio.create_task(wakeup.wait(timeout=60))
+        await clock.advance(10)
+        wakeup.set()
+        assert await waiting is True
+        assert clock.monotonic() == 10
+
+    async def test_wait_without_set_ends_when_the_time_is_over(self) -> None:
+        clock = VirtualClock()
+        waiting = asyncio.create_task(Wakeup(clock).wait(timeout=60))
+        await clock.advance(59)
+        assert not waiting.done()
+        await clock.advance(1)
+        assert waiting.result() is False
+
+    async def test_wait_for_ever_ends_on_set_only(self) -> None:
+        clock = VirtualClock()
+        wakeup = Wakeup(clock)
+        waiting = asyncio.create_task(wakeup.wait())
+        await clock.advance(1_000_000)
+        assert not waiting.done()
+        wakeup.set()
+        assert await waiting is True
+
+    @pytest.mark.parametrize("timeout", [0, -1])
+    async def test_wait_of_no_time_yields_and_says_whether_it_was_set(self, timeout: float) -> None:
+        wakeup = Wakeup(VirtualClock())
+        assert await wakeup.wait(timeout=timeout) is False
+        wakeup.set()
+        assert await wakeup.wait(timeout=timeout) is True
+
+    @pytest.mark.parametrize("timeout", [None, 60, 0])
+    async def test_cancelled_wait_keeps_a_set_that_came_and_leaves_no_task(self, timeout: float | None) -> None:
+        clock = VirtualClock()
+        wakeup = Wakeup(clock)
+        waiting = asyncio.create_task(wakeup.wait(timeout=timeout))
+        await asyncio.sleep(0)
+        wakeup.set()
+        waiting.cancel()
+        await clock.settle()
+        assert waiting.cancelled()
+        assert await wakeup.wait(timeout=0) is True
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert clock.pending == []
+
+    async def test_finished_wait_leaves_no_task_and_no_sleeper(self) -> None:
+        clock = VirtualClock()
+        wakeup = Wakeup(clock)
+        waiting = asyncio.create_task(wakeup.wait(timeout=60))
+        await clock.settle()
+        wakeup.set()
+        await clock.settle()
+        assert waiting.result() is True
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert clock.pending == []
+
+
+class TestWatchCell:
+    async def test_every_waiting_reader_gets_the_change(self) -> None:
+        cell = WatchCell(0)
+        readers = [asyncio.create_task(cell.changed()) for _ in range(3)]
+        await asyncio.sleep(0)
+        cell.set(1)
+        assert await asyncio.gather(*readers) == [1, 1, 1]
+
+    async def test_equal_value_wakes_nobody(self) -> None:
+        clock = VirtualClock()
+        cell = WatchCell("same")
+        reader = asyncio.create_task(cell.changed())
+        await clock.settle()
+        cell.set("same")
+        await clock.settle()
+        assert not reader.done()
+        reader.cancel()
+
+    async def test_reader_may_miss_a_value_and_gets_the_last_one(self) -> None:
+        cell = WatchCell(0)
+        reader = asyncio.create_task(cell.changed())
+        await asyncio.sleep(0)
+        cell.set(1)
+        cell.set(2)
+        assert await reader == 2
+        assert cell.value == 2
+
+    async def test_until_returns_at_once_when_the_value_is_there(self) -> None:
+        await WatchCell("ready").until("ready")
+
+    async def test_until_waits_through_other_values(self) -> None:
+        clock = VirtualClock()
+        cell = WatchCell(0)
+        waiting = asyncio.create_task(cell.until(2))
+        await clock.settle()
+        cell.set(1)
+        await clock.settle()
+        assert not waiting.done()
+        cell.set(2)
+        await waiting
+
+    async def test_cancelled_reader_does_not_disturb_the_others(self) -> None:
+        cell = WatchCell(0)
+        gone, staying = asyncio.create_task(cell.changed()), asyncio.create_task(cell.until(1))
+        await asyncio.sleep(0)
+        gone.cancel()
+        cell.set(1)
+        await staying
+        assert gone.cancelled()
+
+
+class TestBackoff:
+    def test_delays_grow_up_to_the_maximum(self) -> None:
+        backoff = Backoff(initial=1, factor=2, maximum=10, jitter=0)
+        assert [backoff.delay(failures) for failures in range(6)] == [1, 1, 2, 4, 8, 10]
+
+    def test_jitter_spreads_to_both_sides(self) -> None:
+        backoff = Backoff(initial=10, jitter=0.1)
+        assert backoff.delay(1, spread=lambda: 0.0) == pytest.approx(9)
+        assert backoff.delay(1, spread=lambda: 1.0) == pytest.approx(11)
+
+    @given(failures=st.integers(min_value=-5, max_value=10**9), spread=st.floats(0, 1))
+    def test_delay_stays_within_its_limits_whatever_the_count(self, failures: int, spread: float) -> None:
+        backoff = Backoff(initial=0.5, maximum=30, jitter=0.1)
+        assert 0.45 <= backoff.delay(failures, spread=lambda: spread) <= 33
+
+
+class TestEndlessTasks:
+    async def test_task_that_returns_brings_the_group_down_and_is_named(self) -> None:
+        async def returns() -> None:
+            await asyncio.sleep(0)
+
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                start_endless(group, "orphan processor", returns())
+        assert caught.group_contains(TaskEndedError, match="'orphan processor' ended")
+
+    async def test_fault_of_a_task_passes_through(self) -> None:
+        async def fails() -> None:
+            raise ValueError("broken")
+
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.TaskGroup() as group:
+                start_endless(group, "loop", fails())
+        assert caught.group_contains(ValueError, match="broken")
+
+    async def test_cancelled_task_is_no_fault(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            task = start_endless(group, "loop", asyncio.sleep(1_000))
+            await asyncio.sleep(0)
+            task.cancel()
+        assert task.cancelled()
+        assert task.get_name() == "loop"
+
+
+class TestSystemClock:
+    async def test_negative_sleep_only_yields(self) -> None:
+        await SystemClock().sleep(-5)
+
+    def test_monotonic_never_goes_back_and_time_is_of_this_century(self) -> None:
+        clock = SystemClock()
+        before = clock.monotonic()
+        assert clock.monotonic() >= before
+        assert clock.time() > 1_700_000_000
