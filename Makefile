@@ -1,0 +1,35 @@
+# The words of this project; `make help` lists them. Everything is in tools/, .venv/ and pyproject.toml.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+.PHONY: help setup demo run check test bench docs
+
+help: ## List the words
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Install what is missing: RabbitMQ, Java, .venv (quick when everything is there)
+	@PYTHON="$(PYTHON)" tools/setup
+
+demo: setup ## A private RabbitMQ, a daemon and Spark workers answer real requests; ends by itself
+	@$(BIN)/python tools/demo.py
+
+run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
+	@$(BIN)/osrdyne run $(ARGS)
+
+check: setup ## Formatting, lint, types, import rules, shell scripts, documentation
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	bash -n tools/setup .ci/run
+	$(BIN)/mkdocs build --strict --quiet
+
+test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests --ignore=tests/benchmarks $(ARGS)
+
+bench: setup ## Benchmarks beside their bare floors, as JSON
+	$(BIN)/python -m tests.benchmarks.run $(ARGS)
+
+docs: setup ## Build the documentation site into site/; a broken link is an error
+	$(BIN)/mkdocs build --strict
