@@ -56,6 +56,6 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
 
 
 def get_logger(name: str, **bound: Any) -> Logger:
-    """A logger whose events carry `logger=name` and the given keys."""
-    logger: Logger = structlog.get_logger(logger=name, **bound)
+    """A logger whose events carry `component=name` and the given keys."""
+    logger: Logger = structlog.get_logger(component=name, **bound)
     return logger
