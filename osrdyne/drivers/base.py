@@ -3,7 +3,8 @@
 The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
 arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
 asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
-Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22.
+Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22. `registry` finds and builds drivers; `docs/drivers.md` says how to
+write one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, NewType
 
+from osrdyne.aio.clock import Clock
+from osrdyne.config.models import Model
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, WorkerId
@@ -100,22 +103,53 @@ class Finding:
     fatal: bool = True
 
 
+class DriverOptions(Model):
+    """Base of a driver's own options (`driver.options`): frozen, and an unknown option is an error with its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverContext:
+    """What every driver is given besides its options.
+
+    `stack` names the broker (`host:port/vhost`, no credentials): a driver whose backend is shared by several stacks
+    keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
+    with this very installation; a backend with images of its own may ignore it. `worker_config` is the pool's
+    `WORKER_CONFIG`, which is part of what shapes a worker.
+    """
+
+    pool: str
+    stack: str
+    clock: Clock
+    worker_command: tuple[str, ...]
+    worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+
 class Driver(ABC):
     """Starts, lists and stops the workers of one pool.
 
+    A driver is built inside the running event loop by `registry.create_driver` as `Class(options, context)`, where
+    `options` is an instance of its `options_model`. Building does no I/O, so that it cannot fail.
+
     Errors: every method may raise `DriverUnavailableError` when the backend does not answer; the caller backs off and
-    nothing else is affected.
+    nothing else is affected. A cancelled call may still take effect: `list_instances` tells.
     """
 
     name: ClassVar[str]
+    options_model: ClassVar[type[DriverOptions]] = DriverOptions
+    """What `driver.options` may hold; by default nothing."""
     manages_workers: ClassVar[bool] = True
-    """False for `noop`: workers are started by hand, so a missing one is nobody's failure."""
+    """False for `noop`: workers are started by hand, so a missing one is nobody's failure and `start` is not called."""
     same_host: ClassVar[bool] = False
     """True when the workers live on the controller's own host: a standby must then be on the same host."""
 
+    def __init__(self, options: DriverOptions, context: DriverContext) -> None:
+        """A driver that has options of its own keeps them itself, in their own type."""
+        self.context = context
+
     @abstractmethod
     def spec_hash(self) -> str:
-        """A hash of everything in the driver's options that shapes a worker; the same options give the same hash."""
+        """A hash of all that shapes a worker: options, worker command, worker configuration. The same settings give
+        the same hash, also in another process; every instance carries the hash it was started with."""
 
     @abstractmethod
     async def list_instances(self) -> list[Instance]:
@@ -143,7 +177,10 @@ class Driver(ABC):
 
     @abstractmethod
     async def remove(self, instance_id: InstanceId) -> None:
-        """Forget an exited instance and free its slot; its logs may go with it. Unknown ones are not an error."""
+        """Forget an exited instance and free its slot; its logs may go with it.
+
+        An unknown instance is not an error. One that still runs is left alone.
+        """
 
     @abstractmethod
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:

@@ -1,0 +1,196 @@
+"""A driver in memory, for tests of whatever calls a driver. It passes the same conformance suite as the real ones.
+
+The workers live in a `FakeBackend`, so that a second `FakeDriver` on the same backend is "the controller restarted".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.watch import WatchCell
+from osrdyne.drivers.base import Driver, Exit, Finding, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.errors import SlotTakenError
+from osrdyne.protocol.names import Key
+
+
+class Call(NamedTuple):
+    """One call the driver got: `start`, `stop`, `remove` or `logs`, and for which key."""
+
+    method: str
+    key: Key | None
+
+
+@dataclass(slots=True)
+class FakeWorker:
+    """One worker that does nothing. `stubborn`: it does not end when asked, only when killed after the grace."""
+
+    instance: Instance
+    spec: WorkerSpec
+    lines: list[str] = field(default_factory=list)
+    stubborn: bool = False
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FakeBackend:
+    """What survives a controller: the workers of all pools."""
+
+    def __init__(self) -> None:
+        self.workers: dict[InstanceId, FakeWorker] = {}
+        self.changes = WatchCell(0)
+        self._serial = itertools.count(1)
+
+    def add(self, spec: WorkerSpec, *, spec_hash: str, started_at: float) -> FakeWorker:
+        serial = next(self._serial)
+        instance = Instance(
+            instance_id=InstanceId(f"fake-{serial}"),
+            key=spec.key,
+            slot=spec.slot,
+            worker_id=spec.worker_id,
+            state=InstanceState.RUNNING,
+            spec_hash=spec_hash,
+            started_at=started_at,
+            external_id=str(serial),
+        )
+        worker = self.workers[instance.instance_id] = FakeWorker(instance, spec)
+        self.changed()
+        return worker
+
+    def end(self, worker: FakeWorker, end: Exit) -> None:
+        if not worker.gone.is_set():
+            worker.instance = replace(worker.instance, state=InstanceState.EXITED, exit=end)
+            worker.gone.set()
+            self.changed()
+
+    def changed(self) -> None:
+        self.changes.set(self.changes.value + 1)
+
+
+class FakeDriver(Driver):
+    """Hooks: `calls` is what was asked, in order; `on_start` is called with each new worker before `start` returns."""
+
+    name: ClassVar[str] = "fake"
+
+    def __init__(
+        self, clock: Clock, *, pool: str = "pool", backend: FakeBackend | None = None, spec_hash: str = "spec"
+    ) -> None:
+        self.backend = backend or FakeBackend()
+        self.pool = pool
+        self.calls: list[Call] = []
+        self.on_start: Callable[[FakeWorker], None] | None = None
+        self.current_spec_hash = spec_hash
+        self.starts_under_way = 0
+        self.most_starts_under_way = 0
+        self._clock = clock
+        self._start_errors: deque[Exception] = deque()
+        self._list_errors: deque[Exception] = deque()
+        self._starts_allowed = asyncio.Event()
+        self._starts_allowed.set()
+
+    # --- hooks of tests
+
+    def fail_next_start(self, error: Exception) -> None:
+        """The next start raises `error`; called several times, the next several do."""
+        self._start_errors.append(error)
+
+    def fail_next_list(self, error: Exception) -> None:
+        self._list_errors.append(error)
+
+    def hang_starts(self) -> None:
+        """From now on `start` does not return, and creates nothing, until `release_starts`."""
+        self._starts_allowed.clear()
+
+    def release_starts(self) -> None:
+        self._starts_allowed.set()
+
+    def exit_instance(
+        self,
+        instance_id: InstanceId,
+        code: int | None = None,
+        *,
+        signal: str | None = None,
+        lines: tuple[str, ...] = (),
+    ) -> None:
+        """The worker ends by itself, after writing `lines`."""
+        worker = self.backend.workers[instance_id]
+        worker.lines.extend(lines)
+        self.backend.end(worker, Exit(code=code, signal=signal))
+
+    def workers_of(self, key: Key) -> list[FakeWorker]:
+        """The workers of a key that have not been removed, oldest first."""
+        return [worker for worker in self._own() if worker.instance.key == key]
+
+    def count(self, method: str, key: Key | None = None) -> int:
+        """How often `method` was called (for `key`)."""
+        return sum(call.method == method and key in (None, call.key) for call in self.calls)
+
+    # --- the driver
+
+    def spec_hash(self) -> str:
+        return self.current_spec_hash
+
+    async def list_instances(self) -> list[Instance]:
+        if self._list_errors:
+            raise self._list_errors.popleft()
+        return [worker.instance for worker in self._own()]
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        self.calls.append(Call("start", spec.key))
+        self.starts_under_way += 1
+        self.most_starts_under_way = max(self.most_starts_under_way, self.starts_under_way)
+        try:
+            await self._starts_allowed.wait()
+        finally:
+            self.starts_under_way -= 1
+        if self._start_errors:
+            raise self._start_errors.popleft()
+        if any(worker.instance.slot == spec.slot for worker in self.workers_of(spec.key)):
+            raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
+        worker = self.backend.add(spec, spec_hash=self.current_spec_hash, started_at=self._clock.time())
+        if self.on_start is not None:
+            self.on_start(worker)
+        return worker.instance
+
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        worker = self._record_call("stop", instance_id)
+        if worker is None or worker.gone.is_set():
+            return
+        worker.instance = replace(worker.instance, state=InstanceState.STOPPING)
+        self.backend.changed()
+        if worker.stubborn:
+            await self._clock.sleep(grace)
+        self.backend.end(worker, Exit(signal="SIGKILL") if worker.stubborn else Exit(code=0))
+
+    async def remove(self, instance_id: InstanceId) -> None:
+        worker = self._record_call("remove", instance_id)
+        if worker is not None and worker.gone.is_set():
+            del self.backend.workers[instance_id]
+            self.backend.changed()
+
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        worker = self._record_call("logs", instance_id)
+        return tuple(worker.lines[-lines:]) if worker is not None and lines > 0 else ()
+
+    async def events(self) -> AsyncIterator[None]:
+        seen = self.backend.changes.value
+        while True:
+            if self.backend.changes.value == seen:
+                await self.backend.changes.changed()
+            seen = self.backend.changes.value
+            yield
+
+    async def check(self) -> list[Finding]:
+        return [Finding("driver", ok=True, message="The fake driver keeps its workers in memory.")]
+
+    def _own(self) -> list[FakeWorker]:
+        return [worker for worker in self.backend.workers.values() if worker.spec.pool == self.pool]
+
+    def _record_call(self, method: str, instance_id: InstanceId) -> FakeWorker | None:
+        worker = self.backend.workers.get(instance_id)
+        self.calls.append(Call(method, worker.instance.key if worker is not None else None))
+        return worker
