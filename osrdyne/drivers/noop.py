@@ -1,0 +1,50 @@
+"""The driver that starts nothing: workers are started by hand, by a debugger or by a tool that osrdyne does not know.
+
+`osrdyne groups env KEY` prints the environment such a worker needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+from osrdyne.drivers.base import Driver, Finding, Instance, InstanceId, WorkerSpec, hash_options
+from osrdyne.errors import StartFailedError
+
+
+class NoopDriver(Driver):
+    """Knows no worker: the list is always empty and nothing can be stopped. The pool looks at reports only."""
+
+    name: ClassVar[str] = "noop"
+    manages_workers: ClassVar[bool] = False
+
+    def spec_hash(self) -> str:
+        return hash_options({"config": self.context.worker_config})
+
+    async def list_instances(self) -> list[Instance]:
+        return []
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        raise StartFailedError(
+            "The noop driver starts no workers: start one by hand with the environment that "
+            "`osrdyne groups env KEY` prints.",
+            key=spec.key,
+        )
+
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        """Nothing to stop: whoever started a worker stops it."""
+
+    async def remove(self, instance_id: InstanceId) -> None:
+        """Nothing to forget."""
+
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        return ()
+
+    async def events(self) -> AsyncIterator[None]:
+        await asyncio.Event().wait()  # nothing ever changes; whoever iterates is cancelled in the end
+        yield
+
+    async def check(self) -> list[Finding]:
+        message = "Workers are started by hand; `osrdyne groups env KEY` prints their environment."
+        return [Finding("driver noop", ok=True, message=message)]

@@ -1,0 +1,105 @@
+"""Finds driver classes by entry-point name and builds the one that the settings name.
+
+Called by the composition root and by `doctor`. A package adds a driver with an entry point in the group
+`osrdyne.drivers`; nothing else is needed (`docs/drivers.md`).
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from pydantic import ValidationError
+
+from osrdyne.aio.clock import Clock
+from osrdyne.config.models import DriverSettings, Settings
+from osrdyne.drivers.base import Driver, DriverContext, DriverOptions
+from osrdyne.errors import ConfigurationError
+
+GROUP = "osrdyne.drivers"
+
+_DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671}
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
+    """Build the driver that the settings name, with its options validated.
+
+    Raises `ConfigurationError` for a name that nobody registered, a class that is no driver, or a wrong option.
+    """
+    driver_class = load_driver_class(settings.name)
+    return driver_class(_parse_options(driver_class, settings), context)
+
+
+def load_driver_class(name: str) -> type[Driver]:
+    """The driver class registered as `name`."""
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        known = ", ".join(known_drivers()) or "none: is the package installed?"
+        raise ConfigurationError(
+            f"driver.name: no driver is called {name!r}; known drivers: {known}. "
+            "A driver of another package is known once that package is installed.",
+            driver=name,
+        )
+    entry_point = next(iter(found))
+    try:
+        loaded = entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"driver.name: the driver {name!r} ({entry_point.value}) cannot be loaded: {error}. "
+            "Is everything it needs installed?",
+            driver=name,
+        ) from error
+    if not (isinstance(loaded, type) and issubclass(loaded, Driver)):
+        raise ConfigurationError(f"driver.name: {entry_point.value} is not an osrdyne driver class.", driver=name)
+    return loaded
+
+
+def known_drivers() -> tuple[str, ...]:
+    """The names that `driver.name` may have here, sorted."""
+    return tuple(sorted({entry_point.name for entry_point in entry_points(group=GROUP)}))
+
+
+def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
+    """What the driver of these settings is given besides its options."""
+    return DriverContext(
+        pool=settings.pool.id,
+        stack=stack_of(settings.broker.uri.get_secret_value()),
+        clock=clock,
+        worker_command=worker_command(settings.worker.app),
+        worker_config=settings.worker.to_worker_config(),
+    )
+
+
+def stack_of(amqp_uri: str) -> str:
+    """`host:port/vhost` of a broker, without credentials; the names of this very host are one."""
+    parts = urlsplit(amqp_uri)
+    host = (parts.hostname or "localhost").lower()
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme, 5672)
+    vhost = unquote(parts.path.removeprefix("/")) or "/"
+    return f"{'localhost' if host in _LOOPBACK else host}:{port}/{vhost}"
+
+
+def worker_command(app: str) -> tuple[str, ...]:
+    """The command that runs `app` with this very Python installation, whatever PATH says."""
+    script = Path(sys.executable).with_name("osrdyne-worker")
+    if script.is_file():
+        return (str(script), app)
+    return (sys.executable, "-m", "osrdyne_worker.runtime.main", app)
+
+
+def _parse_options(driver_class: type[Driver], settings: DriverSettings) -> DriverOptions:
+    try:
+        return driver_class.options_model.model_validate(settings.options)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(('driver', 'options', *map(str, detail['loc'])))}: {_say(detail['type'], detail['msg'])}"
+            for detail in error.errors(include_input=False, include_url=False, include_context=False)
+        )
+        raise ConfigurationError(f"{problems}. The options of {settings.name} are on its page.") from None
+
+
+def _say(kind: str, message: str) -> str:
+    return "there is no such option" if kind == "extra_forbidden" else message.removeprefix("Value error, ")
