@@ -45,6 +45,16 @@ class Connection:
         """Whether the broker has announced that it reads nothing from this connection (memory or disk alarm)."""
         return not self._unblocked.is_set() and not self.is_closed
 
+    async def wait_unblocked(self) -> None:
+        """Return once the broker reads from this connection again, or the connection is closed."""
+        unblocked = asyncio.ensure_future(self._unblocked.wait())
+        closed = self._underlay.closing
+        try:
+            await asyncio.wait({unblocked, closed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            unblocked.cancel()
+            closed.cancel()
+
     @property
     def server_version(self) -> str:
         """The broker's version as it says, "3.10.8"."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Self
 
 from osrdyne.protocol import deadlines
 from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
@@ -106,7 +107,7 @@ class Response:
         return headers
 
     @classmethod
-    def from_wire(cls, *, headers: Mapping[str, object], body: bytes, content_type: str | None) -> Response:
+    def from_wire(cls, *, headers: Mapping[str, object], body: bytes, content_type: str | None) -> Self:
         """Read a reply; one without `x-status` (a worker that does not know it) counts as `ok`."""
         code = headers.get(CODE_HEADER)
         retry_after = headers.get(RETRY_AFTER_HEADER)

@@ -1,0 +1,308 @@
+"""The client for asyncio: many calls in flight on one connection, which it opens again when it is lost.
+
+Used by programs, by `blocking` and by the command line. It never starts a task per call, and never repeats a request
+unless the caller said that this does no harm (`idempotent=True`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.watch import WatchCell
+from osrdyne.amqp import ConnectionOptions
+from osrdyne.client.errors import ClientClosed, ConnectionLost, RequestTimeout, error_from_reply
+from osrdyne.client.reply import Reply
+from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest, RequestOptions, build_request
+from osrdyne.client.session import ProgressCallback, Session
+from osrdyne.errors import BrokerUnavailableError, ConfigurationError, OsrdyneError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.names import PoolNames, is_pool_id
+
+log = get_logger("client")
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT = 600.0
+"""Seconds; the time a pool lets a request wait by default, enough for a cold start of its worker."""
+ANSWER_SLACK = 3.0
+"""Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. RabbitMQ's own
+clock for a message runs up to a second longer, because `timestamp` has whole seconds."""
+
+_BLOCKED = "RabbitMQ takes no requests at present, because of a memory or disk alarm"
+
+
+class ConnectionStatus(StrEnum):
+    CONNECTED = "connected"
+    BLOCKED = "blocked"
+    """RabbitMQ has a memory or disk alarm and reads nothing: requests wait in this process."""
+    RECONNECTING = "reconnecting"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Down:
+    """Why there is no session; `error` is what calls get when there will be none again."""
+
+    reason: str
+    error: OsrdyneError | None = None
+
+
+class AsyncClient:
+    """Sends requests to one pool. Use it as `async with AsyncClient(uri, pool) as client:`, from one event loop.
+
+    Entering connects, and raises `BrokerUnavailableError`, `BrokerAccessError` or `ConfigurationError` when that
+    fails. Later on a lost connection is opened again, with the pauses of `reconnect` (None: never).
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        pool: str = "osrdyne",
+        *,
+        name: str = "osrdyne-client",
+        tls: ssl.SSLContext | None = None,
+        default_timeout: float = DEFAULT_TIMEOUT,
+        answer_slack: float = ANSWER_SLACK,
+        reconnect: Backoff | None = Backoff(),  # noqa: B008 — a frozen value
+        clock: Clock | None = None,
+    ) -> None:
+        if not is_pool_id(pool):
+            raise ConfigurationError(f"{pool!r} is no pool id: use 1 to 32 characters out of a-z, 0-9 and _.")
+        self._names = PoolNames(pool)
+        self._options = ConnectionOptions(uri, name=name, tls=tls)
+        self._default_timeout = default_timeout
+        self._answer_slack = answer_slack
+        self._reconnect = reconnect
+        self._clock = clock or SystemClock()
+        self._id_prefix = secrets.token_hex(10)
+        self._id_counter = itertools.count(1)
+        self._state: WatchCell[Session | _Down] = WatchCell(_down_for_good("The client was never opened."))
+        self._keeper: asyncio.Task[None] | None = None
+        self._ignored_replies = 0
+
+    async def __aenter__(self) -> Self:
+        session = await Session.open(self._names, self._options)
+        self._state.set(session)
+        self._keeper = asyncio.create_task(self._keep_connected(session), name="osrdyne client connection")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way end with `ConnectionLost`. Closing again does nothing."""
+        state = self._state.value
+        self._state.set(_down_for_good("The client is closed."))
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._keeper
+            self._keeper = None
+        if isinstance(state, Session):
+            self._ignored_replies += state.ignored_replies
+
+    @property
+    def status(self) -> ConnectionStatus:
+        match self._state.value:
+            case Session() as session:
+                return ConnectionStatus.BLOCKED if session.is_blocked else ConnectionStatus.CONNECTED
+            case _Down(error=None):
+                return ConnectionStatus.RECONNECTING
+            case _:
+                return ConnectionStatus.CLOSED
+
+    @property
+    def in_flight(self) -> int:
+        """Calls that have been sent and wait for their last answer."""
+        state = self._state.value
+        return state.in_flight if isinstance(state, Session) else 0
+
+    @property
+    def ignored_replies(self) -> int:
+        """Answers that nobody waited for: repeated, or too late."""
+        state = self._state.value
+        return self._ignored_replies + (state.ignored_replies if isinstance(state, Session) else 0)
+
+    async def call(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        on_progress: ProgressCallback | None = None,
+        idempotent: bool = False,
+        raise_on_error: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> Reply:
+        """Send a request and wait for its last answer.
+
+        `body` is sent as it is when it is bytes, as JSON otherwise. `on_progress` is called with every progress or
+        partial answer. `idempotent=True` sends the request again when the connection is lost before the answer.
+        Cancelling the task asks the worker to stop, too. For the other keywords see `RequestOptions`.
+
+        Raises the subclass of `RequestError` that stands for the answer's status (with `raise_on_error=False` such an
+        answer is returned), `RequestTimeout` without any answer, `ConnectionLost`, `PoolNotFound`.
+        """
+        request = self._build(key, path, body, options)
+        reply = await self._attempt(request, lambda session: session.call(request, on_progress), idempotent=idempotent)
+        if raise_on_error and (error := error_from_reply(reply, key=key, path=path)) is not None:
+            raise error
+        return reply
+
+    async def stream(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        idempotent: bool = False,
+        raise_on_error: bool = True,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerator[Reply, None]:
+        """Like `call`, but iterate over the progress and partial answers (`progress` is True) and then the last one.
+
+        Leaving the iteration early cancels the request: close the iterator (`contextlib.aclosing`) to do so at once.
+        """
+        request = self._build(key, path, body, options)
+        replies: asyncio.Queue[Reply | None] = asyncio.Queue()
+        attempt = self._attempt(
+            request, lambda session: session.call(request, replies.put_nowait), idempotent=idempotent
+        )
+        call = asyncio.create_task(attempt, name="osrdyne client stream")
+        call.add_done_callback(lambda _: replies.put_nowait(None))
+        try:
+            while (reply := await replies.get()) is not None:
+                yield reply
+            last = call.result()
+            if raise_on_error and (error := error_from_reply(last, key=key, path=path)) is not None:
+                raise error
+            yield last
+        finally:
+            call.cancel()
+            await asyncio.wait({call})
+
+    async def cast(
+        self,
+        key: str,
+        path: str = "",
+        body: object = None,
+        *,
+        idempotent: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> None:
+        """Send a request that wants no answer; return once RabbitMQ has taken it over.
+
+        It has a deadline only when `timeout` is given; else the pool decides how long it may wait.
+        """
+        request = self._build(key, path, body, options, one_way=True)
+        await self._attempt(request, lambda session: session.publish(request), idempotent=idempotent)
+
+    async def cancel(self, correlation_id: str) -> bool:
+        """Ask for a call under way to be cancelled; it then ends with `RequestCancelled`, or regularly if it was done.
+
+        False when no call with this correlation id is under way.
+        """
+        state = self._state.value
+        return isinstance(state, Session) and await state.cancel(correlation_id)
+
+    def _build(
+        self, key: str, path: str, body: object, options: RequestOptions, *, one_way: bool = False
+    ) -> OutgoingRequest:
+        timeout = options.get("timeout")
+        return build_request(
+            key,
+            path,
+            body,
+            correlation_id=options.get("correlation_id") or f"{self._id_prefix}-{next(self._id_counter):x}",
+            timeout=self._default_timeout if timeout is None else timeout,
+            now=self._clock.time(),
+            app_id=self._options.name,
+            reply_to=None if one_way else DIRECT_REPLY_TO,
+            has_deadline=timeout is not None or not one_way,
+            headers=options.get("headers"),
+            accept=options.get("accept"),
+            content_type=options.get("content_type"),
+            no_activate=options.get("no_activate", False),
+        )
+
+    async def _attempt(
+        self, request: OutgoingRequest, operation: Callable[[Session], Awaitable[T]], *, idempotent: bool
+    ) -> T:
+        """Run `operation` on a session until the deadline; again on the next one if that cannot do harm."""
+        try:
+            async with asyncio.timeout(request.timeout + self._answer_slack) as limit:
+                while True:
+                    session = await self._session()
+                    try:
+                        return await operation(session)
+                    except ConnectionLost:
+                        if request.sent and not idempotent:
+                            raise
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self._timed_out(request) from None
+
+    async def _session(self) -> Session:
+        """The session to use, once there is one."""
+        while True:
+            state = self._state.value
+            if isinstance(state, Session) and not state.is_over:
+                return state
+            if isinstance(state, _Down) and state.error is not None:
+                raise state.error
+            await self._state.changed()
+
+    def _timed_out(self, request: OutgoingRequest) -> RequestTimeout:
+        if request.sent:
+            reason = "there was no answer"
+        else:
+            state = self._state.value
+            reason = f"it was not sent: {state.reason if isinstance(state, _Down) else _BLOCKED}"
+        return RequestTimeout(
+            f"The request was given up after {request.timeout:g} s; {reason}.",
+            sent=request.sent,
+            key=request.key,
+            path=request.path,
+        )
+
+    async def _keep_connected(self, session: Session) -> None:
+        """Serve a session; when it is lost, open the next one. Ends only when reconnecting is off."""
+        while True:
+            reason = await session.serve()
+            self._ignored_replies += session.ignored_replies
+            self._state.set(_Down(str(reason)))
+            log.warning("connection lost", error=str(reason))
+            if self._reconnect is None:
+                self._state.set(_Down(str(reason), BrokerUnavailableError("The connection to RabbitMQ was lost.")))
+                return
+            session = await self._reopen(self._reconnect)
+            self._state.set(session)
+            log.info("connected again")
+
+    async def _reopen(self, backoff: Backoff) -> Session:
+        for failures in itertools.count(1):
+            await self._clock.sleep(backoff.delay(failures))
+            try:
+                return await Session.open(self._names, self._options)
+            except OsrdyneError as error:
+                self._state.set(_Down(str(error)))
+                log.warning("broker not reached", error=str(error), failures=failures)
+        raise AssertionError("unreachable")
+
+
+def _down_for_good(reason: str) -> _Down:
+    return _Down(reason, ClientClosed(reason))

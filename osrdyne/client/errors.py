@@ -1,0 +1,212 @@
+"""What a request can end with other than `ok`: one class per `x-status`, and what the client itself finds out.
+
+Raised by `aio` and `blocking`; built from a reply by `error_from_reply`, which is pure. `retryable` says whether the
+same request may succeed later. Source: PROTOCOL, "Response".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from osrdyne.client.reply import Reply
+from osrdyne.errors import OsrdyneError
+from osrdyne.protocol.statuses import CODES, Status
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBody:
+    """The body of an `error` reply, `{"error": {…}}`; `details` is everything else that the worker put into it."""
+
+    code: str = ""
+    message: str = ""
+    path: str = ""
+    details: Mapping[str, object] = field(default_factory=dict)
+
+
+class RequestError(OsrdyneError):
+    """A request did not get the answer `ok`. `reply` is the answer, None when there was none."""
+
+    summary: ClassVar[str] = "The request failed"
+
+    def __init__(self, message: str, *, reply: Reply | None = None, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.reply = reply
+
+    @property
+    def status(self) -> str | None:
+        """The answer's `x-status`."""
+        return None if self.reply is None else str(self.reply.status)
+
+    @property
+    def code(self) -> int | None:
+        """The answer's `x-code`, or the one that its status stands for."""
+        if self.reply is None or self.reply.code is not None:
+            return None if self.reply is None else self.reply.code
+        return CODES[Status(self.reply.status)] if self.reply.status in CODES else None
+
+    @property
+    def detail(self) -> str | None:
+        """Text for a person: what happened and what to do."""
+        return None if self.reply is None else self.reply.detail
+
+    @property
+    def worker_id(self) -> str | None:
+        return None if self.reply is None else self.reply.worker_id
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds after which it makes sense to try again, where the answer says so."""
+        return None if self.reply is None else self.reply.retry_after
+
+    @property
+    def error(self) -> ErrorBody:
+        """The structured part of the answer; empty when its body has none."""
+        return _error_body(self.reply)
+
+
+class RequestFailed(RequestError):
+    """The handler failed or refused the request; `error` says why."""
+
+    summary = "The request failed"
+
+
+class RequestExpired(RequestError):
+    """The deadline passed before the work was done, and the worker or the controller said so."""
+
+    retryable = True
+    summary = "The request expired"
+
+
+class RequestRejected(RequestError):
+    """A consumer of the request queue refused the request for good."""
+
+    summary = "The request was rejected"
+
+
+class QueueFull(RequestError):
+    """The request queue reached its length limit and dropped the request."""
+
+    retryable = True
+    summary = "The request queue is full"
+
+
+class DeliveryLimitReached(RequestError):
+    """The request was given to workers as often as the pool allows and none of them survived it."""
+
+    summary = "The request was tried too often"
+
+
+class RequestCancelled(RequestError):
+    """The request was cancelled on demand."""
+
+    summary = "The request was cancelled"
+
+
+class StartFailed(RequestError):
+    """The worker for this key could not be started; `log_lines` are its last words."""
+
+    retryable = True
+    summary = "The worker could not be started"
+
+    @property
+    def log_lines(self) -> tuple[str, ...]:
+        lines = self.error.details.get("log_lines")
+        if isinstance(lines, list):
+            return tuple(str(line) for line in lines)
+        return tuple((self.detail or "").splitlines()[1:])
+
+
+class NoCapacity(RequestError):
+    """Too many keys wait for room in the pool."""
+
+    retryable = True
+    summary = "The pool has no room for another key"
+
+
+class NotRunning(RequestError):
+    """No worker runs for the key, and the request asked not to start one."""
+
+    summary = "No worker is running for this key"
+
+
+class InvalidRequest(RequestError):
+    """The request cannot be understood or accepted as it is."""
+
+    summary = "The request is not valid"
+
+
+class UnknownStatus(RequestError):
+    """The answer has an `x-status` that this version of the client does not know; see `status` and `detail`."""
+
+    summary = "The request ended with an unknown status"
+
+
+class RequestTimeout(RequestError):
+    """Nobody answered by the deadline and a little more. `sent` is False when the request never left this process."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, sent: bool, **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.sent = sent
+
+
+class ConnectionLost(RequestError):
+    """The connection was lost while the request was under way: nobody knows whether it was or will be processed."""
+
+    retryable = True
+
+
+class RequestRefused(RequestError):
+    """RabbitMQ did not take the request over: its queue is full, or the pool has no queue for it."""
+
+    retryable = True
+
+
+class PoolNotFound(RequestError):
+    """The pool does not exist on this broker."""
+
+
+class ClientClosed(RequestError):
+    """The client is closed, or was never opened."""
+
+
+_BY_STATUS: dict[str, type[RequestError]] = {
+    Status.ERROR: RequestFailed,
+    Status.EXPIRED: RequestExpired,
+    Status.REJECTED: RequestRejected,
+    Status.MAXLEN: QueueFull,
+    Status.DELIVERY_LIMIT: DeliveryLimitReached,
+    Status.CANCELLED: RequestCancelled,
+    Status.START_FAILED: StartFailed,
+    Status.CAPACITY: NoCapacity,
+    Status.NOT_RUNNING: NotRunning,
+    Status.INVALID: InvalidRequest,
+}
+
+
+def error_from_reply(reply: Reply, *, key: str, path: str) -> RequestError | None:
+    """The error that a terminal reply stands for; None for `ok`."""
+    if reply.ok:
+        return None
+    kind = _BY_STATUS.get(reply.status, UnknownStatus)
+    summary = kind.summary if kind is not UnknownStatus else f"{kind.summary}, {str(reply.status)!r}"
+    told = _error_body(reply)
+    reason = told.message or (reply.detail or "").partition("\n")[0]
+    named = f"{summary} ({told.code})" if told.code else summary
+    return kind(f"{named}: {reason}" if reason else f"{named}.", reply=reply, key=key, path=path)
+
+
+def _error_body(reply: Reply | None) -> ErrorBody:
+    try:
+        decoded = json.loads(reply.body) if reply is not None and reply.body else None
+    except (ValueError, RecursionError):
+        decoded = None
+    told = decoded.get("error") if isinstance(decoded, dict) else None
+    if not isinstance(told, dict):
+        return ErrorBody()
+    named = {name: str(told[name]) for name in ("code", "message", "path") if told.get(name) is not None}
+    return ErrorBody(**named, details={name: value for name, value in told.items() if name not in named})

@@ -1,0 +1,54 @@
+"""A reply as the caller sees it: the wire's `Response` with the means to read its body."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from osrdyne.errors import ConfigurationError, InvalidMessageError
+from osrdyne.protocol.messages import ARROW_TYPE, Response
+from osrdyne.protocol.statuses import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Response):
+    """One answer. `progress` is True for a progress or partial answer: more will follow."""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == Status.OK
+
+    @property
+    def text(self) -> str:
+        """The body as UTF-8 text; undecodable bytes are replaced."""
+        return self.body.decode("utf-8", errors="replace")
+
+    def json(self) -> Any:
+        """The body as JSON, None when it is empty. Raises `InvalidMessageError` when it is something else."""
+        if not self.body:
+            return None
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessageError(
+                f"The body of the reply is not JSON (its content type is {self.content_type or 'not given'})."
+            ) from error
+
+    def arrow(self) -> Any:
+        """The body as a `pyarrow.Table`; ask for it with `accept=ARROW_TYPE`.
+
+        Raises `InvalidMessageError` when the body is no Arrow stream, `ConfigurationError` without pyarrow.
+        """
+        if self.content_type != ARROW_TYPE:
+            raise InvalidMessageError(
+                f"The reply is {self.content_type or 'of no stated type'}, not Arrow: ask with accept=ARROW_TYPE."
+            )
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ConfigurationError("Reading Arrow needs pyarrow: pip install 'osrdyne[spark]'.") from error
+        try:
+            return pa.ipc.open_stream(self.body).read_all()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InvalidMessageError("The body of the reply is not an Arrow stream.") from error

@@ -1,0 +1,210 @@
+"""One connection's worth of requests: a channel that publishes them and receives their answers.
+
+Direct reply-to ties both to one channel, so a session ends with its channel, and its calls with it. `aio` owns the
+sessions and opens the next one; nothing here reconnects or repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, connect
+from osrdyne.client.errors import ConnectionLost, InvalidRequest, PoolNotFound, RequestRefused
+from osrdyne.client.reply import Reply
+from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest
+from osrdyne.errors import (
+    BrokerConflictError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    OsrdyneError,
+    PublishRefusedError,
+)
+from osrdyne.logs import get_logger
+from osrdyne.protocol.names import Key, PoolNames
+
+log = get_logger("client")
+
+_CANCEL_TIMEOUT = 5.0
+_LOST = (
+    "The connection to RabbitMQ was lost while the request was under way; whether it is processed is unknown. "
+    "Repeat it if that does no harm (idempotent=True does so by itself)."
+)
+_UNCONFIRMED = "RabbitMQ did not confirm the request in time; whether it is processed is unknown."
+
+ProgressCallback = Callable[[Reply], None]
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call that waits for its last answer. `outcome` never holds an exception as such: nobody may be listening."""
+
+    key: Key
+    outcome: asyncio.Future[Reply | BaseException]
+    on_progress: ProgressCallback | None
+
+    def end(self, outcome: Reply | BaseException) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Session:
+    """See the module. Create it with `open`; `serve` must run until it returns, then the session is over."""
+
+    def __init__(self, names: PoolNames, connection: Connection, channel: Channel, replies: Consumer) -> None:
+        self._names = names
+        self._connection = connection
+        self._channel = channel
+        self._replies = replies
+        self._pending: dict[str, PendingCall] = {}
+        self._known_exchanges: set[str] = set()
+        self._cancels: set[asyncio.Task[None]] = set()
+        self.ignored_replies = 0
+
+    @classmethod
+    async def open(cls, names: PoolNames, options: ConnectionOptions) -> Self:
+        """Connect. Raises what `amqp.connect` raises."""
+        connection = await connect(options)
+        try:
+            channel = await connection.channel(confirms=True)
+            replies = await channel.consume(DIRECT_REPLY_TO, no_ack=True)
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(names, connection, channel, replies)
+
+    @property
+    def is_over(self) -> bool:
+        return self._channel.is_closed
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._connection.is_blocked
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    async def serve(self) -> OsrdyneError:
+        """Hand out answers until the channel is gone; then fail the calls under way and return why."""
+        try:
+            while True:
+                self._dispatch(await self._replies.get())
+        except BrokerUnavailableError as error:
+            return error
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; calls under way end with `ConnectionLost`."""
+        for call in self._pending.values():
+            call.end(ConnectionLost(_LOST))
+        if self._cancels:
+            await asyncio.wait(self._cancels, timeout=_CANCEL_TIMEOUT)
+        await self._connection.close()
+
+    async def call(self, request: OutgoingRequest, on_progress: ProgressCallback | None) -> Reply:
+        """Publish a request and wait for its last answer. Who is cancelled while waiting cancels the request."""
+        call = PendingCall(request.key, asyncio.get_running_loop().create_future(), on_progress)
+        if self._pending.setdefault(request.correlation_id, call) is not call:
+            raise InvalidRequest(f"A call with the correlation id {request.correlation_id!r} is under way already.")
+        try:
+            await self.publish(request)
+            outcome = await call.outcome
+        except asyncio.CancelledError:
+            if request.sent and not self.is_over:
+                self._cancel_soon(request)
+            raise
+        finally:
+            del self._pending[request.correlation_id]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def publish(self, request: OutgoingRequest) -> None:
+        """Publish a request; return once RabbitMQ has taken it over."""
+        await self._require_exchange(self._names.requests_exchange)
+        if self._connection.is_blocked:
+            await self._connection.wait_unblocked()
+        if self.is_over:
+            raise ConnectionLost(_LOST)
+        request.sent = True
+        await self._publish(request.message, self._names.requests_exchange, request.key)
+
+    async def cancel(self, correlation_id: str) -> bool:
+        """Ask the controller to cancel a call of this session; False when there is no such call."""
+        call = self._pending.get(correlation_id)
+        if call is not None:
+            await self._publish_cancel(correlation_id, call.key)
+        return call is not None
+
+    def _cancel_soon(self, request: OutgoingRequest) -> None:
+        task = asyncio.create_task(self._try_cancel(request), name="osrdyne client cancel")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def _try_cancel(self, request: OutgoingRequest) -> None:
+        try:
+            async with asyncio.timeout(_CANCEL_TIMEOUT):
+                await self._publish_cancel(request.correlation_id, request.key)
+        except (OsrdyneError, TimeoutError) as error:
+            log.info("request not cancelled", correlation_id=request.correlation_id, error=str(error))
+
+    async def _publish_cancel(self, correlation_id: str, key: Key) -> None:
+        """Published on the channel of the request, the broker writes the same concrete address into `reply-to` as
+        into the request's: that pair is the right to cancel (PROTOCOL)."""
+        await self._require_exchange(self._names.cancel_exchange)
+        message = Message(correlation_id=correlation_id, reply_to=DIRECT_REPLY_TO, persistent=False)
+        await self._publish(message, self._names.cancel_exchange, key)
+
+    async def _publish(self, message: Message, exchange: str, key: Key) -> None:
+        try:
+            await self._channel.publish(message, exchange=exchange, routing_key=key, mandatory=True)
+        except BrokerNotFoundError as error:
+            raise self._pool_not_found(exchange) from error
+        except PublishRefusedError as error:
+            raise RequestRefused(f"RabbitMQ did not take the request over: {error}.", key=key) from error
+        except BrokerConflictError as error:
+            raise InvalidRequest(f"RabbitMQ does not accept the request: {error}.", key=key) from error
+        except BrokerUnavailableError as error:
+            raise ConnectionLost(_LOST if self.is_over else _UNCONFIRMED, key=key) from error
+
+    async def _require_exchange(self, exchange: str) -> None:
+        """Look once, on a channel of its own: publishing to a missing exchange would end all calls of this session."""
+        if exchange in self._known_exchanges:
+            return
+        try:
+            scratch = await self._connection.channel()
+            try:
+                await scratch.declare_exchange(exchange, "direct", passive=True)
+            finally:
+                await scratch.close()
+        except BrokerNotFoundError as error:
+            raise self._pool_not_found(exchange) from error
+        except BrokerUnavailableError as error:
+            raise ConnectionLost(_LOST) from error
+        self._known_exchanges.add(exchange)
+
+    def _pool_not_found(self, exchange: str) -> PoolNotFound:
+        return PoolNotFound(
+            f"There is no pool {self._names.pool!r} on this broker (no exchange {exchange}): "
+            "check the name of the pool, and that its daemon has run once.",
+            pool=self._names.pool,
+        )
+
+    def _dispatch(self, delivery: Delivery) -> None:
+        properties = delivery.properties
+        call = self._pending.get(properties.correlation_id or "")
+        if call is None or call.outcome.done():
+            self.ignored_replies += 1
+            return
+        reply = Reply.from_wire(headers=delivery.headers, body=delivery.body, content_type=properties.content_type)
+        if not reply.progress:
+            call.end(reply)
+        elif call.on_progress is not None:
+            try:
+                call.on_progress(reply)
+            except Exception as error:  # the caller's code: its failure is the call's, and nobody else's
+                call.end(error)
