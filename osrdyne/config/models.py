@@ -37,6 +37,20 @@ class TlsSettings(Model):
         return self
 
 
+def _checked_uri(value: SecretStr | None, *, schemes: tuple[str, str], example: str) -> SecretStr | None:
+    """Raises ValueError without the value: it holds a password."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value.get_secret_value())
+        usable = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ValueError(f"must look like {example}, with special characters of the password percent-encoded")
+    return value
+
+
 class BrokerSettings(Model):
     """Where RabbitMQ is and how long to wait for it."""
 
@@ -62,6 +76,16 @@ class BrokerSettings(Model):
     rpc_timeout: Duration = Field(30.0, gt=0, description="Limit for one AMQP operation or publisher confirm.")
     management_timeout: Duration = Field(30.0, gt=0, description="Limit for one call of the HTTP API.")
     retry_interval: Duration = Field(30.0, gt=0, description="Longest pause between attempts to reach the broker.")
+
+    @field_validator("uri", "worker_uri")
+    @classmethod
+    def _amqp_uri(cls, value: SecretStr | None) -> SecretStr | None:
+        return _checked_uri(value, schemes=("amqp", "amqps"), example="amqp://user:password@host:5672/vhost")
+
+    @field_validator("management_uri")
+    @classmethod
+    def _http_uri(cls, value: SecretStr | None) -> SecretStr | None:
+        return _checked_uri(value, schemes=("http", "https"), example="http://user:password@host:15672")
 
     def effective_management_uri(self) -> str:
         """The HTTP API's URI, derived from the AMQP URI when not set. Holds the password: never log it."""
@@ -111,7 +135,19 @@ class DriverSettings(Model):
     """Which driver starts the workers. `driver: subprocess` is short for `driver: {name: subprocess}`."""
 
     name: str = Field("subprocess", description="Entry-point name: `subprocess`, `noop`, or one that a package adds.")
-    options: dict[str, Any] = Field(default_factory=dict, description="The driver's own options; see its page.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, repr=False, description="The driver's own options; see its page."
+    )
+
+
+def _spark_text(value: Any) -> Any:
+    """Spark takes text only; `2` and `false` in a YAML file mean what they say."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: str(item).lower() if isinstance(item, bool) else str(item) if isinstance(item, int | float) else item
+        for name, item in value.items()
+    }
 
 
 class WorkerSettings(Model):
@@ -129,8 +165,10 @@ class WorkerSettings(Model):
     skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
     debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")
     spark_master: str = Field("local[*]", description="`local[*]`, `spark://`, `k8s://`, `yarn` or Connect's `sc://`.")
-    spark_conf: dict[str, str] = Field(default_factory=dict, description="Further Spark settings, as Spark names them.")
-    config: dict[str, Any] = Field(default_factory=dict, description="The application's own configuration.")
+    spark_conf: Annotated[dict[str, str], BeforeValidator(_spark_text)] = Field(
+        default_factory=dict, repr=False, description="Further Spark settings, as Spark names them."
+    )
+    config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
 
     def to_worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
@@ -195,6 +233,11 @@ class ApiSettings(Model):
 
     host: str = Field("127.0.0.1", description="Address to listen on; loopback, because the API has no log-in yet.")
     port: int = Field(4242, ge=0, le=65535, description="Port; 0 picks a free one.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Further names in the `Host` header to answer, for a reverse proxy; on loopback only its own names "
+        "are answered, because a web page could otherwise reach the API through a name of its own (DNS rebinding).",
+    )
 
 
 class LogSettings(Model):

@@ -24,7 +24,7 @@ def parse_duration(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError("must be a duration such as 10s, 5m, 1h30m, PT5M or a number of seconds")
     if not isinstance(value, str):
-        seconds = float(value)
+        seconds = float(value) if abs(value) < 2**63 else float("inf")
     elif (number := re.fullmatch(r"\d+(?:\.\d+)?", value.strip())) is not None:
         seconds = float(number[0])
     elif (iso := _ISO.match(value.strip())) is not None and any(iso.groups()):
@@ -48,7 +48,10 @@ def parse_size(value: object) -> object:
     match = _SIZE.match(value.strip())
     if match is None:
         raise ValueError(f"{value!r} is no size; write 60KiB, 16MiB or a number of bytes")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+    size = float(match[1]) * _SIZE_UNITS[match[2]]
+    if size >= 2**63:
+        raise ValueError("a size must be less than 8 EiB")
+    return int(size)
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]

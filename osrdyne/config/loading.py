@@ -1,0 +1,135 @@
+"""Loads the settings: flags over environment over file over defaults, and remembers where each value came from.
+
+Called once by each command. All mistakes are reported at once, one line each with path, place and remedy, as one
+`ConfigurationError`; no message holds a secret. Below a mapping (`worker.config`, `driver.options`) the sources are
+merged key by key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from osrdyne.config.models import Settings
+from osrdyne.config.schema import Path, all_settings
+from osrdyne.config.sources import Entry, Problem, from_assignment, from_environment, from_file, split
+from osrdyne.config.validation import problems_of
+from osrdyne.config.yaml_file import read_yaml
+from osrdyne.errors import ConfigurationError
+
+DEFAULT_FILE = "osrdyne.yaml"
+FILE_VARIABLE = "OSRDYNE_CONFIG"
+DEFAULT_ORIGIN = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """The settings, and for every value its origin: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`, `flag
+    --set`, `default`. Values below a mapping have origins of their own."""
+
+    settings: Settings
+    origins: Mapping[Path, str]
+
+
+def load_settings(
+    *,
+    file: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    assignments: Sequence[str] = (),
+    flags: Mapping[str, str] | None = None,
+) -> LoadedSettings:
+    """Read and check everything.
+
+    `file` is the `--config` flag (else `OSRDYNE_CONFIG`, else `osrdyne.yaml` where it exists), `assignments` the
+    `path=value` texts of `--set`, `flags` the same for dedicated flags, by name: `{"--pool": "pool.id=x"}`.
+    Raises `ConfigurationError`.
+    """
+    environment = os.environ if environment is None else environment
+    file = file or environment.get(FILE_VARIABLE) or (DEFAULT_FILE if FilePath(DEFAULT_FILE).exists() else None)
+    found = [
+        *(from_file(read_yaml(file), file) if file else ()),
+        *from_environment(environment),
+        *(one for text in assignments for one in from_assignment(text)),
+        *(one for name, text in (flags or {}).items() for one in from_assignment(text, f"flag {name}")),
+    ]
+    entries, problems = split(found)
+    effective = _merge(entries)
+    effective, more = _read_secret_files(effective)
+    return _validate(effective, [*problems, *more])
+
+
+def _merge(entries: Sequence[Entry]) -> dict[Path, Entry]:
+    """The last entry of each path wins; a value replaces what was below its path, and the other way round."""
+    merged: dict[Path, Entry] = {}
+    for entry in entries:
+        size = len(entry.path)
+        merged = {
+            path: other
+            for path, other in merged.items()
+            if path[:size] != entry.path and entry.path[: len(path)] != path
+        }
+        merged[entry.path] = entry
+    return merged
+
+
+def _read_secret_files(entries: Mapping[Path, Entry]) -> tuple[dict[Path, Entry], list[Problem]]:
+    """Add the content of every `x_file` as `x`."""
+    result = dict(entries)
+    problems = []
+    for setting in all_settings().values():
+        entry = entries.get(setting.path)
+        if setting.file_of is None or entry is None or not isinstance(entry.value, str):
+            continue
+        if (direct := entries.get(setting.file_of)) is not None:
+            other = f"{'.'.join(setting.file_of)} ({direct.origin})"
+            problems.append(Problem(setting.path, entry.origin, f"set either this or {other}, not both"))
+            continue
+        try:
+            text = FilePath(entry.value).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            problems.append(Problem(setting.path, entry.origin, f"cannot read {entry.value}: {reason}"))
+            continue
+        if not text:
+            problems.append(Problem(setting.path, entry.origin, f"{entry.value} is empty"))
+            continue
+        result[setting.file_of] = Entry(setting.file_of, text, f"file {entry.value}, named by {entry.origin}")
+    return result, problems
+
+
+def _validate(entries: Mapping[Path, Entry], problems: Sequence[Problem]) -> LoadedSettings:
+    origins = {path: entry.origin for path, entry in entries.items()}
+    problems = list(problems)
+    try:
+        settings = Settings.model_validate(_nested(entries))
+    except ValidationError as error:
+        problems += problems_of(error, origins)
+    if problems:
+        raise _error(problems)
+    for path in all_settings():
+        if not any(known[: len(path)] == path for known in origins):
+            origins[path] = DEFAULT_ORIGIN
+    return LoadedSettings(settings, MappingProxyType(origins))
+
+
+def _nested(entries: Mapping[Path, Entry]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, entry in entries.items():
+        node = tree
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = entry.value
+    return tree
+
+
+def _error(problems: Sequence[Problem]) -> ConfigurationError:
+    lines = [str(problem) for problem in problems]
+    if len(lines) == 1:
+        return ConfigurationError(f"Wrong configuration: {lines[0]}")
+    return ConfigurationError("\n  ".join([f"Wrong configuration, {len(lines)} mistakes:", *lines]))

@@ -1,0 +1,193 @@
+"""Where settings come from: a YAML file, the environment, flags. Each source becomes a list of entries, one per value.
+
+An unknown path becomes a `Problem` with a suggestion; values are not judged here, that is the models' work.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from osrdyne.config.schema import Kind, Path, Setting, all_settings, sections
+from osrdyne.config.yaml_file import Located
+
+ENVIRONMENT_PREFIX = "OSRDYNE__"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value for one path, and where it was written: `file osrdyne.yaml:12`, `environment OSRDYNE__POOL__ID`."""
+
+    path: Path
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong; printed as `path (origin): message`."""
+
+    path: Path
+    origin: str | None
+    message: str
+
+    def __str__(self) -> str:
+        where = f" ({self.origin})" if self.origin else ""
+        return f"{'.'.join(self.path) or 'the configuration'}{where}: {self.message}"
+
+
+Found = Entry | Problem
+
+
+def from_file(content: Located | None, file: str) -> Iterator[Found]:
+    """The entries of a YAML file. A section that is empty (`broker:`) sets nothing."""
+    if content is None or content.value is None:
+        return
+    yield from _from_section(content, (), file)
+
+
+def _from_section(content: Located, path: Path, file: str) -> Iterator[Found]:
+    origin = f"file {file}:{content.line}"
+    if not isinstance(content.value, dict):
+        yield _short_form(path, content.plain(), origin)
+        return
+    for name, item in content.value.items():
+        yield from _from_item(item, (*path, name), file)
+
+
+def _from_item(item: Located, path: Path, file: str) -> Iterator[Found]:
+    origin = f"file {file}:{item.line}"
+    setting = all_settings().get(path)
+    if setting is not None and setting.kind.is_mapping and isinstance(item.value, dict):
+        yield from _leaves(item, path, file)
+    elif setting is not None:
+        if not (setting.kind.is_mapping and item.value is None):
+            yield Entry(path, item.plain(), origin)
+    elif path not in sections():
+        yield _unknown(path, origin)
+    elif item.value is not None:
+        yield from _from_section(item, path, file)
+
+
+def _leaves(item: Located, path: Path, file: str) -> Iterator[Entry]:
+    for name, inner in item.value.items():
+        if isinstance(inner.value, dict) and inner.value:
+            yield from _leaves(inner, (*path, name), file)
+        else:
+            yield Entry((*path, name), inner.plain(), f"file {file}:{inner.line}")
+
+
+def _short_form(path: Path, value: Any, origin: str) -> Found:
+    """`driver: noop` is short for its name; every other section is a mapping."""
+    if path == ("driver",) and isinstance(value, str):
+        return Entry((*path, "name"), value, origin)
+    return Problem(path, origin, "must be a mapping of settings")
+
+
+def from_environment(environment: Mapping[str, str]) -> Iterator[Found]:
+    """The entries of all variables that begin with `OSRDYNE__`, in any case."""
+    seen: dict[str, str] = {}
+    for variable in sorted(environment):
+        name = variable.upper()
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        origin = f"environment {variable}"
+        path = tuple(part.lower() for part in name.removeprefix(ENVIRONMENT_PREFIX).split("__"))
+        if name in seen:
+            yield Problem(path, origin, f"{seen[name]} sets it, too; remove one of them")
+        seen[name] = variable
+        yield from from_text(path, environment[variable], origin)
+
+
+def from_assignment(text: str, origin: str = "flag --set") -> Iterator[Found]:
+    """The entry of one `path=value` flag. A flag is seen by everybody in the process list: no secrets here."""
+    name, equals, value = text.partition("=")
+    path = tuple(name.strip().split("."))
+    setting = all_settings().get(path)
+    if not equals:
+        yield Problem((), origin, f"{name!r} is not path=value, such as pool.id=example")
+    elif setting is not None and setting.secret:
+        advice = f"set {setting.variable} or {setting.name}_file instead"
+        yield Problem(path, origin, f"holds a secret, and flags show in the process list; {advice}")
+    else:
+        yield from from_text(path, value, origin)
+
+
+def from_text(path: Path, text: str, origin: str) -> Iterator[Found]:
+    """The entry for a value given as text: as it is, or JSON for lists, mappings and whole sections."""
+    inside = _mapping_above(path)
+    if inside is not None:
+        yield _entry_inside(inside, path, text, origin)
+        return
+    setting = all_settings().get(path)
+    if setting is None and path not in sections():
+        yield _unknown(path, origin)
+    elif setting is None and not text.lstrip().startswith("{"):
+        yield _short_form(path, text, origin)
+    elif setting is not None and setting.kind is Kind.TEXT:
+        yield Entry(path, None if setting.optional and text == "null" else text, origin)
+    else:
+        yield from _from_json(path, text, origin)
+
+
+def _from_json(path: Path, text: str, origin: str) -> Iterator[Found]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        kind = "list" if path in all_settings() and all_settings()[path].kind is Kind.LIST else "object"
+        yield Problem(path, origin, f"must be a JSON {kind}")
+        return
+    for found in _from_item(_unlocated(value), path, ""):
+        yield (
+            Entry(found.path, found.value, origin)
+            if isinstance(found, Entry)
+            else Problem(found.path, origin, found.message)
+        )
+
+
+def _unlocated(value: Any) -> Located:
+    if isinstance(value, dict):
+        return Located({name: _unlocated(item) for name, item in value.items()}, 0)
+    if isinstance(value, list):
+        return Located([_unlocated(item) for item in value], 0)
+    return Located(value, 0)
+
+
+def _mapping_above(path: Path) -> Setting | None:
+    for length in range(1, len(path)):
+        setting = all_settings().get(path[:length])
+        if setting is not None and setting.kind.is_mapping:
+            return setting
+    return None
+
+
+def _entry_inside(setting: Setting, path: Path, text: str, origin: str) -> Entry:
+    """A value below a mapping: `worker.spark_conf.spark.ui.enabled=false` has one key, others are nested."""
+    if setting.kind is Kind.TEXTS:
+        return Entry((*setting.path, ".".join(path[len(setting.path) :])), text, origin)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    return Entry(path, value, origin)
+
+
+def _unknown(path: Path, origin: str) -> Problem:
+    return Problem(path, origin, f"unknown setting{_suggestion(path)}")
+
+
+def _suggestion(path: Path) -> str:
+    names = [".".join(known) for known in (*all_settings(), *sections()) if known]
+    near = difflib.get_close_matches(".".join(path), names, n=1, cutoff=0.75)
+    if not near:  # the right name in the wrong section
+        near = [name for name in names if name.rpartition(".")[2] == path[-1]][:1]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def split(found: Iterable[Found]) -> tuple[list[Entry], list[Problem]]:
+    """Entries and problems apart, both in order."""
+    items = list(found)
+    return [one for one in items if isinstance(one, Entry)], [one for one in items if isinstance(one, Problem)]
