@@ -1,0 +1,124 @@
+"""Stands in for a pool in tests of the client: its exchanges, one request queue, and answers by a function."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message, connect
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.names import PoolNames, QueueName
+
+Answer = Callable[[Request], Iterable[Response]]
+
+
+def echo(request: Request) -> list[Response]:
+    return [Response(body=request.body, content_type=request.content_type, worker_id="echo")]
+
+
+def silence(request: Request) -> list[Response]:
+    return []
+
+
+class Responder:
+    """`async with Responder(uri, pool, keys, answer) as responder:`; `requests` holds everything that came, raw."""
+
+    def __init__(
+        self,
+        uri: str,
+        pool: str,
+        keys: Iterable[str] = ("k",),
+        answer: Answer = echo,
+        *,
+        queue_arguments: dict[str, object] | None = None,
+        consume: bool = True,
+        keep: bool = False,
+    ) -> None:
+        self.names = PoolNames(pool)
+        self.queue = QueueName(f"{pool}-req-test")
+        self.requests: asyncio.Queue[Delivery] = asyncio.Queue()
+        self._uri = uri
+        self._keys = tuple(keys)
+        self._answer = answer
+        self._arguments = {"x-queue-type": "quorum", **(queue_arguments or {})}
+        self._consume = consume
+        self._keep = keep
+
+    async def __aenter__(self) -> Self:
+        self._connection = await connect(ConnectionOptions(self._uri, name="test responder"))
+        self.channel: Channel = await self._connection.channel(confirms=True)
+        await self.channel.declare_exchange(self.names.requests_exchange, "direct")
+        await self.channel.declare_exchange(self.names.cancel_exchange, "fanout")
+        await self.channel.declare_queue(self.names.cancel_queue)
+        await self.channel.bind_queue(self.names.cancel_queue, self.names.cancel_exchange)
+        await self.channel.declare_queue(self.queue, arguments=self._arguments)
+        for key in self._keys:
+            await self.channel.bind_queue(self.queue, self.names.requests_exchange, key)
+        self._task = asyncio.create_task(self._serve()) if self._consume else None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if not self._keep and not self.channel.is_closed:
+            await self.channel.delete_queue(self.queue)
+            await self.channel.delete_queue(self.names.cancel_queue)
+            await self.channel.delete_exchange(self.names.requests_exchange)
+            await self.channel.delete_exchange(self.names.cancel_exchange)
+        await self._connection.close()
+
+    async def next_cancel(self) -> Delivery:
+        """The next message on the cancel queue."""
+        async with asyncio.timeout(10):
+            while (delivery := await self.channel.get(self.names.cancel_queue)) is None:
+                await asyncio.sleep(0.02)
+        return delivery
+
+    async def _serve(self) -> None:
+        consumer = await self.channel.consume(self.queue, prefetch=300)
+        try:
+            async for delivery in consumer:
+                self.requests.put_nowait(delivery)
+                await self._reply(delivery)
+                await delivery.ack()
+        except BrokerUnavailableError:
+            return
+
+    async def _reply(self, delivery: Delivery) -> None:
+        request = delivery.to_request(now_ms=0)
+        for response in self._answer(request):
+            message = Message(
+                body=response.body,
+                headers=response.wire_headers(),
+                correlation_id=request.correlation_id,
+                content_type=response.content_type,
+            )
+            await self.channel.publish(message, exchange="", routing_key=request.reply_to or "")
+
+
+@contextmanager
+def responder_in_a_thread(uri: str, pool: str, answer: Answer = echo) -> Iterator[None]:
+    """A responder on a loop of its own, for tests that block theirs."""
+    ready, done = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with Responder(uri, pool, answer=answer):
+            ready.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield
+    finally:
+        done.set()
+        thread.join(20)

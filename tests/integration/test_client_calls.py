@@ -1,0 +1,275 @@
+"""The asyncio client against real RabbitMQ: answers, keys, deadlines, statuses, progress, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+
+import aio_pika
+import pytest
+from client_responder import Responder, echo, silence
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.client import (
+    AsyncClient,
+    ConnectionStatus,
+    InvalidRequest,
+    PoolNotFound,
+    Reply,
+    RequestCancelled,
+    RequestExpired,
+    RequestFailed,
+    RequestRefused,
+    RequestTimeout,
+    StartFailed,
+)
+from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
+from osrdyne.protocol.statuses import Status
+
+ODD_KEYS = {
+    "of the specification": "infra=42,timetable=24",
+    "255 bytes": "x" * 255,
+    "255 bytes of three-byte characters": "漢" * 85,
+    "syntax of others": "/%#*.:?&=+\\",
+    "A": "A",
+    "not A": "%41",
+    "letters": "é漢🚄",
+    "blanks": "  a \t b ",
+    "newlines": "a\r\nb",
+    "quotes": "\"'`",
+    "NUL": "a\0b",
+    "empty": "",
+}
+
+
+async def test_call_returns_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
+        reply = await client.call("k", "/echo", {"a": ["é", 1]})
+    assert (reply.json(), reply.worker_id, reply.ok) == ({"a": ["é", 1]}, "echo", True)
+
+
+async def test_two_hundred_calls_in_flight_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
+        replies = await asyncio.gather(*(client.call("k", "/echo", number) for number in range(200)))
+    assert [reply.json() for reply in replies] == list(range(200))
+
+
+async def test_odd_keys_are_routing_keys_as_they_are(broker: EmbeddedBroker, pool_id: str) -> None:
+    def name_the_key(request: Request) -> list[Response]:
+        return [Response(body=request.key.encode())]
+
+    responder = Responder(broker.amqp_uri, pool_id, ODD_KEYS.values(), name_the_key)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        replies = [await client.call(key, timeout=20) for key in ODD_KEYS.values()]
+    assert [reply.text for reply in replies] == list(ODD_KEYS.values())
+
+
+async def test_timeout_becomes_one_deadline_in_three_fields(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id) as responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        before = time.time()
+        await client.call("k", "/echo", timeout=30)
+        properties = (await responder.requests.get()).properties
+    deadline_ms = properties.headers["x-deadline"]
+    assert before + 30 <= deadline_ms / 1000 <= time.time() + 30.001
+    assert properties.timestamp.timestamp() * 1000 + int(properties.expiration) == deadline_ms
+
+
+async def test_request_carries_what_the_caller_says(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with (
+        Responder(broker.amqp_uri, pool_id) as responder,
+        AsyncClient(broker.amqp_uri, pool_id, name="me") as client,
+    ):
+        await client.call("k", "/p", headers={"traceparent": "00-1"}, accept="text/plain", no_activate=True)
+        delivery = await responder.requests.get()
+    request = delivery.to_request(now_ms=0)
+    assert (request.path, request.accept, request.no_activate) == ("/p", "text/plain", True)
+    assert (request.headers["traceparent"], delivery.properties.app_id) == ("00-1", "me")
+
+
+async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with AsyncClient(broker.amqp_uri, pool_id) as client:
+        with pytest.raises(PoolNotFound, match=pool_id):
+            await client.call("k", timeout=5)
+        assert client.status is ConnectionStatus.CONNECTED
+        async with Responder(broker.amqp_uri, pool_id):
+            assert (await client.call("k", timeout=5)).ok
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (Status.ERROR, RequestFailed),
+        (Status.EXPIRED, RequestExpired),
+        (Status.CANCELLED, RequestCancelled),
+        (Status.START_FAILED, StartFailed),
+        (Status.INVALID, InvalidRequest),
+    ],
+)
+async def test_status_of_the_answer_is_raised(
+    broker: EmbeddedBroker, pool_id: str, status: Status, kind: type[Exception]
+) -> None:
+    responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: [Response(status, detail="because")])
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        with pytest.raises(kind, match="because"):
+            await client.call("k", timeout=10)
+        reply = await client.call("k", timeout=10, raise_on_error=False)
+    assert (reply.status, reply.detail) == (status, "because")
+
+
+def _progress(request: Request) -> list[Response]:
+    steps = [Response(body=str(step).encode(), progress=True) for step in range(3)]
+    return [*steps, Response(body=b"last")]
+
+
+async def test_progress_reaches_the_callback_before_the_answer(broker: EmbeddedBroker, pool_id: str) -> None:
+    seen: list[Reply] = []
+    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        last = await client.call("k", on_progress=seen.append, timeout=10)
+    assert ([reply.text for reply in seen], last.text) == (["0", "1", "2"], "last")
+
+
+async def test_stream_yields_partial_answers_and_the_last(broker: EmbeddedBroker, pool_id: str) -> None:
+    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        replies = [(reply.text, reply.progress) async for reply in client.stream("k", timeout=10)]
+    assert replies == [("0", True), ("1", True), ("2", True), ("last", False)]
+
+
+async def test_stream_left_early_cancels_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+    def start(request: Request) -> list[Response]:
+        return [Response(body=b"first", progress=True)]
+
+    async with Responder(broker.amqp_uri, pool_id, answer=start) as responder:
+        async with AsyncClient(broker.amqp_uri, pool_id) as client:
+            async with aclosing(client.stream("k", timeout=30)) as replies:
+                assert (await anext(replies)).text == "first"
+            cancel = await responder.next_cancel()
+        request = await responder.requests.get()
+    assert cancel.properties.correlation_id == request.properties.correlation_id
+
+
+async def test_failing_progress_callback_fails_its_call_only(broker: EmbeddedBroker, pool_id: str) -> None:
+    def fail(reply: Reply) -> None:
+        raise LookupError("of the caller")
+
+    responder = Responder(broker.amqp_uri, pool_id, answer=_progress)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        with pytest.raises(LookupError, match="of the caller"):
+            await client.call("k", on_progress=fail, timeout=10)
+        assert (await client.call("k", timeout=10)).text == "last"
+
+
+async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBroker, pool_id: str) -> None:
+    responder = Responder(broker.amqp_uri, pool_id, answer=silence)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id, answer_slack=0.05) as client:
+        with pytest.raises(RequestTimeout, match="no answer") as raised:
+            await client.call("k", timeout=0.2)
+        assert (raised.value.sent, client.in_flight) == (True, 0)
+
+
+async def test_repeated_answer_is_ignored_and_counted(broker: EmbeddedBroker, pool_id: str) -> None:
+    responder = Responder(broker.amqp_uri, pool_id, answer=lambda request: [*echo(request), *echo(request)])
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        for number in range(3):
+            assert (await client.call("k", "", number, timeout=10)).json() == number
+    assert client.ignored_replies >= 2  # the last one may still be on its way
+
+
+async def test_cast_wants_no_answer_and_has_no_deadline_of_its_own(broker: EmbeddedBroker, pool_id: str) -> None:
+    responder = Responder(broker.amqp_uri, pool_id, answer=silence)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        await client.cast("k", "/fire", b"and forget")
+        request = (await responder.requests.get()).to_request(now_ms=0)
+    assert (request.path, request.body, request.reply_to, request.deadline_ms) == ("/fire", b"and forget", None, None)
+
+
+async def test_cancel_carries_the_same_address_as_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with (
+        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
+        AsyncClient(broker.amqp_uri, pool_id) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        call = group.create_task(client.call("k", correlation_id="mine", raise_on_error=False))
+        request = (await responder.requests.get()).properties
+        assert await client.cancel("mine")
+        cancel = await responder.next_cancel()
+        assert (cancel.properties.correlation_id, cancel.routing_key) == ("mine", "k")
+        assert cancel.properties.reply_to == request.reply_to != "amq.rabbitmq.reply-to"
+        call.cancel()
+
+
+async def test_cancelling_the_task_cancels_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder:
+        async with AsyncClient(broker.amqp_uri, pool_id) as client:
+            call = asyncio.create_task(client.call("k"))
+            request = (await responder.requests.get()).properties
+            call.cancel()
+        cancel = await responder.next_cancel()
+    assert (cancel.properties.correlation_id, call.cancelled()) == (request.correlation_id, True)
+
+
+async def test_cancel_of_an_unknown_call_says_so(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with AsyncClient(broker.amqp_uri, pool_id) as client:
+        assert not await client.cancel("nothing")
+
+
+async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
+    broker: EmbeddedBroker, pool_id: str
+) -> None:
+    async with (
+        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
+        AsyncClient(broker.amqp_uri, pool_id) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        call = group.create_task(client.call("k", correlation_id="mine"))
+        await responder.requests.get()
+        await responder.channel.delete_exchange(responder.names.cancel_exchange)
+        with pytest.raises(PoolNotFound, match="cancel"):
+            await client.cancel("mine")
+        assert (client.in_flight, client.status) == (1, ConnectionStatus.CONNECTED)
+        call.cancel()
+
+
+async def test_same_correlation_id_twice_is_refused(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with (
+        Responder(broker.amqp_uri, pool_id, answer=silence) as responder,
+        AsyncClient(broker.amqp_uri, pool_id) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        call = group.create_task(client.call("k", correlation_id="mine"))
+        await responder.requests.get()
+        with pytest.raises(InvalidRequest, match="mine"):
+            await client.call("k", correlation_id="mine")
+        assert client.in_flight == 1
+        call.cancel()
+
+
+async def test_full_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+    full = {"x-queue-type": "classic", "x-max-length": 1, "x-overflow": "reject-publish"}
+    responder = Responder(broker.amqp_uri, pool_id, queue_arguments=full, consume=False)
+    async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
+        await client.cast("k")
+        with pytest.raises(RequestRefused):
+            await client.call("k", timeout=10)
+
+
+async def test_header_that_amqp_cannot_express_hurts_nobody_else(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
+        with pytest.raises(TypeError):
+            await client.call("k", headers={"bad": object()}, timeout=10)
+        assert (await client.call("k", timeout=10)).ok
+
+
+async def test_plain_client_reads_the_status_as_a_byte_array(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id), await aio_pika.connect(broker.amqp_uri) as connection:
+        channel = await connection.channel()
+        answer: asyncio.Future[aio_pika.abc.AbstractIncomingMessage] = asyncio.get_running_loop().create_future()
+        replies = await channel.get_queue("amq.rabbitmq.reply-to")
+        await replies.consume(answer.set_result, no_ack=True)
+        exchange = await channel.get_exchange(f"{pool_id}-req-xchg")
+        request = aio_pika.Message(b"plain", correlation_id="1", reply_to="amq.rabbitmq.reply-to")
+        await exchange.publish(request, "k")
+        reply = await asyncio.wait_for(answer, 10)
+    assert (reply.body, reply.correlation_id, reply.headers[STATUS_HEADER]) == (b"plain", "1", bytearray(b"ok"))
