@@ -1,0 +1,276 @@
+"""RabbitMQ's HTTP API: listings, policies, global parameters, and what `doctor` asks.
+
+It never changes queues or bindings: that goes over AMQP, on the channel that holds the leader token (LIFECYCLE 2).
+
+Every call has a time-out, every answer is checked before it is believed, and no error, log or repr holds a password.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.broker.facts import (
+    Binding,
+    NodeStatus,
+    Overview,
+    Permissions,
+    QueueTotals,
+    Whoami,
+    read_binding,
+    read_node,
+    read_overview,
+    read_permissions,
+    read_policy,
+    read_totals,
+    read_whoami,
+)
+from osrdyne.broker.policies import PolicySpec
+from osrdyne.config.models import BrokerSettings
+from osrdyne.config.tls import ssl_context
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+)
+
+MAX_PAGE_SIZE = 500
+"""RabbitMQ refuses larger pages."""
+_LISTING_ATTEMPTS = 5
+_QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy"
+
+
+class ManagementClient:
+    """A client of the HTTP API for one virtual host, that of the AMQP URI. Close it with `close` or `async with`.
+
+    Errors of every method: `BrokerUnavailableError` when the API cannot be reached or fails, `BrokerAccessError` when
+    it refuses the user, `BrokerNotFoundError`, `BrokerError` when something else answers on its port.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        uri = urlsplit(settings.effective_management_uri())
+        self.vhost = vhost_of(settings.uri.get_secret_value())
+        self.user = unquote(uri.username or "guest")
+        self._address = f"{uri.scheme}://{uri.hostname}:{uri.port or (443 if uri.scheme == 'https' else 80)}"
+        self._clock = clock or SystemClock()
+        host = f"[{uri.hostname}]" if ":" in (uri.hostname or "") else uri.hostname
+        self._client = httpx.AsyncClient(
+            base_url=httpx.URL(f"{uri.scheme}://{host}{f':{uri.port}' if uri.port else ''}{uri.path.rstrip('/')}/api/"),
+            auth=(self.user, unquote(uri.password or "guest")),
+            timeout=settings.management_timeout,
+            verify=ssl_context(settings.tls) if uri.scheme == "https" else False,
+            trust_env=False,  # a proxy of the environment knows nothing of a broker next door
+            transport=transport,
+        )
+
+    def __repr__(self) -> str:
+        return f"ManagementClient({self._address}, vhost={self.vhost!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def overview(self) -> Overview:
+        """Version and name of the cluster, and the broker's clock."""
+        answer = await self._request("GET", "overview")
+        return read_overview(_object(answer), date=answer.headers.get("date"), now=self._clock.time())
+
+    async def whoami(self) -> Whoami:
+        return read_whoami(_object(await self._request("GET", "whoami")))
+
+    async def nodes(self) -> list[NodeStatus]:
+        """Memory, disk, file descriptors and alarms of every node; needs the tag `monitoring`."""
+        return [read_node(item) for item in _objects(await self._request("GET", "nodes"))]
+
+    async def permissions(self) -> Permissions | None:
+        """This user's permissions on the virtual host; None when it has none. Needs the tag `administrator`."""
+        answer = await self._find("permissions", self.vhost, self.user)
+        return None if answer is None else read_permissions(_object(answer))
+
+    async def disabled_feature_flags(self) -> list[str]:
+        """Stable feature flags that nobody has enabled since an upgrade."""
+        flags = _objects(await self._request("GET", "feature-flags"))
+        return sorted(str(flag.get("name")) for flag in flags if flag.get("state") == "disabled")
+
+    async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
+        """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (BROKER 0.4).
+
+        Queues that come or go between two pages could hide others: then the pages are read again.
+        """
+        for _ in range(_LISTING_ATTEMPTS):
+            queues, complete = await self._read_pages(prefix, page_size)
+            if complete:
+                return queues
+        raise BrokerUnavailableError(f"The queues {prefix}* change faster than {self._address} can list them.")
+
+    async def _read_pages(self, prefix: str, page_size: int) -> tuple[list[QueueTotals], bool]:
+        """The queues of all pages, and whether every page was about the same number of queues, each seen once."""
+        found: dict[str, QueueTotals] = {}
+        totals: set[int] = set()
+        page, pages = 1, 1
+        while page <= pages:
+            asked_at = self._clock.monotonic()
+            try:
+                body = await self._read_page(prefix, page=page, page_size=page_size)
+            except BrokerError as error:
+                if page > 1 and type(error) is BrokerError:  # 400: there is no such page any more
+                    return [], False
+                raise
+            for item in body.get("items") or []:
+                queue = read_totals(item, asked_at=asked_at)
+                if queue is not None:
+                    found[queue.name] = queue
+            totals.add(int(body.get("filtered_count") or 0))
+            pages = int(body.get("page_count") or 0)
+            page += 1
+        return list(found.values()), totals == {len(found)}
+
+    async def _read_page(self, prefix: str, *, page: int, page_size: int) -> dict[str, Any]:
+        query = {
+            "disable_stats": "true",
+            "enable_queue_totals": "true",
+            "name": f"^{re.escape(prefix)}",
+            "use_regex": "true",
+            "sort": "name",
+            "page": str(page),
+            "page_size": str(page_size),
+            "columns": _QUEUE_COLUMNS,
+        }
+        return _object(await self._request("GET", "queues", self.vhost, query=query))
+
+    async def list_bindings(self, exchange: str) -> list[Binding]:
+        """The bindings of queues to `exchange`. Raises `BrokerNotFoundError` when it does not exist."""
+        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        return [binding for item in _objects(answer) if (binding := read_binding(item)) is not None]
+
+    async def get_policy(self, name: str) -> PolicySpec | None:
+        answer = await self._find("policies", self.vhost, name)
+        return None if answer is None else read_policy(_object(answer))
+
+    async def put_policy(self, policy: PolicySpec) -> None:
+        """Create or replace a policy; in effect at once (BROKER 3). Needs the tag `policymaker`."""
+        await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
+
+    async def delete_policy(self, name: str) -> None:
+        """Delete a policy; a missing one is not an error."""
+        await self._find("policies", self.vhost, name, method="DELETE")
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        """The value of a global parameter; None when it is not set."""
+        answer = await self._find("global-parameters", name)
+        return None if answer is None else _object(answer).get("value")
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        await self._request("PUT", "global-parameters", name, body={"name": name, "value": value})
+
+    async def delete_global_parameter(self, name: str) -> None:
+        """Delete a global parameter; a missing one is not an error."""
+        await self._find("global-parameters", name, method="DELETE")
+
+    async def _find(self, *path: str, method: str = "GET") -> httpx.Response | None:
+        try:
+            return await self._request(method, *path)
+        except BrokerNotFoundError:
+            return None
+
+    async def _request(
+        self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
+    ) -> httpx.Response:
+        doing = f"{method} {path[0]} at {self._address}"
+        try:
+            answer = await self._client.request(
+                method,
+                "/".join(quote(part, safe="") for part in path),
+                params=query,
+                json=body,
+            )
+        except httpx.TimeoutException as error:
+            raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
+        except httpx.ConnectError as error:
+            raise BrokerUnavailableError(
+                f"RabbitMQ's HTTP API cannot be reached at {self._address} ({error}): is broker.management_uri right, "
+                "and the management plugin on (rabbitmq-plugins enable rabbitmq_management)?"
+            ) from error
+        except httpx.TransportError as error:
+            raise BrokerUnavailableError(
+                f"The connection to RabbitMQ's HTTP API failed ({doing}: {error}); "
+                "if it goes on, check that broker.management_uri is not the AMQP port."
+            ) from error
+        self._raise_for_status(answer, doing)
+        return answer
+
+    def _raise_for_status(self, answer: httpx.Response, doing: str) -> None:
+        if answer.is_success:
+            return
+        reason = _reason(answer)
+        if answer.status_code >= 500:
+            raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
+        if reason is None:
+            raise BrokerError(
+                f"What answers at {self._address} is not RabbitMQ's HTTP API (status {answer.status_code}, no JSON): "
+                "check broker.management_uri."
+            )
+        if answer.status_code in {401, 403}:
+            raise BrokerAccessError(f"RabbitMQ's HTTP API refused the user {self.user!r} ({doing}): {reason}.")
+        if answer.status_code == 404:
+            raise BrokerNotFoundError(f"RabbitMQ's HTTP API knows no such thing ({doing}).")
+        if answer.status_code == 409:
+            raise BrokerConflictError(f"RabbitMQ's HTTP API refused a change ({doing}): {reason}.")
+        raise BrokerError(f"RabbitMQ's HTTP API refused the request ({doing}): {reason}.")
+
+
+def vhost_of(amqp_uri: str) -> str:
+    """The virtual host that an AMQP URI means; none or an empty one is `/`, as in aiormq."""
+    return unquote(urlsplit(amqp_uri).path.removeprefix("/")) or "/"
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return json.loads(answer.content.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+
+
+def _reason(answer: httpx.Response) -> str | None:
+    """RabbitMQ's own words; None when the answer is not one of its JSON objects."""
+    body = _json(answer)
+    return str(body.get("reason") or body.get("error")) if isinstance(body, dict) else None
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    body = _json(answer)
+    if not isinstance(body, dict):
+        raise _not_rabbitmq(answer)
+    return body
+
+
+def _objects(answer: httpx.Response) -> list[dict[str, Any]]:
+    body = _json(answer)
+    if not isinstance(body, list):
+        raise _not_rabbitmq(answer)
+    return [item for item in body if isinstance(item, dict)]
+
+
+def _not_rabbitmq(answer: httpx.Response) -> BrokerError:
+    url = answer.request.url
+    return BrokerError(
+        f"What answers at {url.scheme}://{url.netloc.decode()} is not RabbitMQ's HTTP API: check broker.management_uri."
+    )

@@ -1,0 +1,119 @@
+"""Everything a pool has on the broker besides its request queues, as data in the order it is declared.
+
+The orphan queue comes before the requests exchange: from its first moment on, what that exchange cannot route has a
+place to go. The alternate exchange is an argument and not a policy: RabbitMQ applies one policy to an exchange, so an
+operator's own could push ours aside, and then confirmed requests would vanish.
+
+All queues are quorum queues: a classic one is unavailable while its node is down, and the pool with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
+
+NEVER = 1_000_000
+"""A delivery limit nobody reaches: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (BROKER 5)."""
+_BOUNDED_LENGTH = 10_000
+_CANCEL_TTL_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A durable exchange."""
+
+    name: str
+    kind: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A durable queue."""
+
+    name: QueueName
+    arguments: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBinding:
+    """A binding of a queue to an exchange; the routing key means nothing to a fanout exchange."""
+
+    queue: QueueName
+    exchange: str
+    routing_key: str = ""
+
+
+Declaration = Exchange | Queue | QueueBinding
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Declarations in the order they are made."""
+
+    declarations: tuple[Declaration, ...]
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(item for item in self.declarations if isinstance(item, Exchange))
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        return tuple(item for item in self.declarations if isinstance(item, Queue))
+
+    @property
+    def bindings(self) -> tuple[QueueBinding, ...]:
+        return tuple(item for item in self.declarations if isinstance(item, QueueBinding))
+
+
+def pool_topology(pool: str) -> Topology:
+    """The exchanges, queues and bindings of a pool. Source: PROTOCOL, "Names"."""
+    names = PoolNames(pool)
+    return Topology(
+        (
+            Queue(names.leader_queue, _quorum(single_consumer=True)),
+            *_fanout(names.dead_letter_exchange, names.dead_letter_queue, _quorum(single_consumer=True)),
+            Queue(names.poison_queue, _quorum()),
+            *_fanout(
+                names.orphan_exchange,
+                names.orphan_queue,
+                # A request whose time runs out while it waits for a controller is answered, so it is kept until
+                # `P-dl` has it; that needs the overflow rule, although the queue has no length limit (BROKER 0.8).
+                _quorum(single_consumer=True)
+                | {
+                    "x-dead-letter-exchange": names.dead_letter_exchange,
+                    "x-dead-letter-strategy": "at-least-once",
+                    "x-overflow": "reject-publish",
+                },
+            ),
+            Exchange(names.requests_exchange, "direct", {"alternate-exchange": names.orphan_exchange}),
+            *_fanout(names.activity_exchange, names.activity_queue, _quorum(single_consumer=True) | _bounded()),
+            Exchange(names.control_exchange, "topic"),
+            *_fanout(
+                names.cancel_exchange,
+                names.cancel_queue,
+                _quorum(single_consumer=True) | _bounded() | {"x-message-ttl": _CANCEL_TTL_MS},
+            ),
+        )
+    )
+
+
+def request_queue_arguments(key: Key) -> dict[str, object]:
+    """Arguments of a request queue: what may change later is in the pool's policy instead."""
+    return {"x-queue-type": "quorum", KEY_ARGUMENT: key}
+
+
+def _fanout(exchange: str, queue: QueueName, arguments: Mapping[str, object]) -> tuple[Declaration, ...]:
+    return Exchange(exchange, "fanout"), Queue(queue, arguments), QueueBinding(queue, exchange)
+
+
+def _quorum(*, single_consumer: bool = False) -> dict[str, object]:
+    arguments: dict[str, object] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
+    return arguments | ({"x-single-active-consumer": True} if single_consumer else {})
+
+
+def _bounded() -> dict[str, object]:
+    """The newest messages only: losing an old one costs little, a queue that grows without end costs the broker."""
+    return {"x-max-length": _BOUNDED_LENGTH, "x-overflow": "drop-head"}

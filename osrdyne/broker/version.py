@@ -1,0 +1,66 @@
+"""RabbitMQ's version, and what osrdyne does differently because of it. Source: BROKER 4-9, 15."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerVersion:
+    """Ordered as versions are. What comes after the three numbers (`-rc.1`, `+build`) is left out."""
+
+    major: int
+    minor: int
+    patch: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From "3.10.8"; what cannot be read is 0.0.0, which no check calls supported."""
+        match = _VERSION.match(text)
+        return cls(*(int(part or 0) for part in match.groups())) if match else cls(0, 0, 0)
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    @property
+    def is_supported(self) -> bool:
+        """3.10 is the first whose quorum queues have a TTL and dead-letter at least once."""
+        return (self.major, self.minor) >= (3, 10)
+
+    @property
+    def is_tested(self) -> bool:
+        """Up to 4.3; a later one may work."""
+        return self.is_supported and (self.major, self.minor) <= (4, 3)
+
+    @property
+    def has_consumer_timeout_policy(self) -> bool:
+        """Whether a policy can set the limit for an unacknowledged delivery; before, it is the node's alone."""
+        return (self.major, self.minor) >= (3, 12)
+
+    @property
+    def cancels_on_consumer_timeout(self) -> bool:
+        """Whether a consumer timeout cancels the consumer; before, it closes the whole channel."""
+        return (self.major, self.minor) >= (4, 3)
+
+    @property
+    def counts_nack(self) -> bool:
+        """Whether a message given back by `basic.nack` counts towards the delivery limit."""
+        return (self.major, self.minor) < (4, 3)
+
+    @property
+    def has_default_delivery_limit(self) -> bool:
+        """Whether a quorum queue without a delivery limit drops a message after 20 returns."""
+        return self.major >= 4
+
+    @property
+    def has_strict_priorities(self) -> bool:
+        return (self.major, self.minor) >= (4, 3)
+
+    @property
+    def default_max_message_bytes(self) -> int:
+        return 16 * _MIB if self.major >= 4 else 128 * _MIB

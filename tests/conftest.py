@@ -1,0 +1,105 @@
+"""Fixtures for every folder: one real RabbitMQ for the whole run, and a pool of its own for each test.
+
+`OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI` (set both) run the same tests against another RabbitMQ.
+A missing RabbitMQ fails the tests that need it; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import BrokerSettings
+
+
+class Broker(Protocol):
+    """What tests know of the RabbitMQ they run against. Tests that stop it bring an `EmbeddedBroker` of their own."""
+
+    @property
+    def amqp_uri(self) -> str: ...
+
+    @property
+    def management_uri(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class ExternalBroker:
+    amqp_uri: str = field(repr=False)
+    management_uri: str = field(repr=False)
+
+
+def run_apart(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine function in a loop and a thread of its own, whatever loop the tests use."""
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(lambda: asyncio.run(coroutine())).result()
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A running RabbitMQ, shared by all tests: change nothing outside of your own pool."""
+    amqp_uri, management_uri = (os.environ.get(f"OSRDYNE_TEST_{name}_URI") for name in ("AMQP", "MANAGEMENT"))
+    if amqp_uri and management_uri:
+        yield ExternalBroker(amqp_uri, management_uri)
+        return
+    embedded = EmbeddedBroker()
+    try:
+        run_apart(embedded.start)
+        yield embedded
+    finally:
+        run_apart(embedded.close)
+
+
+@pytest.fixture
+def broker_settings(broker: Broker) -> BrokerSettings:
+    return BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri))
+
+
+@pytest.fixture
+def pool_id(broker: Broker) -> Iterator[str]:
+    """A fresh pool id; everything on the broker that carries it is deleted after the test."""
+    pool = f"t{secrets.token_hex(6)}"
+    yield pool
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+        for kind in ("queues", "exchanges", "policies", "global-parameters"):
+            delete_all(client, kind, pool)
+
+
+def delete_all(client: httpx.Client, kind: str, pool: str) -> None:
+    query = "?disable_stats=true" if kind == "queues" else ""
+    for item in client.get(f"/api/{kind}{query}").raise_for_status().json():
+        if item["name"].startswith(f"{pool}-"):
+            path = [kind, *([item["vhost"]] if "vhost" in item else []), item["name"]]
+            client.delete("/api/" + "/".join(quote(part, safe="") for part in path))
+
+
+@pytest.fixture
+async def management(broker_settings: BrokerSettings) -> AsyncIterator[ManagementClient]:
+    async with ManagementClient(broker_settings) as client:
+        yield client
+
+
+@pytest.fixture
+async def connection(broker: Broker) -> AsyncIterator[amqp.Connection]:
+    """A plain connection of the test's own."""
+    opened = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne test"))
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def channel(connection: amqp.Connection) -> amqp.Channel:
+    """A channel with publisher confirms."""
+    return await connection.channel(confirms=True)
