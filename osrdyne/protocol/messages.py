@@ -116,7 +116,7 @@ class Response:
             status=decode_text(headers.get(STATUS_HEADER)) or Status.OK,
             body=body,
             content_type=content_type,
-            code=code if isinstance(code, int) else None,
+            code=code if isinstance(code, int) and not isinstance(code, bool) else None,
             detail=decode_text(headers.get(DETAIL_HEADER)),
             worker_id=decode_text(headers.get(WORKER_ID_HEADER)),
             retry_after=float(retry_after) if isinstance(retry_after, int | float) else None,

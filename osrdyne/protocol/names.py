@@ -68,7 +68,10 @@ def fit_key(key: Key, limit: int) -> str:
 
     The separator `_` never occurs in an encoded key, so a shortened name equals no other key's name.
     Used for queue names (limit 255 less prefix and suffix), and by drivers for their own, shorter names.
+    Raises ValueError for a limit that has no room for `_` and the hash.
     """
+    if limit <= _HASH_CHARS:
+        raise ValueError(f"a name needs at least {_HASH_CHARS + 1} characters to stay unique, not {limit}")
     encoded = encode_key(key)
     if len(encoded) <= limit:
         return encoded
@@ -153,7 +156,8 @@ class PoolNames:
 
     def request_queue_pattern(self) -> str:
         """An anchored regular expression that matches this pool's request queues and nothing else."""
-        return f"^{re.escape(self.request_queue_prefix)}(?:[A-Za-z0-9+]|_[0-9a-f]|_Pri)*$"
+        key = rf"(?:[A-Za-z0-9]|\+[0-9A-F]{{2}})*(?:_[0-9a-f]{{{_HASH_CHARS}}})?"
+        return f"^{re.escape(self.request_queue_prefix)}{key}(?:_Pri[0-9])?$"
 
     def key_of_queue(self, queue: str, arguments: dict[str, object]) -> Key | None:
         """The key a request queue belongs to: its name is decoded, a shortened name needs the key argument.

@@ -1,0 +1,181 @@
+"""Requests, responses, deadlines, activity and control as they are read from the wire: hostile input never raises."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event, report_from_wire
+from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
+from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
+from osrdyne.protocol.messages import Response, request_from_wire
+from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
+
+NAMES = st.sampled_from(
+    ["x-rpc-path", "x-status", "x-code", "x-deadline", "x-retry-after", "x-worker-id", "x-status-detail", "x-event",
+     "x-no-activate", "x-non-terminating-response", "x-delivery-count", "accept", "x-death"]
+)  # fmt: skip
+SCALARS = (  # what a header table can hold
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64) | st.floats() | st.decimals() | st.text()
+    | st.binary() | st.binary().map(bytearray) | st.datetimes(timezones=st.just(UTC))
+)  # fmt: skip
+VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5)
+HEADERS = st.dictionaries(NAMES | st.text(), VALUES, max_size=6)
+MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+MOMENT_MS = int(MOMENT.timestamp() * 1000)
+
+
+class TestHostileMessages:
+    @given(HEADERS, SCALARS, st.none() | st.datetimes(timezones=st.just(UTC)), st.text())
+    def test_request_with_any_headers_is_read(
+        self, headers: dict[str, object], expiration: object, timestamp: datetime | None, key: str
+    ) -> None:
+        request = request_from_wire(
+            key=key, body=b"", headers=headers, correlation_id=None, reply_to="", content_type=None,
+            content_encoding=None, expiration=expiration, timestamp=timestamp, redelivered=False, now_ms=MOMENT_MS,
+        )  # fmt: skip
+        assert request.reply_to is None
+        assert isinstance(request.path, str)
+        assert isinstance(request.accept, str | None)
+        assert isinstance(request.delivery_count, int)
+        assert request.no_activate in {True, False}
+
+    @given(HEADERS)
+    def test_response_with_any_headers_is_read(self, headers: dict[str, object]) -> None:
+        response = Response.from_wire(headers=headers, body=b"", content_type=None)
+        assert isinstance(response.status, str)
+        assert response.code is None or type(response.code) is int
+
+    @given(HEADERS, st.binary(), st.text())
+    def test_activity_report_with_any_content_is_read_or_none(
+        self, headers: dict[str, object], body: bytes, key: str
+    ) -> None:
+        report = report_from_wire(routing_key=key, headers=headers, body=body)
+        assert report is None or report.key == key
+
+    @given(st.binary())
+    def test_bytes_that_are_no_control_message_are_none(self, body: bytes) -> None:
+        assert control_from_wire(body) is None
+
+    @pytest.mark.parametrize("body", [b"[" * 100_000, b"1" * 10_000, b"\xff\xfe", b'{"command": ["pause"]}'])
+    def test_body_that_breaks_parsers_is_none(self, body: bytes) -> None:
+        assert control_from_wire(body) is None
+        headers = {EVENT_HEADER: "busy", WORKER_ID_HEADER: "w"}
+        report = report_from_wire(routing_key="k", headers=headers, body=body)
+        assert report is not None
+        assert report.event is Event.BUSY
+
+
+class TestResponse:
+    @given(
+        st.sampled_from(list(Status)), st.none() | st.integers(100, 599), st.none() | st.text(),
+        st.none() | st.floats(0, 1e6), st.booleans(),
+    )  # fmt: skip
+    def test_what_was_sent_is_what_is_read(
+        self, status: Status, code: int | None, detail: str | None, retry_after: float | None, progress: bool
+    ) -> None:
+        sent = Response(status, code=code, detail=detail, retry_after=retry_after, progress=progress, worker_id="w")
+        read = Response.from_wire(headers=sent.wire_headers(), body=b"", content_type=None)
+        assert (read.status, read.detail, read.retry_after, read.progress) == (status, detail, retry_after, progress)
+        assert read.code == (CODES[status] if code is None else code)
+
+    def test_status_is_a_byte_array_because_the_reference_client_reads_nothing_else(self) -> None:
+        assert Response(Status.EXPIRED).wire_headers()["x-status"] == bytearray(b"expired")
+        assert type(encode_status("ok")) is bytearray
+
+    def test_status_of_a_later_version_is_kept_without_a_code(self) -> None:
+        headers = Response("quota-exceeded").wire_headers()
+        assert "x-code" not in headers
+        assert Response.from_wire(headers=headers, body=b"", content_type=None).status == "quota-exceeded"
+
+    def test_reply_without_status_counts_as_ok(self) -> None:
+        assert Response.from_wire(headers={}, body=b"1", content_type=None).status is Status.OK
+
+    def test_every_status_has_a_code(self) -> None:
+        assert set(CODES) == set(Status)
+
+    @pytest.mark.parametrize(
+        ("value", "text"), [("a", "a"), (b"a", "a"), (bytearray(b"\xff"), "\ufffd"), (1, None), (None, None)]
+    )
+    def test_text_header_is_read_from_text_and_bytes(self, value: object, text: str | None) -> None:
+        assert decode_text(value) == text
+
+
+class TestDeadline:
+    def of(self, *, expiration: object = None, timestamp: datetime | None = None, **headers: object) -> int | None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return deadline_ms(headers=named, expiration=expiration, timestamp=timestamp, first_seen_ms=MOMENT_MS + 50)
+
+    def test_request_without_any_has_none(self) -> None:
+        assert self.of(timestamp=MOMENT) is None
+
+    def test_earlier_of_header_and_timestamp_with_expiration_counts(self) -> None:
+        assert self.of(expiration="100", timestamp=MOMENT, x_deadline=MOMENT_MS + 200) == MOMENT_MS + 100
+        assert self.of(expiration="300", timestamp=MOMENT, x_deadline=MOMENT_MS + 200) == MOMENT_MS + 200
+
+    def test_expiration_alone_counts_from_first_sight(self) -> None:
+        assert self.of(expiration="100") == MOMENT_MS + 150
+
+    def test_expiration_without_timestamp_does_not_shorten_a_known_deadline(self) -> None:
+        assert self.of(expiration="100", x_deadline=MOMENT_MS + 900) == MOMENT_MS + 900
+
+    @pytest.mark.parametrize("value", [True, -1, 10**18, float("nan"), float("inf"), "5", None, [1], b"5"])
+    def test_header_that_makes_no_sense_counts_as_absent(self, value: object) -> None:
+        assert self.of(x_deadline=value) is None
+
+    @pytest.mark.parametrize("value", ["", "-1", "1.5", "²", "٣", " 1", "1e3", True, -1, 2.0, None, b"1"])
+    def test_expiration_that_is_no_whole_number_counts_as_absent(self, value: object) -> None:
+        assert parse_expiration_ms(value) is None
+
+    def test_expiration_beyond_all_time_is_no_deadline(self) -> None:
+        assert self.of(expiration="9" * 255, timestamp=MOMENT) is None
+
+    def test_skew_is_allowed_before_a_deadline_has_passed(self) -> None:
+        assert not is_past(1_000, now_ms=6_000, skew_ms=5_000)
+        assert is_past(1_000, now_ms=6_001, skew_ms=5_000)
+        assert not is_past(None, now_ms=10**15)
+
+    @pytest.mark.parametrize(("deadline", "left"), [(None, None), (1_500, "500"), (1_000, "0"), (1, "0")])
+    def test_rest_of_the_deadline_goes_to_the_next_hop(self, deadline: int | None, left: str | None) -> None:
+        assert remaining_expiration(deadline, now_ms=1_000) == left
+
+
+class TestActivity:
+    @given(st.sampled_from(list(Event)), st.dictionaries(st.text(), st.integers() | st.text(), max_size=3))
+    def test_what_was_sent_is_what_is_read(self, event: Event, details: dict[str, object]) -> None:
+        sent = ActivityReport("key", event, "w1", details, {"x-path": "/sql"})
+        read = report_from_wire(routing_key="key", headers=sent.wire_headers(), body=sent.wire_body())
+        assert read == sent
+
+    @pytest.mark.parametrize(
+        "headers",
+        [{}, {EVENT_HEADER: "busy"}, {WORKER_ID_HEADER: "w"}, {EVENT_HEADER: "slept", WORKER_ID_HEADER: "w"}],
+        ids=["nothing", "no worker", "no event", "unknown event"],
+    )
+    def test_report_that_is_none_is_none(self, headers: dict[str, object]) -> None:
+        assert report_from_wire(routing_key="key", headers=headers, body=b"") is None
+
+    def test_report_of_the_reference_worker_is_read(self) -> None:
+        headers = {EVENT_HEADER: b"request-received", WORKER_ID_HEADER: b"w1"}
+        assert report_from_wire(routing_key="key", headers=headers, body=b"") == ActivityReport(
+            "key", Event.REQUEST_RECEIVED, "w1"
+        )
+
+
+class TestControl:
+    @given(st.sampled_from(list(Command)), st.integers(0), st.integers(0))
+    def test_what_was_sent_is_what_is_read(self, command: Command, term: int, counter: int) -> None:
+        sent = ControlMessage(command, Generation(term, counter), {"correlation_id": "c", "queues": ["q"]})
+        assert control_from_wire(sent.wire_body()) == sent
+
+    @pytest.mark.parametrize("generation", [None, [], [1], [1, 2, 3], ["1", 2], {"term": 1}, 7])
+    def test_message_without_a_generation_is_none(self, generation: object) -> None:
+        assert control_from_wire(json.dumps({"command": "pause", "generation": generation}).encode()) is None
+
+    def test_newer_term_wins_over_a_higher_counter(self) -> None:
+        assert Generation(2, 0) > Generation(1, 999)
+        assert str(Generation(2, 7)) == "2.7"
