@@ -1,0 +1,138 @@
+"""The client when its connection dies: what calls under way are told, and what comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import quote
+
+import httpx
+import pytest
+from client_responder import Responder, silence
+from yarl import URL
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.client import AsyncClient, ConnectionLost, ConnectionStatus, PoolNotFound, RequestTimeout
+from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
+from osrdyne.protocol.messages import Response
+
+FAST = Backoff(initial=0.05, maximum=0.2)
+
+
+async def kill_connection(broker: EmbeddedBroker, name: str) -> None:
+    """Close the connection that calls itself `name` through the management API, once that lists it."""
+    async with (
+        httpx.AsyncClient(base_url=broker.management_uri, timeout=10, trust_env=False) as api,
+        asyncio.timeout(30),
+    ):
+        while True:
+            for connection in (await api.get("/api/connections")).json():
+                if connection.get("client_properties", {}).get("connection_name") == name:
+                    (await api.delete(f"/api/connections/{quote(connection['name'], safe='')}")).raise_for_status()
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_call_under_way_is_told_that_its_outcome_is_unknown(broker: EmbeddedBroker, pool_id: str) -> None:
+    answers: list[list[Response]] = [[], [Response(body=b"after")]]
+    responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
+    client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
+    async with responder, client, asyncio.TaskGroup() as group:
+        call = group.create_task(_outcome(client))
+        await responder.requests.get()
+        await kill_connection(broker, f"{pool_id} client")
+        error = await call
+        assert isinstance(error, ConnectionLost)
+        assert error.retryable
+        assert (await client.call("k", timeout=20)).text == "after"
+
+
+async def _outcome(client: AsyncClient) -> Exception | None:
+    try:
+        await client.call("k", timeout=30)
+    except Exception as error:
+        return error
+    return None
+
+
+async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: str) -> None:
+    answers: list[list[Response]] = [[], [Response(body=b"second time")]]
+    responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
+    client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
+    async with responder, client, asyncio.TaskGroup() as group:
+        call = group.create_task(client.call("k", timeout=30, idempotent=True))
+        first = (await responder.requests.get()).properties
+        await kill_connection(broker, f"{pool_id} client")
+        second = (await responder.requests.get()).properties
+        assert (await call).text == "second time"
+    assert second.correlation_id == first.correlation_id
+    assert second.headers["x-deadline"] == first.headers["x-deadline"]
+
+
+async def test_without_reconnect_the_loss_is_final(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with (
+        Responder(broker.amqp_uri, pool_id),
+        AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=None) as client,
+    ):
+        await kill_connection(broker, f"{pool_id} client")
+        await until(lambda: client.status is ConnectionStatus.CLOSED)
+        with pytest.raises(BrokerUnavailableError):
+            await client.call("k", timeout=5)
+
+
+async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with AsyncClient(broker.amqp_uri, pool_id, reconnect=FAST) as client:
+        async with Responder(broker.amqp_uri, pool_id):
+            assert (await client.call("k", timeout=10)).ok
+        with pytest.raises(PoolNotFound):
+            await client.call("k", timeout=10)
+        async with Responder(broker.amqp_uri, pool_id):
+            assert (await client.call("k", timeout=10)).ok
+
+
+async def test_wrong_password_is_told_when_entering_without_the_password(broker: EmbeddedBroker, pool_id: str) -> None:
+    uri = str(URL(broker.amqp_uri).with_password("s3cret"))
+    with pytest.raises(BrokerAccessError) as raised:
+        async with AsyncClient(uri, pool_id):
+            pass
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.fixture
+async def own_broker() -> AsyncIterator[EmbeddedBroker]:
+    """A node of the test's own, to be stopped and started."""
+    async with EmbeddedBroker() as broker:
+        yield broker
+
+
+@pytest.mark.timeout(180)
+async def test_client_lives_through_a_restart_of_the_broker(own_broker: EmbeddedBroker, pool_id: str) -> None:
+    client = AsyncClient(own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=0.1)
+    async with client:
+        async with Responder(own_broker.amqp_uri, pool_id, keep=True):
+            assert (await client.call("k", timeout=20)).ok
+        await own_broker.stop()
+        await until(lambda: client.status is ConnectionStatus.RECONNECTING)
+        with pytest.raises(RequestTimeout, match="not sent") as raised:
+            await client.call("k", timeout=0.2)
+        assert not raised.value.sent
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(client.call("k", "", b"waited", timeout=90))
+            await own_broker.start()
+            async with Responder(own_broker.amqp_uri, pool_id):
+                assert (await waiting).body == b"waited"
+
+
+async def test_closing_ends_the_calls_under_way(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder, asyncio.TaskGroup() as group:
+        async with AsyncClient(broker.amqp_uri, pool_id) as client:
+            call = group.create_task(_outcome(client))
+            await responder.requests.get()
+        assert isinstance(await call, ConnectionLost)
