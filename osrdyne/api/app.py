@@ -1,0 +1,183 @@
+"""The FastAPI application: routes over a `PoolInspector`. Decides nothing and keeps nothing.
+
+There are no HTML pages: Swagger's would load scripts from elsewhere. The schema is at `/openapi.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from osrdyne.api import models
+from osrdyne.api.guard import Guard
+from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+from osrdyne.api.problems import problem, problem_of
+from osrdyne.errors import OsrdyneError
+from osrdyne.metrics import Metrics
+from osrdyne.pool.view import PoolInspector, WorkerView
+from osrdyne.protocol.names import Key
+
+_KEY_PARAMETER = {
+    "name": "key",
+    "required": True,
+    "schema": {"type": "string"},
+    "description": "The raw key, percent-encoded once.",
+}
+
+
+def create_app(
+    inspector: PoolInspector, metrics: Metrics, *, version: str, allowed_hosts: Collection[str] | None = None
+) -> FastAPI:
+    """The application. `allowed_hosts`: the `Host` names to answer (see `guard.hosts_of`), None for any."""
+    app = FastAPI(
+        title="osrdyne",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={"default": {"model": models.ProblemDetail, "description": "An error."}},
+    )
+    app.include_router(_process_routes(inspector, metrics, version))
+    app.include_router(_pool_routes(inspector))
+    app.include_router(_group_routes(inspector, "/v1/group", query_key, place="query"))
+    app.include_router(_group_routes(inspector, "/v1/groups/{key:path}", path_key, place="path"))
+    app.add_exception_handler(OsrdyneError, _on_own_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_middleware(Guard, allowed_hosts=allowed_hosts)
+    return app
+
+
+def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health", summary="The process is alive")
+    async def health() -> models.Health:
+        return models.Health()
+
+    @router.get("/ready", summary="Every component is well; 503 when one is not")
+    async def ready(response: Response) -> models.Readiness:
+        components = [models.Component.of(view) for view in inspector.components()]
+        is_ready = all(component.ok for component in components)
+        response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        role = "leader" if inspector.leadership().leading else "standby"
+        return models.Readiness(ready=is_ready, pool=inspector.pool, role=role, components=components)
+
+    @router.get("/version", summary="Which osrdyne this is")
+    async def show_version() -> models.Version:
+        return models.Version(version=version)
+
+    @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+    async def show_metrics() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/status", summary="Workers, as OSRD's client reads them")
+    async def status(keys: Annotated[set[Key] | None, Depends(status_keys)]) -> models.Status:
+        workers = [worker for group in inspector.groups() for worker in group.workers]
+        if keys is None:
+            return models.Status(workers={worker.worker_id: models.WorkerStatus.of(worker) for worker in workers})
+        return models.Status(workers={key: models.WorkerStatus.of(one) for key, one in _best(workers, keys).items()})
+
+    return router
+
+
+def _best(workers: list[WorkerView], keys: set[Key]) -> dict[Key, WorkerView]:
+    """One worker for each key: one that serves, where there is one."""
+    found: dict[Key, WorkerView] = {}
+    for worker in workers:
+        known = found.get(worker.key)
+        if worker.key in keys and (known is None or (worker.state.serves and not known.state.serves)):
+            found[worker.key] = worker
+    return found
+
+
+def _pool_routes(inspector: PoolInspector) -> APIRouter:
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/groups", summary="All groups, or those of the given keys (`?key=`, repeatable)")
+    async def groups(keys: Annotated[set[Key] | None, Depends(query_keys)]) -> models.Groups:
+        views = [view for view in inspector.groups() if keys is None or view.key in keys]
+        leading = inspector.leadership().leading
+        return models.Groups(pool=inspector.pool, leading=leading, groups=[models.Group.of(view) for view in views])
+
+    @router.get("/poison", summary="The first messages of the poison inventory")
+    async def poison(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> models.Poison:
+        messages = await inspector.poison(limit=limit)
+        return models.Poison(pool=inspector.pool, messages=[models.PoisonMessage.of(view) for view in messages])
+
+    @router.get("/leadership", summary="Whether this daemon leads its pool")
+    async def leadership() -> models.Leadership:
+        return models.Leadership.of(inspector.pool, inspector.leadership())
+
+    return router
+
+
+def _group_routes(
+    inspector: PoolInspector, prefix: str, key_of: Callable[[Request], Awaitable[Key]], *, place: str
+) -> APIRouter:
+    """The routes of one group. They exist twice, because no HTTP client sends the keys `.`, `..` and the empty one
+    in a path as they are: `/v1/group?key=` takes every key."""
+    router = APIRouter(prefix=prefix)
+    requested = Depends(key_of)
+    extra: dict[str, Any] = {"parameters": [{**_KEY_PARAMETER, "in": place}]}
+
+    # Actions before the group itself: `{key:path}` would take them for part of the key.
+    @router.get("/logs", summary="The last log lines of the group's workers", openapi_extra=extra)
+    async def logs(key: Key = requested, lines: int = Query(100, ge=1, le=10_000)) -> models.Logs:
+        found = await inspector.logs(key, lines=lines)
+        return models.Logs(key=key, workers={worker: list(text) for worker, text in found.items()})
+
+    @router.post("/start", summary="Require the group, as a request would", status_code=202, openapi_extra=extra)
+    async def start(key: Key = requested) -> models.Accepted:
+        await inspector.start_group(key)
+        return models.Accepted(key=key, accepted="start")
+
+    @router.post("/stop", summary="Begin the group's orderly end now", status_code=202, openapi_extra=extra)
+    async def stop(key: Key = requested) -> models.Accepted:
+        await inspector.stop_group(key)
+        return models.Accepted(key=key, accepted="stop")
+
+    @router.post("/pin", summary="Keep the group up until it is unpinned", status_code=202, openapi_extra=extra)
+    async def pin(key: Key = requested) -> models.Accepted:
+        await inspector.pin(key)
+        return models.Accepted(key=key, accepted="pin")
+
+    @router.post("/unpin", summary="Let the group go when it is idle", status_code=202, openapi_extra=extra)
+    async def unpin(key: Key = requested) -> models.Accepted:
+        await inspector.unpin(key)
+        return models.Accepted(key=key, accepted="unpin")
+
+    @router.get("", summary="One group", openapi_extra=extra)
+    async def group(key: Key = requested) -> models.Group:
+        view = inspector.group(key)
+        if view is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND, "There is no group for this key.")
+        return models.Group.of(view)
+
+    return router
+
+
+async def _on_own_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OsrdyneError)
+    return problem_of(error)
+
+
+async def _on_invalid_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    details = "; ".join(f"{detail['loc'][-1]}: {detail['msg']}" for detail in error.errors())
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, code="invalid-parameter", detail=details)
+
+
+async def _on_http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    status = HTTPStatus(error.status_code)
+    code = status.phrase.lower().replace(" ", "-")
+    answer = problem(status, code=code, detail=error.detail, remedy="The paths are listed in /openapi.json.")
+    answer.headers.update(error.headers or {})
+    return answer

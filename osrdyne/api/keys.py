@@ -1,0 +1,60 @@
+"""Keys out of URLs, decoded exactly once. A key is data: it may hold `/`, `%`, `,` and anything else.
+
+Frameworks decode the path before they route and replace bytes that are not UTF-8; both would change keys. So the
+application routes on the raw path (see `guard`), and keys are read here from the raw text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote_to_bytes
+
+from fastapi import Request
+
+from osrdyne.errors import InvalidKeyError
+from osrdyne.protocol.names import Key, parse_key
+
+
+async def path_key(request: Request) -> Key:
+    """The key of `/v1/groups/{key}…`. Raises `InvalidKeyError`."""
+    return _decode(request.path_params["key"])
+
+
+async def query_key(request: Request) -> Key:
+    """The key of `?key=`, which must be there, once. Raises `InvalidKeyError`."""
+    values = list(_raw_values(request, "key"))
+    if len(values) != 1:
+        raise InvalidKeyError(f"The query needs one key= parameter, percent-encoded; it has {len(values)}.")
+    return _decode(values[0], form=True)
+
+
+async def query_keys(request: Request) -> set[Key] | None:
+    """All keys of repeated `?key=`; None without any."""
+    values = list(_raw_values(request, "key"))
+    return {_decode(value, form=True) for value in values} if values else None
+
+
+async def status_keys(request: Request) -> set[Key] | None:
+    """The keys of `/status?keys=`; None without the parameter.
+
+    The reference client joins percent-encoded keys with commas, its server reads repeated parameters: both are
+    understood. A comma that is not encoded may also belong to a key, so the whole value counts as one, too; asking for
+    a key that does not exist changes nothing.
+    """
+    values = list(_raw_values(request, "keys"))
+    if not values:
+        return None
+    return {_decode(text, form=True) for value in values for text in {value, *value.split(",")}}
+
+
+def _raw_values(request: Request, name: str) -> Iterator[str]:
+    query: bytes = request.scope["query_string"]
+    for pair in query.decode("latin-1").split("&"):
+        key, _, value = pair.partition("=")
+        if key == name:
+            yield value
+
+
+def _decode(text: str, *, form: bool = False) -> Key:
+    raw = unquote_to_bytes((text.replace("+", " ") if form else text).encode("latin-1"))
+    return parse_key(raw.decode("utf-8", errors="surrogateescape"))

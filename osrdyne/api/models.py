@@ -1,0 +1,271 @@
+"""The answers of the HTTP API. Built from the pool's views; keys are raw text, times seconds since the epoch.
+
+No field may hold a secret: texts for people are masked again, and headers that carry credentials are hidden.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from osrdyne.logs import mask_uri
+from osrdyne.pool.view import ComponentView, GroupState, GroupView, LeadershipView, PoisonView, WorkerState, WorkerView
+
+MASK = "***"
+_SECRET_HEADERS = ("authorization", "token", "secret", "password", "cookie")
+
+Masked = Annotated[str, AfterValidator(mask_uri)]
+"""Text for a person; a password in a URI becomes `***`."""
+
+
+class Health(BaseModel):
+    """The process is alive."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Version(BaseModel):
+    """Which osrdyne this is."""
+
+    version: str
+
+
+class Component(BaseModel):
+    """One part of the daemon and whether it does its work."""
+
+    name: str
+    ok: bool
+    detail: Masked
+
+    @classmethod
+    def of(cls, view: ComponentView) -> Component:
+        return cls(name=view.name, ok=view.ok, detail=view.detail)
+
+
+class Readiness(BaseModel):
+    """Whether every component is well. A standby is ready: it stands by."""
+
+    ready: bool
+    pool: str
+    role: Literal["leader", "standby"]
+    components: list[Component]
+
+
+class Leadership(BaseModel):
+    """Whether this daemon leads its pool, its term and since when."""
+
+    pool: str
+    leading: bool
+    term: int | None
+    since: float | None
+    detail: Masked
+
+    @classmethod
+    def of(cls, pool: str, view: LeadershipView) -> Leadership:
+        return cls(pool=pool, leading=view.leading, term=view.term, since=view.since, detail=view.detail)
+
+
+class WorkerMetadata(BaseModel):
+    """A worker as the reference client reads it."""
+
+    external_id: str
+    worker_id: str
+    worker_key: str
+    metadata: dict[str, Masked]
+
+
+class WorkerStatus(BaseModel):
+    """`Ready` once the worker has loaded its data, `Loading` before."""
+
+    worker_metadata: WorkerMetadata
+    status: Literal["Loading", "Ready"]
+
+    @classmethod
+    def of(cls, view: WorkerView) -> WorkerStatus:
+        metadata = WorkerMetadata(
+            external_id=view.external_id, worker_id=view.worker_id, worker_key=view.key, metadata=view.metadata
+        )
+        return cls(worker_metadata=metadata, status="Ready" if view.state.serves else "Loading")
+
+
+class Status(BaseModel):
+    """Workers by key where keys were asked for, by worker id otherwise: the reference's own rule."""
+
+    workers: dict[str, WorkerStatus]
+
+
+class Worker(BaseModel):
+    """One worker of a group."""
+
+    worker_id: str
+    external_id: str
+    state: WorkerState
+    slot: int
+    in_flight: int
+    started_at: float | None
+    last_report_at: float | None
+    metadata: dict[str, Masked]
+
+    @classmethod
+    def of(cls, view: WorkerView) -> Worker:
+        return cls(
+            worker_id=view.worker_id,
+            external_id=view.external_id,
+            state=view.state,
+            slot=view.slot,
+            in_flight=view.in_flight,
+            started_at=view.started_at,
+            last_report_at=view.last_report_at,
+            metadata=view.metadata,
+        )
+
+
+class Queue(BaseModel):
+    """The request queue of a group."""
+
+    name: str
+    exists: bool
+    bound: bool
+
+
+class Transition(BaseModel):
+    """The state a group goes to next, and when."""
+
+    state: str
+    at: float | None
+
+
+class Group(BaseModel):
+    """One worker group: its state, the reason for it, and what comes next."""
+
+    key: str
+    state: GroupState
+    generation: str = Field(description="term.counter")
+    pinned: bool
+    queue: Queue
+    workers: list[Worker]
+    last_activity_at: float | None
+    next_transition: Transition | None
+    reason: Masked
+
+    @classmethod
+    def of(cls, view: GroupView) -> Group:
+        following = view.next_transition
+        return cls(
+            key=view.key,
+            state=view.state,
+            generation=str(view.generation),
+            pinned=view.pinned,
+            queue=Queue(name=view.queue.name, exists=view.queue.exists, bound=view.queue.bound),
+            workers=[Worker.of(worker) for worker in view.workers],
+            last_activity_at=view.last_activity_at,
+            next_transition=None if following is None else Transition(state=following, at=view.next_transition_at),
+            reason=view.reason,
+        )
+
+
+class Groups(BaseModel):
+    """Groups, ordered by key."""
+
+    pool: str
+    leading: bool
+    groups: list[Group]
+
+
+class Accepted(BaseModel):
+    """What was asked for has been taken on; the pool converges to it."""
+
+    key: str
+    accepted: Literal["start", "stop", "pin", "unpin"]
+
+
+class Logs(BaseModel):
+    """The last log lines of each worker of a group, by worker id, oldest first."""
+
+    key: str
+    workers: dict[str, list[Masked]]
+
+
+class PoisonMessage(BaseModel):
+    """One message of the poison inventory. `body` is text, or Base64 where it is not UTF-8."""
+
+    position: int
+    key: str
+    path: str
+    correlation_id: str | None
+    reason: Masked
+    first_at: float | None
+    last_at: float | None
+    deliveries: int | None
+    size_bytes: int
+    headers: dict[str, Any]
+    body: str
+    body_encoding: Literal["text", "base64"]
+
+    @classmethod
+    def of(cls, view: PoisonView) -> PoisonMessage:
+        text = _text(view.body)
+        return cls(
+            position=view.position,
+            key=view.key,
+            path=view.path,
+            correlation_id=view.correlation_id,
+            reason=view.reason,
+            first_at=view.first_at,
+            last_at=view.last_at,
+            deliveries=view.deliveries,
+            size_bytes=view.size_bytes,
+            headers={name: _header(name, value) for name, value in view.headers.items()},
+            body=base64.b64encode(view.body).decode() if text is None else text,
+            body_encoding="base64" if text is None else "text",
+        )
+
+
+class Poison(BaseModel):
+    """The first messages of the poison inventory."""
+
+    pool: str
+    messages: list[PoisonMessage]
+
+
+class ProblemDetail(BaseModel):
+    """An error (RFC 9457), with a code for programs and a remedy for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    remedy: str | None = None
+
+
+def _text(data: bytes) -> str | None:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _header(name: str, value: object) -> Any:
+    return MASK if any(word in name.lower() for word in _SECRET_HEADERS) else _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """An AMQP header value as JSON has it."""
+    match value:
+        case bool() | int() | float() | None:
+            return value
+        case str():
+            return mask_uri(value)
+        case bytes() | bytearray():
+            text = _text(bytes(value))
+            return base64.b64encode(value).decode() if text is None else mask_uri(text)
+        case Mapping():
+            return {str(name): _header(str(name), item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return str(value)

@@ -1,0 +1,53 @@
+"""Errors as `application/problem+json` (RFC 9457): what happened, a code for programs, a remedy for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from osrdyne.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    DriverError,
+    InvalidKeyError,
+    LeadershipLostError,
+    OsrdyneError,
+    PoolConflictError,
+)
+from osrdyne.logs import mask_uri
+
+CONTENT_TYPE = "application/problem+json"
+
+_ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str]] = (
+    (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
+    (PoolConflictError, HTTPStatus.CONFLICT, "conflict", "Change what the message names, then try again."),
+    (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
+    (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
+    (BrokerError, HTTPStatus.BAD_GATEWAY, "broker-error", "Run `osrdyne doctor` with the daemon's configuration."),
+    (DriverError, HTTPStatus.BAD_GATEWAY, "driver-error", "Run `osrdyne doctor` with the daemon's configuration."),
+)
+
+
+def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None) -> JSONResponse:
+    """An error answer. `detail` is a sentence for a person and is masked again, to be sure."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": int(status),
+        "detail": mask_uri(detail),
+        "code": code,
+    }
+    if remedy is not None:
+        body["remedy"] = remedy
+    return JSONResponse(body, status_code=status, media_type=CONTENT_TYPE)
+
+
+def problem_of(error: OsrdyneError) -> JSONResponse:
+    """The answer to one of our own errors."""
+    for kind, status, code, remedy in _ANSWERS:
+        if isinstance(error, kind):
+            return problem(status, code=code, detail=error.message, remedy=remedy)
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, code="error", detail=error.message)

@@ -1,0 +1,88 @@
+"""The API behind a real socket: odd keys through a real client, a port that is taken, a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from osrdyne.api.app import create_app
+from osrdyne.api.guard import hosts_of
+from osrdyne.api.server import ApiServer, bind_socket
+from osrdyne.config.models import ApiSettings
+from osrdyne.errors import ConfigurationError, PortTakenError
+from osrdyne.metrics import Metrics
+from osrdyne.testing.inspector import FakeInspector
+
+JSON = {"content-type": "application/json"}
+
+
+@asynccontextmanager
+async def serving(pool: FakeInspector) -> AsyncIterator[str]:
+    settings = ApiSettings(port=0)
+    server = ApiServer(create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ())), settings)
+    server.bind()
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(server.run())
+            yield server.url
+            task.cancel()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("key", ["infra=42,timetable=24", "a/b", "%41", "A", "é漢🚄", "\n", "a b+c", "#?&", "x" * 255])
+async def test_odd_key_goes_through_the_path(key: str) -> None:
+    pool = FakeInspector()
+    async with serving(pool) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON)
+    assert (answer.status_code, list(pool.group_views)) == (202, [key])
+
+
+@pytest.mark.parametrize("key", [".", "..", "", "../..", "/", "\0"])
+async def test_key_that_clients_change_in_a_path_goes_through_the_query(key: str) -> None:
+    pool = FakeInspector()
+    async with serving(pool) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post("/v1/group/start", params={"key": key}, headers=JSON)
+    assert (answer.status_code, list(pool.group_views)) == (202, [key])
+
+
+async def test_request_under_way_is_answered_before_the_server_stops() -> None:
+    pool = FakeInspector()
+    started, released = asyncio.Event(), asyncio.Event()
+
+    async def slow_logs(key: str, *, lines: int) -> dict[str, tuple[str, ...]]:
+        started.set()
+        await released.wait()
+        return {"w": ("late",)}
+
+    pool.logs = slow_logs  # type: ignore[method-assign]
+    async with httpx.AsyncClient() as client, asyncio.TaskGroup() as group, serving(pool) as url:
+        request = group.create_task(client.get(f"{url}/v1/groups/k/logs"))
+        await started.wait()
+        asyncio.get_running_loop().call_later(0.05, released.set)
+    assert request.result().json()["workers"] == {"w": ["late"]}
+
+
+async def test_port_is_free_again_after_the_stop() -> None:
+    async with serving(FakeInspector()) as url:
+        port = httpx.URL(url).port
+    assert port is not None
+    bind_socket("127.0.0.1", port).close()
+
+
+def test_port_that_is_taken_is_said_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortTakenError, match=f"Port {port} on 127.0.0.1 is in use by another process"):
+            bind_socket("127.0.0.1", port)
+
+
+def test_address_of_another_host_is_said_so() -> None:
+    with pytest.raises(ConfigurationError, match=r"api\.host: cannot listen on '192\.0\.2\.1'"):
+        bind_socket("192.0.2.1", 0)

@@ -1,0 +1,262 @@
+"""The HTTP API over a fake pool: answers, odd keys, refusals. No socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from urllib.parse import quote
+
+import httpx
+import pytest
+import structlog
+
+from osrdyne.api.app import create_app
+from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
+from osrdyne.metrics import Metrics
+from osrdyne.pool.view import ComponentView, PoisonView, WorkerState
+from osrdyne.protocol.names import Key
+from osrdyne.testing.inspector import FakeInspector, group_view, worker_view
+
+ODD_KEYS = [
+    "infra=42,timetable=24", "a/b", "a/logs", "a/start", "/", "//", "%41", "A", "%", "%2F", "+", "a b", "\n\r\t",
+    "\"'`$(x)", "é漢🚄", "#?&=;", "*.:", ".", "..", "../x", "", "x" * 255, "\0",
+]  # fmt: skip
+JSON = {"content-type": "application/json"}
+
+
+@pytest.fixture(autouse=True)
+def _no_log_output() -> Iterator[None]:
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.fixture
+def pool() -> FakeInspector:
+    return FakeInspector()
+
+
+@pytest.fixture
+async def api(pool: FakeInspector) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(pool, Metrics(), version="1.2.3")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
+        yield client
+
+
+async def test_health_and_version_answer_always(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.failure = BrokerUnavailableError("gone")
+    assert (await api.get("/health")).json() == {"status": "ok"}
+    assert (await api.get("/version")).json() == {"version": "1.2.3"}
+
+
+async def test_ready_lists_every_component(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/ready")
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "ready": True,
+        "pool": "fake",
+        "role": "leader",
+        "components": [{"name": "broker", "ok": True, "detail": "connected"}],
+    }
+
+
+async def test_ready_fails_with_one_component_and_hides_secrets(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.component_views.append(ComponentView("driver", False, "no answer from amqp://u:hidden@h"))
+    answer = await api.get("/ready")
+    assert answer.status_code == 503
+    assert not answer.json()["ready"]
+    assert "hidden" not in answer.text
+
+
+async def test_standby_is_ready_and_says_so(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.leading = False
+    answer = await api.get("/ready")
+    assert (answer.status_code, answer.json()["role"]) == (200, "standby")
+    assert (await api.get("/v1/leadership")).json()["leading"] is False
+
+
+async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:
+    answer = await api.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert "osrdyne_leading 0.0" in answer.text
+
+
+def running(pool: FakeInspector, *keys: str) -> None:
+    for number, key in enumerate(keys):
+        pool.group_views[Key(key)] = group_view(Key(key), worker_view(Key(key), f"w{number}"))
+
+
+async def test_status_without_keys_is_by_worker_id(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "infra=42,timetable=24")
+    assert (await api.get("/status")).json() == {
+        "workers": {
+            "w0": {
+                "worker_metadata": {
+                    "external_id": "pid-w0",
+                    "worker_id": "w0",
+                    "worker_key": "infra=42,timetable=24",
+                    "metadata": {},
+                },
+                "status": "Ready",
+            }
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "keys=infra%3D42%2Ctimetable%3D24,b%2Fc",  # the reference client: encoded, joined with commas
+        "keys=infra%3D42%2Ctimetable%3D24&keys=b/c",  # the reference server: repeated
+        "keys=infra=42,timetable=24&keys=b/c",  # by hand
+    ],
+)
+async def test_status_of_keys_is_by_raw_key(api: httpx.AsyncClient, pool: FakeInspector, query: str) -> None:
+    running(pool, "infra=42,timetable=24", "b/c", "other")
+    workers = (await api.get(f"/status?{query}")).json()["workers"]
+    assert set(workers) == {"infra=42,timetable=24", "b/c"}
+
+
+async def test_status_of_one_key_does_not_mean_its_encoded_twin(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "A", "%41")
+    assert set((await api.get("/status?keys=%2541")).json()["workers"]) == {"%41"}
+    assert set((await api.get("/status?keys=%41")).json()["workers"]) == {"A"}
+
+
+async def test_status_is_loading_until_one_worker_serves(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    key = Key("k")
+    loading, ready = worker_view(key, "w1", WorkerState.LOADING), worker_view(key, "w2", WorkerState.BUSY)
+    pool.group_views[key] = group_view(key, loading)
+    assert (await api.get("/status?keys=k")).json()["workers"]["k"]["status"] == "Loading"
+    pool.group_views[key] = group_view(key, loading, ready)
+    assert (await api.get("/status?keys=k")).json()["workers"]["k"]["status"] == "Ready"
+
+
+async def test_group_tells_state_reason_and_what_comes_next(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "k")
+    group = (await api.get("/v1/groups/k")).json()
+    assert (group["state"], group["generation"], group["queue"]["name"]) == ("active", "7.3", "fake-req-k")
+    assert group["next_transition"] == {"state": "unbound", "at": 1610.0}
+    assert group["reason"] == "active: a request arrived"
+    assert group["workers"][0]["worker_id"] == "w0"
+
+
+async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "b", "a", "a/b")
+    assert [group["key"] for group in (await api.get("/v1/groups")).json()["groups"]] == ["a", "a/b", "b"]
+    answer = await api.get("/v1/groups?key=a%2Fb&key=nobody")
+    assert [group["key"] for group in answer.json()["groups"]] == ["a/b"]
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+async def test_every_key_works_in_the_query(api: httpx.AsyncClient, pool: FakeInspector, key: str) -> None:
+    query = f"key={quote(key, safe='')}"
+    assert (await api.post(f"/v1/group/pin?{query}", headers=JSON)).json() == {"key": key, "accepted": "pin"}
+    assert (await api.get(f"/v1/group?{query}")).json()["key"] == key
+    assert (await api.get(f"/v1/group/logs?{query}")).json() == {"key": key, "workers": {}}
+    assert list(pool.group_views) == [key]
+
+
+@pytest.mark.parametrize("key", [key for key in ODD_KEYS if key not in {".", ".."}])
+async def test_every_other_key_works_in_the_path(api: httpx.AsyncClient, pool: FakeInspector, key: str) -> None:
+    path = f"/v1/groups/{quote(key, safe='')}"
+    assert (await api.post(f"{path}/start", headers=JSON)).json() == {"key": key, "accepted": "start"}
+    assert (await api.get(path)).json()["key"] == key
+    assert (await api.get(f"{path}/logs")).json() == {"key": key, "workers": {}}
+    assert list(pool.group_views) == [key]
+
+
+async def test_slashes_of_a_key_need_no_encoding(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "tpch/sf=0.01")
+    assert (await api.get("/v1/groups/tpch/sf=0.01")).json()["key"] == "tpch/sf=0.01"
+
+
+async def test_group_is_stopped_and_unpinned_by_post(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    await api.post("/v1/groups/k/pin", headers=JSON)
+    refused = await api.post("/v1/groups/k/stop", headers=JSON)
+    assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+    await api.post("/v1/groups/k/unpin", headers=JSON)
+    assert (await api.post("/v1/groups/k/stop", headers=JSON)).status_code == 202
+    assert (await api.get("/v1/groups/k")).json()["state"] == "stopping"
+
+
+async def test_logs_are_the_last_lines_without_secrets(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.log_lines[Key("k")] = {"w1": ("one", "two", "to amqp://u:hidden@h")}
+    answer = await api.get("/v1/groups/k/logs?lines=2")
+    assert answer.json()["workers"] == {"w1": ["two", "to amqp://u:***@h"]}
+
+
+async def test_poison_shows_evidence_and_hides_credentials(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    headers: dict[str, object] = {"authorization": "Bearer hidden", "x-rpc-path": b"/sql", "x-death": [{"n": b"\xff"}]}
+    view = PoisonView(0, "k", "/sql", "c1", "delivery_limit", 1.0, 2.0, 5, 3, headers, b"\xff\x00a")
+    pool.poison_views = [view]
+    message = (await api.get("/v1/poison")).json()["messages"][0]
+    assert message["headers"] == {"authorization": "***", "x-rpc-path": "/sql", "x-death": [{"n": "/w=="}]}
+    assert (message["body"], message["body_encoding"]) == ("/wBh", "base64")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (LeadershipLostError("This daemon does not lead."), 503, "not-leading"),
+        (BrokerUnavailableError("No connection to amqp://u:hidden@h."), 503, "broker-unavailable"),
+        (DriverError("Docker said no."), 502, "driver-error"),
+        (OsrdyneError("Something else."), 500, "error"),
+    ],
+)
+async def test_error_is_a_problem_with_code_and_without_secret(
+    api: httpx.AsyncClient, pool: FakeInspector, error: OsrdyneError, status: int, code: str
+) -> None:
+    pool.failure = error
+    answer = await api.post("/v1/groups/k/start", headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "hidden" not in answer.text
+
+
+async def test_unexpected_error_tells_nothing_but_where_to_look(
+    api: httpx.AsyncClient, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "groups", lambda: [][1])
+    answer = await api.get("/v1/groups")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert "IndexError" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/groups/nobody", 404, "not-found"),
+        ("/v1/nothing", 404, "not-found"),
+        ("/docs", 404, "not-found"),
+        (f"/v1/groups/{'x' * 256}", 400, "invalid-key"),
+        ("/v1/groups/%FF", 400, "invalid-key"),
+        ("/v1/group?key=%C3", 400, "invalid-key"),
+        ("/v1/group", 400, "invalid-key"),
+        ("/v1/group?key=a&key=b", 400, "invalid-key"),
+        ("/v1/groups/k/logs?lines=many", 422, "invalid-parameter"),
+    ],
+)
+async def test_wrong_request_is_refused_with_a_code(api: httpx.AsyncClient, path: str, status: int, code: str) -> None:
+    answer = await api.get(path)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+async def test_wrong_method_says_which_are_allowed(api: httpx.AsyncClient) -> None:
+    answer = await api.delete("/health", headers=JSON)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data"}])
+async def test_post_that_a_web_page_could_send_is_refused(
+    api: httpx.AsyncClient, pool: FakeInspector, headers: dict[str, str]
+) -> None:
+    answer = await api.post("/v1/groups/k/start", headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (415, "json-required")
+    assert pool.group_views == {}
+
+
+async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient) -> None:
+    paths = (await api.get("/openapi.json")).json()["paths"]
+    groups = [path for path in paths if path.startswith("/v1/group/") or path.startswith("/v1/groups/")]
+    operations = [operation for path in groups for operation in paths[path].values()]
+    assert len(operations) == 11
+    assert all("key" in [parameter["name"] for parameter in one["parameters"]] for one in operations)
