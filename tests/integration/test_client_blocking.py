@@ -1,0 +1,112 @@
+"""The blocking client against real RabbitMQ: threads, a running loop, Ctrl-C, and a clean end of the interpreter."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from client_responder import responder_in_a_thread, silence
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.client import Client, ClientClosed, ConnectionLost, PoolNotFound, Reply
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.messages import Request, Response
+
+
+def test_calls_from_several_threads_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
+    with (
+        responder_in_a_thread(broker.amqp_uri, pool_id),
+        Client(broker.amqp_uri, pool_id) as client,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        replies = list(threads.map(lambda number: client.call("k", "/echo", number, timeout=20), range(64)))
+    assert [reply.json() for reply in replies] == list(range(64))
+
+
+async def test_call_works_where_a_loop_is_running(broker: EmbeddedBroker, pool_id: str) -> None:
+    with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
+        assert client.call("k", "/echo", b"notebook", timeout=20).body == b"notebook"
+
+
+def _progress(request: Request) -> list[Response]:
+    return [Response(body=b"half", progress=True), Response(body=b"done")]
+
+
+def test_progress_and_stream_run_in_the_callers_thread(broker: EmbeddedBroker, pool_id: str) -> None:
+    seen: list[Reply] = []
+    with responder_in_a_thread(broker.amqp_uri, pool_id, _progress), Client(broker.amqp_uri, pool_id) as client:
+
+        def ask_again(reply: Reply) -> None:
+            seen.append(client.call("k", timeout=20))  # would wait for itself in the client's own thread
+
+        assert client.call("k", on_progress=ask_again, timeout=20).text == "done"
+        assert [reply.text for reply in client.stream("k", timeout=20)] == ["half", "done"]
+    assert [reply.text for reply in seen] == ["done"]
+
+
+def test_errors_arrive_in_the_callers_thread(broker: EmbeddedBroker, pool_id: str) -> None:
+    with Client(broker.amqp_uri, pool_id) as client, pytest.raises(PoolNotFound):
+        client.call("k", timeout=10)
+
+
+def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id: str) -> None:
+    client = Client(broker.amqp_uri, pool_id).open()
+    with responder_in_a_thread(broker.amqp_uri, pool_id, silence), ThreadPoolExecutor(1) as threads:
+        call = threads.submit(client.call, "k", timeout=60)
+        while client.in_flight == 0:
+            assert not call.done()
+        client.close()
+        with pytest.raises(ConnectionLost):
+            call.result(20)
+
+
+def test_closed_client_refuses_calls(broker: EmbeddedBroker, pool_id: str) -> None:
+    with Client(broker.amqp_uri, pool_id) as client:
+        pass
+    client.close()
+    with pytest.raises(ClientClosed):
+        client.call("k")
+
+
+def test_unreachable_broker_is_told_at_once(unused_tcp_port: int) -> None:
+    with pytest.raises(BrokerUnavailableError), Client(f"amqp://u:p@127.0.0.1:{unused_tcp_port}/"):
+        pass
+
+
+_FORGETS_TO_CLOSE = """
+import sys
+from osrdyne.client import Client
+client = Client(sys.argv[1], sys.argv[2]).open()
+print(client.call("k", "/echo", "hello", timeout=20).json(), flush=True)
+"""
+
+
+def test_interpreter_ends_cleanly_when_nobody_closes_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
+    with responder_in_a_thread(broker.amqp_uri, pool_id):
+        command = [sys.executable, "-W", "error", "-c", _FORGETS_TO_CLOSE, broker.amqp_uri, pool_id]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+
+
+_WAITS = """
+import sys
+from osrdyne.client import Client
+with Client(sys.argv[1], sys.argv[2]) as client:
+    print("calling", flush=True)
+    client.call("k", timeout=60)
+"""
+
+
+def test_ctrl_c_ends_a_blocking_call(broker: EmbeddedBroker, pool_id: str) -> None:
+    with responder_in_a_thread(broker.amqp_uri, pool_id, silence):
+        command = [sys.executable, "-c", _WAITS, broker.amqp_uri, pool_id]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "calling\n"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
