@@ -8,26 +8,26 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
 from typing import Any, TextIO
 
 import structlog
 
 Logger = structlog.typing.FilteringBoundLogger
 
-_URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/]*@", re.IGNORECASE)
+_URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*@", re.IGNORECASE)
 
 
 def mask_uri(text: str) -> str:
-    """Replace the password of every URI in `text` by `***`."""
-    return _URI_PASSWORD.sub(r"\1***@", text)
+    """Replace the password of every URI in `text` by `***`.
+
+    Rather too much than too little: a password may hold `/`, `:` and `@` that nobody encoded, so everything up to the
+    last `@` before a blank is masked.
+    """
+    return _URI_PASSWORD.sub(r"\1***@", text) if "://" in text else text
 
 
-def _mask_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for name, value in event.items():
-        if isinstance(value, str) and "://" in value:
-            event[name] = mask_uri(value)
-    return event
+def _mask_line(_: Any, __: str, line: Any) -> str:
+    return mask_uri(line)
 
 
 def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
@@ -38,12 +38,14 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _mask_event,
     ]
     if as_json:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        processors.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
+        # A plain traceback: the default one prints local variables, credentials among them.
+        plain = structlog.dev.plain_traceback
+        processors.append(structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain))
+    processors.append(_mask_line)  # on the finished line, so that nested values and tracebacks are masked too
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +111,8 @@ def _amqp_uri(variables: Mapping[str, str]) -> str:
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigurationError(f"WORKER_AMQP_URI_FILE: cannot read {file}: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"WORKER_AMQP_URI_FILE: {file} is not UTF-8 text.") from None
 
 
 def _queues(variables: Mapping[str, str]) -> tuple[QueueName, ...]:
@@ -127,7 +130,7 @@ def _queues(variables: Mapping[str, str]) -> tuple[QueueName, ...]:
 
 def _size(variables: Mapping[str, str]) -> int:
     text = variables.get("WORKER_MAX_MSG_SIZE", str(DEFAULT_MAX_MESSAGE_BYTES))
-    if not text.isdigit() or int(text) == 0:
+    if re.fullmatch(r"0*[1-9][0-9]{0,17}", text) is None:
         raise ConfigurationError(f"WORKER_MAX_MSG_SIZE must be a number of bytes, not {text!r}.")
     return int(text)
 
@@ -135,7 +138,7 @@ def _size(variables: Mapping[str, str]) -> int:
 def _config(variables: Mapping[str, str]) -> Mapping[str, object]:
     try:
         config = json.loads(variables.get("WORKER_CONFIG") or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"WORKER_CONFIG is not JSON: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigurationError("WORKER_CONFIG must be a JSON object.")

@@ -1,0 +1,121 @@
+"""The settings: defaults that hold together, and refusals that name the field."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from osrdyne.config.models import BrokerSettings, Model, Settings
+
+
+def broker(uri: str, **more: object) -> BrokerSettings:
+    return BrokerSettings.model_validate({"uri": uri, **more})
+
+
+def models(model: type[Model]) -> dict[str, type[Model]]:
+    found: dict[str, type[Model]] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Model):
+            found |= {name: field.annotation} | {f"{name}.{inner}": m for inner, m in models(field.annotation).items()}
+    return found
+
+
+def test_defaults_are_valid() -> None:
+    assert Settings() == Settings.model_validate(Settings().model_dump())
+
+
+def test_defaults_are_those_of_the_design() -> None:
+    settings = Settings()
+    assert (settings.lifecycle.unbind_delay, settings.lifecycle.stop_delay) == (600, 600)
+    assert (settings.requests.ttl, settings.requests.delivery_limit) == (600, 5)
+    assert (settings.broker.leader_heartbeat, settings.broker.heartbeat) == (2, 30)
+    assert settings.worker.processing_timeout == 1800
+    assert settings.requests.max_message_bytes == 16 * 2**20
+
+
+@pytest.mark.parametrize("model", [Settings, *models(Settings).values()], ids=["", *models(Settings)])
+def test_every_setting_says_what_it_is_for(model: type[Model]) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "location"),
+    [
+        ("pool", {"id": "Has-Dash"}, ("pool", "id")),
+        ("pool", {"pinned_keys": ["ok", "é" * 200]}, ("pool", "pinned_keys")),
+        ("lifecycle", {"stop_delay": "1s"}, ("lifecycle",)),
+        ("lifecycle", {"unbind_delay": "soon"}, ("lifecycle", "unbind_delay")),
+        ("requests", {"delivery_limit": 2}, ("requests", "delivery_limit")),
+        ("broker", {"tls": {"key_file": "k.pem"}}, ("broker", "tls")),
+        ("broker", {"usr": "x"}, ("broker", "usr")),
+        ("driver", 7, ("driver",)),
+        ("colour", "red", ("colour",)),
+    ],
+)
+def test_wrong_setting_is_refused_with_its_path(section: str, value: object, location: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({section: value})
+    assert [error["loc"] for error in caught.value.errors()] == [location]
+
+
+def test_stop_delay_below_the_settle_delay_names_both_and_the_remedy() -> None:
+    with pytest.raises(ValidationError, match=r"stop_delay \(1 s\) must be at least settle_delay \(10 s\): raise"):
+        Settings.model_validate({"lifecycle": {"stop_delay": "1s"}})
+
+
+def test_name_alone_is_short_for_a_driver() -> None:
+    assert Settings.model_validate({"driver": "noop"}).driver.name == "noop"
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().pool.id = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("uri", "management"),
+    [
+        ("amqp://u:p@host:5672/vhost", "http://u:p@host:15672"),
+        ("amqps://u:p@host", "https://u:p@host:15671"),
+        ("amqp://host", "http://guest:guest@host:15672"),
+        ("amqp://u:p%40%2F@[::1]:5672/", "http://u:p%40%2F@[::1]:15672"),
+        ("amqp://a%20b:p@host", "http://a%20b:p@host:15672"),
+    ],
+)
+def test_management_uri_follows_from_the_amqp_uri(uri: str, management: str) -> None:
+    assert broker(uri).effective_management_uri() == management
+
+
+def test_management_uri_of_its_own_counts() -> None:
+    assert broker("amqp://h", management_uri="http://x:y@z:1").effective_management_uri() == "http://x:y@z:1"
+
+
+def test_workers_get_the_brokers_uri_unless_they_have_their_own() -> None:
+    assert broker("amqp://u:p@h").effective_worker_uri() == "amqp://u:p@h"
+    assert broker("amqp://h", worker_uri="amqp://w:p@h2").effective_worker_uri() == "amqp://w:p@h2"
+
+
+@pytest.mark.parametrize(
+    "uri", ["", "host", "http://u:s3cret@h", "amqp://u:s3cret@", "amqp://u:s3cret@[::1", "amqp://h:x"]
+)
+def test_uri_that_is_none_is_refused_without_showing_it(uri: str) -> None:
+    with pytest.raises(ValidationError, match="amqp://user:password@host") as caught:
+        broker(uri)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_secrets_are_not_in_the_repr() -> None:
+    shown = repr(Settings(broker=BrokerSettings(uri=SecretStr("amqp://u:s3cret@h"))))
+    assert "s3cret" not in shown
+
+
+def test_consumer_timeout_is_longer_than_the_work_on_one_request() -> None:
+    assert Settings().effective_consumer_timeout() == 2100
+    assert Settings.model_validate({"requests": {"consumer_timeout": "1h"}}).effective_consumer_timeout() == 3600
+
+
+def test_worker_configuration_is_what_the_runtime_reads() -> None:
+    config = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}}).worker.to_worker_config()
+    assert set(config) == {"runtime", "spark", "app"}
+    assert config["app"] == {"a": 1}
+    assert config["runtime"]["stop_grace"] == 5  # type: ignore[index]

@@ -1,0 +1,124 @@
+"""The environment of a worker, through a real process environment."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+
+ODD_KEYS = {
+    "of the specification": "infra=42,timetable=24",
+    "empty": "",
+    "255 bytes": "x" * 255,
+    "everything": "/ % # * . : é 漢 🚄 \t\n 'quotes' \"double\" $HOME `id` \\ =",
+    "NUL": "a\0b",
+    "like an escape": "%41",
+    "blank": " ",
+    "newline at the end": "a\n",
+}
+
+
+def environment(key: str = "k") -> WorkerEnvironment:
+    names = PoolNames("p")
+    return WorkerEnvironment(
+        worker_id=WorkerId("w1"),
+        key=Key(key),
+        pool="p",
+        amqp_uri="amqp://user:s3cret@host/vhost",
+        requests_queues=(names.request_queue(Key(key), 9), names.request_queue(Key(key))),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        max_message_bytes=1234,
+        config={"app": {"path": "/data/é", "nul": "\0", "list": [1, None]}},
+    )
+
+
+def without(name: str) -> dict[str, str]:
+    return {key: value for key, value in environment().to_variables().items() if key != name}
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_odd_key_survives_a_real_process_environment(key: str) -> None:
+    printed = subprocess.run(
+        ["/usr/bin/env", "-0"], env=environment(key).to_variables(), capture_output=True, check=True, timeout=10
+    ).stdout
+    variables = dict(item.split("=", 1) for item in printed.decode().rstrip("\0").split("\0"))
+    assert WorkerEnvironment.from_variables(variables) == environment(key)
+
+
+def test_base_queue_is_the_one_of_the_lowest_priority() -> None:
+    assert environment().requests_queue == "p-req-k"
+    assert environment().to_variables()["WORKER_REQUESTS_QUEUE"] == "p-req-k"
+
+
+def test_variables_of_the_reference_protocol_are_enough() -> None:
+    worker = WorkerEnvironment.from_variables(
+        {"WORKER_ID": "w", "WORKER_KEY": "k", "WORKER_POOL": "p", "WORKER_AMQP_URI": "amqp://h",
+         "WORKER_REQUESTS_QUEUE": "p-req-k"}
+    )  # fmt: skip
+    assert worker.requests_queues == ("p-req-k",)
+    assert (worker.activity_exchange, worker.control_exchange) == ("p-activity-xchg", "p-ctl-xchg")
+    assert worker.max_message_bytes == 16 * 2**20
+
+
+@pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_POOL", "WORKER_AMQP_URI", "WORKER_KEY"])
+def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} is missing.*osrdyne groups env"):
+        WorkerEnvironment.from_variables(without(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WORKER_REQUESTS_QUEUES", "[]"),
+        ("WORKER_REQUESTS_QUEUES", "[1]"),
+        ("WORKER_REQUESTS_QUEUES", "p-req-k"),
+        ("WORKER_MAX_MSG_SIZE", "many"),
+        ("WORKER_MAX_MSG_SIZE", "0"),
+        ("WORKER_MAX_MSG_SIZE", "²"),
+        ("WORKER_MAX_MSG_SIZE", "9" * 5000),
+        ("WORKER_CONFIG", "{"),
+        ("WORKER_CONFIG", "[]"),
+        ("WORKER_CONFIG", "[" * 100_000),
+        ("WORKER_KEY", "x" * 256),
+        ("WORKER_KEY", "\udcff"),
+        ("WORKER_KEY_ESCAPED", "%41"),
+    ],
+)
+def test_wrong_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=name.removesuffix("_ESCAPED")):
+        WorkerEnvironment.from_variables({**environment().to_variables(), name: value})
+
+
+def test_uri_comes_from_a_file_where_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "uri"
+    file.write_text("amqp://from:file@host/\n")
+    variables = {**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)}
+    assert WorkerEnvironment.from_variables(variables).amqp_uri == "amqp://from:file@host/"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["missing", "not text"])
+def test_uri_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "uri"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"WORKER_AMQP_URI_FILE: .*{file}"):
+        WorkerEnvironment.from_variables({**without("WORKER_AMQP_URI"), "WORKER_AMQP_URI_FILE": str(file)})
+
+
+def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "pod-7"}))
+    variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": "true"}
+    assert WorkerEnvironment.from_variables(variables).worker_id == "pod-7"
+
+
+def test_repr_shows_neither_the_uri_nor_the_configuration() -> None:
+    shown = repr(replace(environment(), config={"token": "hush"}))
+    assert "s3cret" not in shown
+    assert "hush" not in shown

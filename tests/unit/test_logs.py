@@ -1,0 +1,76 @@
+"""Logs: one line an event, and no password in any of them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from osrdyne.logs import configure_logging, get_logger, mask_uri
+
+SECRET = "s3cret"
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("amqp://user:s3cret@host:5672/vhost", "amqp://user:***@host:5672/vhost"),
+        ("connect to AMQPS://user:s3cret@host failed", "connect to AMQPS://user:***@host failed"),
+        ("amqp://user:s3cret/s3cret@host/", "amqp://user:***@host/"),
+        ("amqp://user:s3cret@s3cret@host/", "amqp://user:***@host/"),
+        ("amqp://user:s3cret:s3cret@host/", "amqp://user:***@host/"),
+        ("amqp://:s3cret@host", "amqp://:***@host"),
+        ("http://u:s3cret@a and amqp://v:s3cret@b", "http://u:***@a and amqp://v:***@b"),
+        ("amqp://host:5672/vhost", "amqp://host:5672/vhost"),
+        ("no uri: a@b", "no uri: a@b"),
+    ],
+)
+def test_password_of_every_uri_is_masked(text: str, masked: str) -> None:
+    assert mask_uri(text) == masked
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_no_way_into_the_log_carries_a_password(as_json: bool) -> None:
+    stream = io.StringIO()
+    configure_logging(json=as_json, stream=stream)
+    uri = f"amqp://user:{SECRET}@host/"
+    log = get_logger("test", bound=uri)
+    try:
+        raise OSError(f"cannot reach {uri}")
+    except OSError as error:
+        log.exception("broker lost", nested={"uris": [uri]}, error=error, raw=uri.encode())
+    assert "broker lost" in stream.getvalue()
+    assert SECRET not in stream.getvalue()
+
+
+def test_json_line_is_an_object_with_the_phrase_and_its_keys() -> None:
+    stream = io.StringIO()
+    configure_logging(json=True, stream=stream)
+    get_logger("pool.tracker", pool="p").info("key required", key='a "b"\n', uri="amqp://u:p@h:1/\n", n=1)
+    event = json.loads(stream.getvalue())
+    assert (event["event"], event["level"], event["pool"], event["key"]) == ("key required", "info", "p", 'a "b"\n')
+    assert event["uri"] == "amqp://u:***@h:1/\n"
+    assert "pool.tracker" in event.values()
+
+
+def test_events_below_the_level_are_not_written() -> None:
+    stream = io.StringIO()
+    configure_logging(level="warning", json=True, stream=stream)
+    get_logger("test").info("quiet")
+    assert stream.getvalue() == ""
+
+
+def test_stream_that_is_no_terminal_gets_json() -> None:
+    stream = io.StringIO()
+    configure_logging(stream=stream)
+    get_logger("test").info("hello")
+    assert json.loads(stream.getvalue())["event"] == "hello"
