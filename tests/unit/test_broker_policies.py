@@ -1,0 +1,132 @@
+"""The queue policy of a pool and the topology, as data."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.broker.policies import pool_policy
+from osrdyne.broker.topology import QueueBinding, pool_topology, request_queue_arguments
+from osrdyne.broker.version import BrokerVersion
+from osrdyne.config.models import PoolSettings, RequestSettings, Settings, WorkerSettings
+from osrdyne.protocol.names import Key, PoolNames
+
+VERSIONS = ["3.10.8", "3.11.28", "3.12.0", "3.13.7", "4.0.5", "4.2.1", "4.3.6"]
+POOLS = ["a", "aa", "a_", "_a", "a_req", "req", "a_b", "b_a", "a1"]
+POOL_IDS = st.from_regex(r"[a-z0-9_]{1,32}", fullmatch=True)
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=255).filter(lambda text: len(text.encode()) <= 255)
+
+
+def policy_of(
+    pool: str = "p", *, version: str = "3.10.8", requests: RequestSettings | None = None
+) -> dict[str, object]:
+    settings = Settings(pool=PoolSettings(id=pool), requests=requests or RequestSettings())
+    return dict(pool_policy(settings, BrokerVersion.parse(version)).definition)
+
+
+def declaration_order() -> list[str]:
+    declarations = pool_topology("p").declarations
+    return [f"bind {item.queue}" if isinstance(item, QueueBinding) else item.name for item in declarations]
+
+
+def matches(pool: str, queue: str) -> bool:
+    policy = pool_policy(Settings(pool=PoolSettings(id=pool)), BrokerVersion.parse("4.3.6"))
+    return re.search(policy.pattern, queue) is not None
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("other", POOLS)
+def test_policy_matches_request_queues_of_its_own_pool_only(pool: str, other: str) -> None:
+    assert matches(pool, PoolNames(other).request_queue(Key("infra=42/é"))) is (pool == other)
+
+
+@given(pool=POOL_IDS, other=POOL_IDS, key=KEYS, priority=st.none() | st.integers(0, 9))
+def test_policy_matches_every_key_and_priority_of_its_pool(
+    pool: str, other: str, key: str, priority: int | None
+) -> None:
+    assert matches(pool, PoolNames(pool).request_queue(Key(key), priority))
+    assert matches(pool, PoolNames(other).request_queue(Key(key), priority)) is (pool == other)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_policy_leaves_the_queues_of_the_topology_alone(pool: str) -> None:
+    assert not [queue.name for other in POOLS for queue in pool_topology(other).queues if matches(pool, queue.name)]
+
+
+@pytest.mark.parametrize("queue", ["xp-req-a", "p-req-a x", "p-req-~", "P-req-a", "p-reqa", "p-req-é", "p.req.a"])
+def test_policy_leaves_the_queues_of_others_alone(queue: str) -> None:
+    assert not matches("p", queue)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_policy_keeps_dead_letters_on_every_version(version: str) -> None:
+    definition = policy_of(version=version)
+    assert definition["dead-letter-exchange"] == "p-dl-xchg"
+    assert (definition["dead-letter-strategy"], definition["overflow"]) == ("at-least-once", "reject-publish")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_policy_sets_the_consumer_timeout_where_rabbitmq_knows_it(version: str) -> None:
+    known = version not in {"3.10.8", "3.11.28"}
+    assert policy_of(version=version).get("consumer-timeout") == (2_100_000 if known else None)
+
+
+def test_policy_has_the_settings_in_rabbitmqs_units() -> None:
+    requests = RequestSettings(ttl=1.5, delivery_limit=7, max_length=3, max_length_bytes=2**20)
+    definition = policy_of(requests=requests)
+    expected = {"message-ttl": 1500, "delivery-limit": 7, "max-length": 3, "max-length-bytes": 1048576}
+    assert {name: definition[name] for name in expected} == expected
+
+
+def test_policy_without_limits_names_none() -> None:
+    assert not {"max-length", "max-length-bytes"} & set(policy_of())
+
+
+def test_a_tiny_ttl_is_at_least_a_millisecond() -> None:
+    assert policy_of(requests=RequestSettings(ttl=0.0001))["message-ttl"] == 1
+
+
+def test_consumer_timeout_follows_the_processing_timeout() -> None:
+    settings = Settings(worker=WorkerSettings(processing_timeout=7200))
+    policy = pool_policy(settings, BrokerVersion.parse("4.3.6"))
+    assert policy.definition["consumer-timeout"] == 7_500_000
+
+
+def test_the_orphan_queue_is_declared_and_bound_before_the_requests_exchange() -> None:
+    names, order = PoolNames("p"), declaration_order()
+    requests = order.index(names.requests_exchange)
+    assert order.index(names.orphan_queue) < order.index(f"bind {names.orphan_queue}") < requests
+
+
+def test_dead_letters_have_a_place_before_anything_can_die() -> None:
+    names, order = PoolNames("p"), declaration_order()
+    assert order.index(f"bind {names.dead_letter_queue}") < order.index(names.orphan_queue)
+
+
+@pytest.mark.parametrize("name", ["p-orphan", "p-dl", "p-poison", "p-leader"])
+def test_queues_that_hold_requests_have_no_ttl_no_length_limit_and_no_low_delivery_limit(name: str) -> None:
+    [arguments] = [queue.arguments for queue in pool_topology("p").queues if queue.name == name]
+    assert arguments["x-delivery-limit"] == 1_000_000
+    assert not {"x-message-ttl", "x-max-length", "x-max-length-bytes", "x-expires"} & set(arguments)
+
+
+@pytest.mark.parametrize("name", ["p-leader", "p-orphan", "p-dl", "p-activity", "p-cancel"])
+def test_queues_that_the_leader_consumes_have_one_active_consumer(name: str) -> None:
+    [arguments] = [queue.arguments for queue in pool_topology("p").queues if queue.name == name]
+    assert arguments["x-single-active-consumer"] is True
+
+
+def test_every_binding_joins_things_declared_before_it() -> None:
+    declared: set[str] = set()
+    for item in pool_topology("p").declarations:
+        if isinstance(item, QueueBinding):
+            assert {item.queue, item.exchange} <= declared
+        else:
+            declared.add(item.name)
+
+
+def test_request_queue_arguments_carry_the_raw_key() -> None:
+    assert request_queue_arguments(Key("é/%41")) == {"x-queue-type": "quorum", "x-osrdyne-key": "é/%41"}

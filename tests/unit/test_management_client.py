@@ -1,0 +1,193 @@
+"""The HTTP API client against made-up answers: what it sends, what it survives, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.broker.management import ManagementClient, vhost_of
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError, BrokerUnavailableError, OsrdyneError
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+URI = "amqp://us%40er:s%2Fecret@rabbit.example/a%2Fb"
+
+
+def client(handler: Handler, *, uri: str = URI) -> ManagementClient:
+    return ManagementClient(BrokerSettings(uri=SecretStr(uri)), transport=httpx.MockTransport(handler))
+
+
+def answering(status: int, body: object = None, *, text: str | None = None) -> Handler:
+    return lambda _: httpx.Response(status, text=text) if text is not None else httpx.Response(status, json=body)
+
+
+def raising(error: Exception) -> Handler:
+    def handler(_: httpx.Request) -> httpx.Response:
+        raise error
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("uri", "vhost"),
+    [
+        ("amqp://host", "/"),
+        ("amqp://host/", "/"),
+        ("amqp://host/%2F", "/"),
+        ("amqp://host/prod", "prod"),
+        ("amqp://host/a%2Fb%25", "a/b%"),
+        ("amqp://user:p%2Fw@host:5672/%C3%A9?heartbeat=1", "é"),
+    ],
+)
+def test_virtual_host_is_read_from_the_amqp_uri(uri: str, vhost: str) -> None:
+    assert vhost_of(uri) == vhost
+
+
+async def test_names_are_percent_encoded_once() -> None:
+    seen: list[bytes] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.raw_path)
+        return httpx.Response(204)
+
+    await client(handler).delete_policy("p/%41 é")
+    assert seen == [b"/api/policies/a%2Fb/p%2F%2541%20%C3%A9"]
+
+
+async def test_credentials_travel_in_the_header_only() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"name": "us@er", "tags": "administrator,monitoring"})
+
+    whoami = await client(handler).whoami()
+    assert seen[0].headers["authorization"] == httpx.BasicAuth("us@er", "s/ecret")._auth_header
+    assert "ecret" not in str(seen[0].url)
+    assert whoami.tags == {"administrator", "monitoring"}
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (answering(401, {"error": "not_authorized", "reason": "Login failed"}), BrokerAccessError),
+        (answering(403, {"error": "not_authorised", "reason": "no"}), BrokerAccessError),
+        (answering(404, {"error": "Object Not Found"}), BrokerNotFoundError),
+        (answering(400, {"error": "bad_request", "reason": "bad"}), BrokerError),
+        (answering(503, text="<html>down</html>"), BrokerUnavailableError),
+        (answering(200, text="<html>hello</html>"), BrokerError),
+        (answering(404, text="<html>no such page</html>"), BrokerError),
+        (answering(200, ["a list"]), BrokerError),
+        (raising(httpx.ConnectError("refused")), BrokerUnavailableError),
+        (raising(httpx.ReadTimeout("slow")), BrokerUnavailableError),
+        (raising(httpx.RemoteProtocolError("not HTTP")), BrokerUnavailableError),
+    ],
+    ids=["401", "403", "404", "400", "503", "html", "html-404", "wrong-json", "refused", "slow", "not-http"],
+)
+async def test_failures_are_translated_without_secrets(handler: Handler, kind: type[OsrdyneError]) -> None:
+    api = client(handler)
+    with pytest.raises(OsrdyneError) as raised:
+        await api.overview()
+    assert type(raised.value) is kind
+    assert "ecret" not in f"{raised.value!r} {api!r} {raised.value.fields}"
+
+
+async def test_a_refused_connection_names_the_plugin() -> None:
+    with pytest.raises(BrokerUnavailableError, match="rabbitmq-plugins enable rabbitmq_management"):
+        await client(raising(httpx.ConnectError("refused"))).overview()
+
+
+async def test_a_web_server_in_its_place_is_named_as_such() -> None:
+    with pytest.raises(BrokerError, match=r"rabbit\.example:15672 is not RabbitMQ's HTTP API"):
+        await client(answering(404, text="<html/>")).overview()
+
+
+async def test_a_missing_policy_is_none() -> None:
+    assert await client(answering(404, {"error": "Object Not Found"})).get_policy("p") is None
+
+
+async def test_listing_asks_for_the_cheap_totals_and_escapes_the_prefix() -> None:
+    seen: list[httpx.URL] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url)
+        return httpx.Response(200, json={"items": [], "filtered_count": 0, "page_count": 0})
+
+    assert await client(handler).list_queues("p.x-") == []
+    assert seen[0].params["disable_stats"] == seen[0].params["enable_queue_totals"] == "true"
+    assert seen[0].params["name"] == r"^p\.x\-"
+
+
+async def test_listing_survives_odd_queues() -> None:
+    items = [
+        {"name": "a", "arguments": {"x": True, "y": [1, {"z": None}], "w": 1.5}, "messages": 3, "state": "running"},
+        {"name": "b", "arguments": [], "messages": None, "state": "down"},
+        {"name": "c", "arguments": "?", "messages": True, "policy": ""},
+        {"arguments": {}},
+        "what",
+    ]
+    body = {"items": items, "filtered_count": 3, "page_count": 1}
+    queues = await client(answering(200, body)).list_queues("")
+    assert [(queue.name, queue.messages, queue.is_empty) for queue in queues] == [
+        ("a", 3, False),
+        ("b", None, False),
+        ("c", None, False),
+    ]
+
+
+async def test_a_name_that_is_not_utf8_does_not_break_a_listing() -> None:
+    raw = b'{"items": [{"name": "a\xff"}], "filtered_count": 1, "page_count": 1}'
+    queues = await client(lambda _: httpx.Response(200, content=raw)).list_queues("")
+    assert [queue.name for queue in queues] == ["a\ufffd"]
+
+
+def pages_of(*answers: list[list[str]]) -> Handler:
+    """Each answer is a state of the broker: its pages. The state changes with every second page asked for."""
+    asked = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        pages = answers[min(asked // 2, len(answers) - 1)]
+        asked += 1
+        page = int(request.url.params["page"])
+        if page > len(pages):
+            return httpx.Response(400, json={"error": "page_out_of_range", "reason": "page out of range"})
+        items = [{"name": name} for name in pages[page - 1]]
+        count = sum(map(len, pages))
+        return httpx.Response(200, json={"items": items, "filtered_count": count, "page_count": len(pages)})
+
+    return handler
+
+
+async def test_pages_that_do_not_fit_together_are_read_again() -> None:
+    # While the three pages of the first state are read, a queue of page one goes and everything moves up: d is missed.
+    handler = pages_of([["a", "b"], ["c", "d"], ["e"]], [["b", "c"], ["d", "e"]])
+    assert [queue.name for queue in await client(handler).list_queues("")] == ["b", "c", "d", "e"]
+
+
+async def test_a_page_that_has_gone_meanwhile_starts_the_listing_again() -> None:
+    handler = pages_of([["a", "b"], ["c", "d"], ["e"]], [["a", "b"]])
+    assert [queue.name for queue in await client(handler).list_queues("")] == ["a", "b"]
+
+
+async def test_bindings_of_exchanges_are_left_out() -> None:
+    body = [
+        {"destination": "q", "destination_type": "queue", "routing_key": "é/%41", "arguments": {}},
+        {"destination": "x", "destination_type": "exchange", "routing_key": "k", "arguments": []},
+    ]
+    bindings = await client(answering(200, body)).list_bindings("p-req-xchg")
+    assert [(binding.queue, binding.routing_key) for binding in bindings] == [("q", "é/%41")]
+
+
+async def test_the_clock_of_the_broker_is_compared() -> None:
+    def handler(_: httpx.Request) -> httpx.Response:
+        headers = {"date": "Thu, 01 Jan 1970 00:00:10 GMT", "content-type": "application/json"}
+        return httpx.Response(200, headers=headers, content=json.dumps({"rabbitmq_version": "3.10.8"}))
+
+    overview = await client(handler).overview()
+    assert overview.clock_offset is not None and overview.clock_offset < -1_000_000_000
