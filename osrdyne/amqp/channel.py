@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import aiormq
@@ -28,6 +30,14 @@ class QueueInfo:
     consumers: int
 
 
+@dataclass(slots=True)
+class _Turn:
+    """Whose turn it is to publish a message of one id, and how many publish or wait."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class Channel:
     """A channel of a `Connection`, with time-outs from the connection's options."""
 
@@ -36,6 +46,8 @@ class Channel:
         self._underlay = underlay
         self._timeout = connection.options.rpc_timeout
         self._consumers: dict[str, Consumer] = {}
+        self._consumer_numbers = itertools.count(1)
+        self._turns: dict[str, _Turn] = {}
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
         underlay.closing.add_done_callback(self._on_closed)
 
@@ -133,32 +145,44 @@ class Channel:
     ) -> Consumer:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
         consumer = Consumer(queue)
+        consumer.tag = f"c{next(self._consumer_numbers)}"
+        self._consumers[consumer.tag] = consumer  # known before the broker can cancel it
 
         async def deliver(message: DeliveredMessage) -> None:
             consumer.put(Delivery.from_aiormq(self, message))
 
-        with translated(f"consume queue {queue}"):
-            if not no_ack:
-                await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
-            answer = await self._underlay.basic_consume(
-                queue,
-                deliver,
-                no_ack=no_ack,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
-                timeout=self._timeout,
-            )
-        consumer.tag = answer.consumer_tag or ""
-        self._consumers[consumer.tag] = consumer
+        try:
+            with translated(f"consume queue {queue}"):
+                if not no_ack:
+                    await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
+                await self._underlay.basic_consume(
+                    queue,
+                    deliver,
+                    consumer_tag=consumer.tag,
+                    no_ack=no_ack,
+                    arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                    timeout=self._timeout,
+                )
+        except BaseException:
+            self._consumers.pop(consumer.tag, None)
+            raise
         if self.is_closed:
             self._on_closed(None)
         return consumer
 
     async def cancel(self, consumer: Consumer) -> None:
         """Stop consuming; deliveries that have arrived stay unacknowledged and are still handed out."""
-        if self._consumers.pop(consumer.tag, None) is not None and not self.is_closed:
-            with translated(f"cancel the consumer of {consumer.queue}"):
-                await self._underlay.basic_cancel(consumer.tag, timeout=self._timeout)
-        consumer.end()
+        try:
+            if self._consumers.pop(consumer.tag, None) is not None and not self.is_closed:
+                with translated(f"cancel the consumer of {consumer.queue}"):
+                    await self._underlay.basic_cancel(consumer.tag, timeout=self._timeout)
+        finally:
+            consumer.end()
+
+    async def ping(self) -> None:
+        """Ask the broker something that cannot fail (the prefetch of consumers to come) and wait for the answer."""
+        with translated("ask RabbitMQ for a sign of life"):
+            await self._underlay.basic_qos(prefetch_count=0, timeout=self._timeout)
 
     async def get(self, queue: str) -> Delivery | None:
         """Take one message, or None when the queue is empty."""
@@ -189,24 +213,51 @@ class Channel:
         """
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
-            publishing = asyncio.ensure_future(
-                self._underlay.basic_publish(
-                    message.body,
-                    exchange=exchange,
-                    routing_key=routing_key,
-                    properties=message.properties(),
-                    mandatory=mandatory,
-                    wait=False,
+            async with self._turn_of(message.message_id):
+                await self._unless_silent(
+                    self._underlay.basic_publish(
+                        message.body,
+                        exchange=exchange,
+                        routing_key=routing_key,
+                        properties=message.properties(),
+                        mandatory=mandatory,
+                        wait=False,
+                    )
                 )
-            )
-            try:
-                while not publishing.done():
-                    done, _ = await asyncio.wait({publishing}, timeout=self._timeout)
-                    if not done and not self._connection.is_blocked:
-                        raise TimeoutError
-                publishing.result()
-            finally:
-                publishing.cancel()
+
+    @asynccontextmanager
+    async def _turn_of(self, message_id: str | None) -> AsyncIterator[None]:
+        """Publish messages of one id one after the other.
+
+        aiormq finds the publish that a returned message belongs to by its id alone: of two in flight with the same
+        id, the one that no queue took would count as confirmed, and be lost.
+        """
+        if not message_id:
+            yield
+            return
+        turn = self._turns.setdefault(message_id, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.users -= 1
+            if turn.users == 0:
+                del self._turns[message_id]
+
+    async def _unless_silent(self, publish: Coroutine[object, object, object]) -> None:
+        """Await the confirm. `TimeoutError` when the broker is silent for too long without having blocked us."""
+        publishing = asyncio.ensure_future(publish)
+        silence, step = 0.0, self._timeout / 10
+        try:
+            while not publishing.done():
+                await asyncio.wait({publishing}, timeout=step)
+                silence = 0.0 if self._connection.is_blocked else silence + step
+                if silence >= self._timeout and not publishing.done():
+                    raise TimeoutError
+            publishing.result()
+        finally:
+            publishing.cancel()
 
     async def close(self) -> None:
         """Close the channel; unacknowledged deliveries return to their queues."""

@@ -18,6 +18,7 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     OsrdyneError,
     PublishRefusedError,
+    QueueFullError,
 )
 from osrdyne.logs import mask_uri
 
@@ -39,15 +40,15 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
         case PublishError():
             return PublishRefusedError(f"Could not {doing}: there is no queue for it")
         case DeliveryError():
-            return PublishRefusedError(f"Could not {doing}: RabbitMQ refused the message (the queue is full)")
+            return QueueFullError(f"Could not {doing}: RabbitMQ refused the message (the queue is full)")
+        case TimeoutError():  # before OSError, which it is
+            return BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to {doing}.")
         case ssl.SSLError():
             return BrokerUnavailableError(f"TLS failed while trying to {doing}: {text}")
         case aiormq.AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
             return BrokerUnavailableError(f"The connection to RabbitMQ failed while trying to {doing}: {text}")
         case aiormq.ChannelClosed():
             return BrokerUnavailableError(f"The channel was closed while trying to {doing}: {text}")
-        case TimeoutError():
-            return BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to {doing}.")
         case _:
             return BrokerError(f"Could not {doing}: {text}")
 

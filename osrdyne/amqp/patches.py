@@ -8,6 +8,9 @@ somebody's message would close our connection, again after every reconnection. E
   to the same bytes, so that such a request can be answered and not only dropped;
 - byte strings in header tables, as pamqp itself decodes them, can be encoded again;
 - timestamps outside the years 1-9999 decode as None;
+- decimals are decoded signed, as they are encoded, so that each can be sent on;
+- tables and arrays nested deeper than 32 levels decode as None: thousands of levels fit into one message, and the
+  recursion over them would end the reader;
 - floats are encoded as doubles and not cut to 32 bits.
 """
 
@@ -16,9 +19,13 @@ from __future__ import annotations
 import re
 import struct
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 from pamqp import constants, decode, encode
+
+MAX_DEPTH = 32
+"""Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two."""
 
 
 def decode_short_string(value: bytes) -> tuple[int, str]:
@@ -38,7 +45,7 @@ def decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
         return 8, None
 
 
-def decode_table(value: bytes) -> tuple[int, dict[str, Any]]:
+def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
     (length,) = struct.unpack_from(">I", value)
     offset, end = 4, 4 + length
     if end > len(value):
@@ -47,9 +54,40 @@ def decode_table(value: bytes) -> tuple[int, dict[str, Any]]:
     while offset < end:
         used, name = decode_short_string(value[offset:end])
         offset += used
-        used, table[name] = decode.embedded_value(value[offset:end])
+        used, table[name] = decode_value(value[offset:end], depth)
         offset += used
     return end, table
+
+
+def decode_array(value: bytes, depth: int = 0) -> tuple[int, list[Any]]:
+    (length,) = struct.unpack_from(">I", value)
+    offset, end = 4, 4 + length
+    if end > len(value):
+        raise ValueError("Field array length exceeds data")
+    items: list[Any] = []
+    while offset < end:
+        used, item = decode_value(value[offset:end], depth)
+        offset += used
+        items.append(item)
+    return end, items
+
+
+def decode_value(value: bytes, depth: int) -> tuple[int, Any]:
+    kind = value[:1]
+    if kind not in {b"F", b"A"}:
+        used, item = decode.embedded_value(value)
+        return used, item
+    if depth >= MAX_DEPTH:
+        (length,) = struct.unpack_from(">I", value, 1)
+        return 5 + length, None
+    nested = decode_table if kind == b"F" else decode_array
+    used, item = nested(value[1:], depth + 1)
+    return 1 + used, item
+
+
+def decode_decimal(value: bytes) -> tuple[int, Decimal]:
+    scale, mantissa = struct.unpack_from(">Bi", value)
+    return 5, Decimal(mantissa).scaleb(-scale)
 
 
 def encode_string(encoder: struct.Struct, value: str) -> bytes:
@@ -88,7 +126,7 @@ def apply() -> None:
     constants.DOMAIN_REGEX["queue-name"] = anything
     constants.DOMAIN_REGEX["exchange-name"] = anything
     decode.METHODS |= {"shortstr": decode_short_string, "timestamp": decode_timestamp, "table": decode_table}
-    decode.TABLE_MAPPING |= {b"T": decode_timestamp, b"F": decode_table}
+    decode.TABLE_MAPPING |= {b"T": decode_timestamp, b"F": decode_table, b"A": decode_array, b"D": decode_decimal}
     encode.METHODS |= {"table": encode_table}
     decode.short_str = decode_short_string
     decode.timestamp = decode_timestamp  # type: ignore[assignment]

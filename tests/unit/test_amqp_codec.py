@@ -1,0 +1,169 @@
+"""The patches of pamqp: whatever RabbitMQ may deliver is read, and what was read can be sent on unchanged."""
+
+from __future__ import annotations
+
+import math
+import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands as spec
+from pamqp import decode, encode
+
+import osrdyne.amqp
+from osrdyne.amqp import patches
+
+assert osrdyne.amqp.patches is patches  # importing the package has applied them
+
+SHORT = st.binary(max_size=255)
+
+
+def table(items: list[tuple[bytes, bytes]]) -> bytes:
+    raw = b"".join(bytes([len(name)]) + name + value for name, value in items)
+    return struct.pack(">I", len(raw)) + raw
+
+
+def array(items: list[bytes]) -> bytes:
+    raw = b"".join(items)
+    return struct.pack(">I", len(raw)) + raw
+
+
+def long_string(value: bytes) -> bytes:
+    return struct.pack(">I", len(value)) + value
+
+
+def number(kind: bytes, layout: str, low: int, high: int) -> st.SearchStrategy[bytes]:
+    return st.integers(low, high).map(lambda value: kind + struct.pack(layout, value))
+
+
+SCALARS = st.one_of(
+    st.booleans().map(lambda value: b"t" + bytes([value])),
+    number(b"b", ">b", -128, 127),
+    number(b"B", ">B", 0, 255),
+    number(b"s", ">h", -(2**15), 2**15 - 1),
+    number(b"u", ">H", 0, 2**16 - 1),
+    number(b"I", ">i", -(2**31), 2**31 - 1),
+    number(b"i", ">I", 0, 2**32 - 1),
+    number(b"l", ">q", -(2**63), 2**63 - 1),
+    number(b"T", ">Q", 0, 2**64 - 1),
+    st.binary(min_size=5, max_size=5).map(lambda raw: b"D" + raw),
+    st.binary(min_size=4, max_size=4).map(lambda raw: b"f" + raw),
+    st.binary(min_size=8, max_size=8).map(lambda raw: b"d" + raw),
+    st.binary().map(lambda raw: b"S" + long_string(raw)),
+    st.binary().map(lambda raw: b"x" + long_string(raw)),
+    st.just(b"V"),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner).map(lambda items: b"A" + array(items))
+        | st.lists(st.tuples(SHORT, inner)).map(lambda items: b"F" + table(items))
+    ),
+    max_leaves=8,
+)
+"""Header values of every type that RabbitMQ takes, as bytes on the wire."""
+
+
+@given(st.lists(st.tuples(SHORT, VALUES), max_size=5))
+def test_table_of_any_types_is_read_and_can_be_sent_on(items: list[tuple[bytes, bytes]]) -> None:
+    raw = table(items)
+    used, headers = decode.field_table(raw)
+    assert used == len(raw)
+    again = encode.field_table(headers)
+    assert encode.field_table(decode.field_table(again)[1]) == again
+
+
+@given(SHORT)
+def test_short_string_of_any_bytes_round_trips(raw: bytes) -> None:
+    used, text = decode.short_str(bytes([len(raw)]) + raw)
+    assert used == 1 + len(raw)
+    assert encode.short_string(text) == bytes([len(raw)]) + raw
+
+
+@given(SHORT, SHORT, SHORT)
+def test_properties_of_any_bytes_round_trip(correlation_id: bytes, reply_to: bytes, app_id: bytes) -> None:
+    texts = [raw.decode("utf-8", "surrogateescape") for raw in (correlation_id, reply_to, app_id)]
+    sent = spec.Basic.Properties(correlation_id=texts[0], reply_to=texts[1], app_id=texts[2])
+    raw = sent.marshal()
+    read = spec.Basic.Properties()
+    read.unmarshal(*_flags_and_data(raw))
+    assert [value or "" for value in (read.correlation_id, read.reply_to, read.app_id)] == texts
+
+
+def _flags_and_data(raw: bytes) -> tuple[int, bytes]:
+    return struct.unpack(">H", raw[:2])[0], raw[2:]
+
+
+def test_string_longer_than_the_protocol_allows_is_refused() -> None:
+    with pytest.raises(TypeError, match="255"):
+        encode.short_string("é" * 128)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "moment"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1_767_225_600, datetime(2026, 1, 1, tzinfo=UTC)),
+        (1_767_225_600_000, datetime(2026, 1, 1, tzinfo=UTC)),
+        (2**63, None),
+        (2**64 - 1, None),
+    ],
+    ids=["epoch", "seconds", "milliseconds", "beyond all years", "largest"],
+)
+def test_timestamp_is_a_moment_or_none(seconds: int, moment: datetime | None) -> None:
+    raw = struct.pack(">Q", seconds)
+    assert decode.timestamp(raw) == (8, moment)
+    assert decode.field_table(table([(b"t", b"T" + raw)]))[1] == {"t": moment}
+
+
+@given(st.floats())
+def test_float_keeps_all_its_bits(value: float) -> None:
+    read = decode.field_table(encode.field_table({"f": value}))[1]["f"]
+    assert read == value or (isinstance(read, float) and math.isnan(read) and math.isnan(value))
+
+
+@given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 255))
+def test_decimal_keeps_its_value(mantissa: int, scale: int) -> None:
+    raw = table([(b"d", b"D" + struct.pack(">Bi", scale, mantissa))])
+    value = decode.field_table(raw)[1]["d"]
+    assert value == Decimal(mantissa).scaleb(-scale)
+    assert decode.field_table(encode.field_table({"d": value}))[1]["d"] == value
+
+
+def test_bytes_in_a_table_round_trip() -> None:
+    headers = {"text": "é", "bytes": b"\xff", "array": bytearray(b"ok"), "table": {"list": [b"\xfe", None, True]}}
+    assert decode.field_table(encode.field_table(headers))[1] == headers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"], ids=["tables", "arrays"])
+def test_nesting_without_end_is_cut_off_and_what_follows_is_read(kind: bytes) -> None:
+    value = b"V"
+    for _ in range(10_000):
+        value = b"F" + table([(b"", value)]) if kind == b"F" else b"A" + array([value])
+        if len(value) > 100_000:
+            break
+    headers = decode.field_table(table([(b"deep", value), (b"after", b"t\x01")]))[1]
+    assert headers["after"] is True
+    assert encode.field_table(headers)
+
+
+@pytest.mark.parametrize("raw", [b"\0\0\0\x05\x01a", struct.pack(">I", 2**32 - 1)])
+def test_table_longer_than_its_data_is_an_error(raw: bytes) -> None:
+    with pytest.raises(ValueError, match="exceeds"):
+        decode.field_table(raw)
+
+
+@pytest.mark.parametrize("name", ["amq.rabbitmq.reply-to.g1h=", "p-req-%41", "漢", "a~b"])
+def test_name_that_rabbitmq_takes_is_not_refused(name: str) -> None:
+    assert spec.Queue.Declare(queue=name, passive=True).marshal()
+    assert spec.Basic.Publish(exchange=name, routing_key=name).marshal()
+
+
+def test_applying_the_patches_again_changes_nothing() -> None:
+    before = dict(decode.TABLE_MAPPING), encode.encode_table_value
+    patches.apply()
+    assert (dict(decode.TABLE_MAPPING), encode.encode_table_value) == before
+    assert decode.field_table(encode.field_table({"f": 0.1, "b": b"\xff"}))[1] == {"f": 0.1, "b": b"\xff"}

@@ -1,0 +1,138 @@
+"""Translation of the library's errors, and the consumer's end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import aiormq
+import pytest
+from aiormq.exceptions import ChannelInvalidStateError
+
+from osrdyne.amqp.connection import ConnectionOptions, connect
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.amqp.faults import translate_fault, translated
+from osrdyne.amqp.message import Delivery
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    LeadershipLostError,
+    OsrdyneError,
+)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (aiormq.AuthenticationError("x"), BrokerAccessError),
+        (aiormq.ProbableAuthenticationError("x"), BrokerAccessError),
+        (aiormq.ChannelAccessRefused("x"), BrokerAccessError),
+        (aiormq.ConnectionNotAllowed("x"), BrokerAccessError),
+        (aiormq.ChannelNotFoundEntity("x"), BrokerNotFoundError),
+        (aiormq.ChannelPreconditionFailed("x"), BrokerConflictError),
+        (aiormq.ChannelLockedResource("x"), BrokerConflictError),
+        (aiormq.ConnectionClosed(320, "x"), BrokerUnavailableError),
+        (aiormq.ChannelClosed(0, "x"), BrokerUnavailableError),
+        (ChannelInvalidStateError(), BrokerUnavailableError),
+        (ConnectionRefusedError("x"), BrokerUnavailableError),
+        (ssl.SSLError("x"), BrokerUnavailableError),
+        (TimeoutError(), BrokerUnavailableError),
+        (aiormq.AMQPError("x"), BrokerError),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[OsrdyneError]) -> None:
+    with pytest.raises(kind, match="declare queue q") as caught, translated("declare queue q"):
+        raise fault
+    assert type(caught.value) is kind
+    assert caught.value.__cause__ is fault
+
+
+def test_time_out_says_so() -> None:
+    assert "in time" in str(translate_fault(TimeoutError(), "declare queue q"))
+
+
+def test_password_in_a_fault_is_masked() -> None:
+    error = translate_fault(OSError("cannot reach amqp://u:s3cret@h/"), "connect")
+    assert "s3cret" not in str(error)
+
+
+def test_error_of_ours_passes_unchanged() -> None:
+    mine = LeadershipLostError("gone")
+    with pytest.raises(LeadershipLostError) as caught, translated("anything"):
+        raise mine
+    assert caught.value is mine
+
+
+def test_programming_error_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), translated("divide"):
+        raise ZeroDivisionError
+
+
+async def test_waiter_that_the_library_cancels_is_a_lost_channel() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    future.cancel()
+    with pytest.raises(BrokerUnavailableError, match="channel was closed"), translated("declare queue q"):
+        await future
+
+
+async def test_own_cancellation_passes_through() -> None:
+    async def work() -> None:
+        with translated("wait"):
+            await asyncio.get_running_loop().create_future()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("uri", ["", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"])
+async def test_uri_that_is_none_is_refused_without_showing_it(uri: str) -> None:
+    with pytest.raises(ConfigurationError, match="amqp://user:password@host") as caught:
+        await connect(ConnectionOptions(uri))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_options_do_not_show_the_uri() -> None:
+    assert "s3cret" not in repr(ConnectionOptions("amqp://u:s3cret@h"))
+
+
+class TestConsumer:
+    def delivery(self, tag: int) -> Delivery:
+        return Delivery(None, tag, "", "", False, b"", None)  # type: ignore[arg-type]
+
+    async def test_deliveries_that_came_before_the_end_are_still_handed_out(self) -> None:
+        consumer = Consumer("q")
+        for tag in (1, 2):
+            consumer.put(self.delivery(tag))
+        consumer.end()
+        assert consumer.waiting() == 2
+        assert [delivery.tag async for delivery in consumer] == [1, 2]
+
+    async def test_end_with_a_fault_raises_it_to_every_reader_from_then_on(self) -> None:
+        consumer = Consumer("q")
+        readers = [asyncio.create_task(consumer.get()) for _ in range(2)]
+        await asyncio.sleep(0)
+        consumer.end(BrokerUnavailableError("queue q is gone"))
+        consumer.end()
+        for reader in readers:
+            with pytest.raises(BrokerUnavailableError, match="q is gone"):
+                await reader
+        with pytest.raises(BrokerUnavailableError, match="q is gone"):
+            await anext(consumer)
+        assert consumer.ended
+
+    async def test_cancelled_reader_loses_no_delivery(self) -> None:
+        consumer = Consumer("q")
+        reader = asyncio.create_task(consumer.get())
+        await asyncio.sleep(0)
+        consumer.put(self.delivery(1))
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+        assert (await consumer.get()).tag == 1
