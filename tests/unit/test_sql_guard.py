@@ -1,0 +1,107 @@
+"""The first net: what sqlglot lets the SQL pipeline refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
+from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+
+QUERIES = Path(__file__).parents[1] / "queries"
+VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})
+
+
+def load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((QUERIES / name).read_text(encoding="utf-8"))
+    return content
+
+
+REFUSED = [
+    pytest.param(code, query, id=f"{code}-{name}")
+    for code, queries in load("refused.yaml").items()
+    for name, query in queries.items()
+]
+ACCEPTED = [
+    pytest.param(query, id=name) for file in ("accepted.yaml", "tpch.yaml") for name, query in load(file).items()
+]
+
+
+def refusal(query: str, *, views: frozenset[str] = VIEWS, limits: Limits | None = None) -> QueryRefusedError:
+    with pytest.raises(QueryRefusedError) as caught:
+        check_query(query, views=views, limits=limits)
+    return caught.value
+
+
+@pytest.mark.parametrize(("code", "query"), REFUSED)
+def test_attack_is_refused_with_its_code(code: str, query: str) -> None:
+    assert refusal(query).error_code == code
+
+
+@pytest.mark.parametrize("query", ACCEPTED)
+def test_query_over_the_views_is_accepted(query: str) -> None:
+    check_query(query, views=VIEWS)
+
+
+@pytest.mark.parametrize("name", sorted(DENIED_FUNCTIONS))
+def test_denied_function_is_refused(name: str) -> None:
+    assert refusal(f"select {name}() from nation").error_code == "function_not_allowed"
+
+
+def test_no_function_is_allowed_and_denied() -> None:
+    assert not (ALLOWED_FUNCTIONS | TABLE_FUNCTIONS) & DENIED_FUNCTIONS.keys()
+
+
+def test_refusal_of_a_table_names_its_place_and_the_views() -> None:
+    error = refusal("select *\nfrom region,\n  secrets", views=frozenset({"region", "nation"}))
+    assert error.details() == {"line": 3, "column": 3}
+    assert "nation, region" in error.message
+
+
+def test_refusal_of_a_function_names_the_reason() -> None:
+    error = refusal("select reflect('a', 'b')")
+    assert "runs Java code" in error.message
+    assert error.code == 403
+
+
+def test_syntax_error_is_a_bad_request_with_position() -> None:
+    error = refusal("select a b c from nation")
+    assert (error.code, error.error_code) == (400, "syntax_error")
+    assert error.details()["line"] == 1
+
+
+def test_query_at_the_length_limit_is_accepted() -> None:
+    query = "select 1"
+    check_query(query, views=VIEWS, limits=Limits(length=len(query)))
+    assert refusal(query, limits=Limits(length=len(query) - 1)).error_code == "query_too_complex"
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("(", ")"), ("array(", ")"), ("case when true then ", " end"), ("upper(", ")")],
+    ids=["brackets", "arrays", "case", "calls"],
+)
+def test_nesting_up_to_the_limit_is_accepted_and_more_is_refused(opening: str, closing: str) -> None:
+    def nested(depth: int) -> str:
+        return f"select {opening * depth}1{closing * depth}"
+
+    check_query(nested(30), views=VIEWS)
+    assert refusal(nested(31)).error_code == "query_too_complex"
+    assert refusal(nested(3000)).error_code == "query_too_complex"
+
+
+@pytest.mark.parametrize("operator", ["not ", "- ", "~ "])
+def test_long_row_of_prefix_operators_is_refused_and_not_a_crash(operator: str) -> None:
+    assert refusal(f"select {operator * 20_000}true").error_code == "query_too_complex"
+
+
+def test_message_of_a_refusal_stays_short() -> None:
+    assert len(refusal("select * from csv.`" + "x" * 50_000 + "`").message) < 300
+
+
+def test_view_named_by_a_key_with_no_views_is_unknown() -> None:
+    assert "this key has none" in refusal("select * from nation", views=frozenset()).message

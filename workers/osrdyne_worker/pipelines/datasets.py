@@ -1,0 +1,279 @@
+"""Which data belongs to a key: the configuration of the SQL pipeline, and its application to one key.
+
+Pure; the models read the worker's `app` configuration, `resolve` finds the dataset of a key. Opening the data is
+`loading`'s work. A part of a key becomes a path component or a value to compare a column with, never SQL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from osrdyne.errors import ConfigurationError, OsrdyneError
+
+_DEFAULT_PART = r"[^/]+?"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_UNSAFE_IN_PATH = re.compile(r"[\x00-\x1f\x7f/\\*?\[\]{}^~:]")
+
+
+class UnknownDatasetError(OsrdyneError):
+    """No dataset of the configuration has this key."""
+
+
+class InvalidKeyPartError(OsrdyneError):
+    """A part of the key cannot be used where the dataset uses it."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class KeyPattern:
+    """A pattern such as `tpch/sf={scale}` or `log/{day:\\d{4}-\\d\\d}`; it matches a whole key or not at all.
+
+    `{name}` takes any text without `/`, as little as possible, but not `.` or `..`; `{name:regex}` takes what the
+    regular expression matches; `{{` and `}}` stand for braces. Raises ValueError saying what is wrong.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.names: list[str] = []
+        self._free: set[str] = set()
+        self._regex = re.compile("".join(self._pieces(text)))
+
+    def match(self, key: str) -> dict[str, str] | None:
+        """The parts of `key` by name, or None when the key is not of this pattern."""
+        found = self._regex.fullmatch(key)
+        if found is None or any(found[name] in (".", "..") for name in self._free):
+            return None
+        return found.groupdict()
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        at = 0
+        while at < len(text):
+            if text[at : at + 2] in ("{{", "}}"):
+                yield re.escape(text[at])
+                at += 2
+            elif text[at] == "{":
+                end = _closing_brace(text, at)
+                yield self._part(text[at + 1 : end])
+                at = end + 1
+            elif text[at] == "}":
+                raise ValueError(f"a }} without a {{ at character {at + 1}; write }}}} for a brace")
+            else:
+                yield re.escape(text[at])
+                at += 1
+
+    def _part(self, inner: str) -> str:
+        name, colon, regex = inner.partition(":")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a part; use letters, digits and _")
+        if name in self.names:
+            raise ValueError(f"the part {name!r} is there twice")
+        self.names.append(name)
+        if not colon:
+            self._free.add(name)
+            return f"(?P<{name}>{_DEFAULT_PART})"
+        try:
+            if re.compile(regex).groups:
+                raise ValueError(f"the expression of {name!r} has groups; write (?:...) instead of (...)")
+        except re.error as error:
+            raise ValueError(f"the expression of {name!r} is not valid: {error}") from error
+        return f"(?P<{name}>{regex})"
+
+
+def _closing_brace(text: str, start: int) -> int:
+    """Where the part that opens at `start` ends; a regular expression may hold braces in pairs (`\\d{4}`)."""
+    depth = 0
+    for at in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError(f"the {{ at character {start + 1} is not closed")
+
+
+class TableSpec(_Model):
+    """One view of a dataset and where its rows come from."""
+
+    view: str = Field(description="Name of the view in queries: letters, digits and _.")
+    format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table"] = Field(
+        "parquet", description="How the data is stored; `table`: a table of Spark's catalog, named by `path`."
+    )
+    path: str = Field(min_length=1, description="Where it is; `{name}` is replaced by that part of the key.")
+    columns: str | None = Field(
+        None, description="Schema as DDL (`id bigint, name string`); read from the data if not given."
+    )
+    options: dict[str, str | bool | int] = Field(default_factory=dict, description="Options of Spark's reader.")
+    filters: dict[str, str] = Field(
+        default_factory=dict, description="Column to value, as `tenant: '{tenant}'`: only rows equal to it are seen."
+    )
+    cache: bool = Field(False, description="Load it into memory before the first request.")
+
+    @field_validator("view")
+    @classmethod
+    def _valid_view(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("a view has a plain name: letters, digits and _, not starting with a digit")
+        return value.lower()
+
+    @model_validator(mode="after")
+    def _fixed_table(self) -> Self:
+        if self.format == "table" and _PLACEHOLDER.search(self.path):
+            raise ValueError("a catalog table has a fixed name; use filters for parts of the key")
+        return self
+
+
+class DatasetSpec(_Model):
+    """The views of the keys that match one pattern."""
+
+    key: str = Field(description="Pattern of the key, such as `tpch/sf={scale}`.")
+    tables: tuple[TableSpec, ...] = Field(min_length=1, description="The views.")
+
+    @cached_property
+    def pattern(self) -> KeyPattern:
+        return KeyPattern(self.key)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = set(self.pattern.names)
+        views = [table.view for table in self.tables]
+        for view in views:
+            if views.count(view) > 1:
+                raise ValueError(f"the view {view!r} is there twice")
+        for table in self.tables:
+            for template in (table.path, *table.filters.values()):
+                for name in _PLACEHOLDER.findall(template):
+                    if name not in names:
+                        raise ValueError(f"{table.view}: {{{name}}} is not a part of the key pattern {self.key!r}")
+        return self
+
+
+class SqlConfig(_Model):
+    """The `app` configuration of the SQL pipeline."""
+
+    datasets: tuple[DatasetSpec, ...] = Field(default=(), description="Tried in order; the first that matches counts.")
+    base_directory: str | None = Field(
+        None, description="Local data must lie in it, symbolic links followed; relative paths start here."
+    )
+    row_limit: int = Field(10_000, ge=1, description="Rows of an answer when the request does not say.")
+    max_row_limit: int = Field(100_000, ge=1, description="The most that a request may ask for.")
+    max_query_length: int = Field(100_000, ge=1, description="Characters of a query; protects the parsers.")
+    max_query_nesting: int = Field(30, ge=1, le=30, description="Brackets within brackets; protects the parsers.")
+    retry_missing_interval: float = Field(
+        10.0, ge=0, description="Seconds until data that was missing is looked for again, by the next request."
+    )
+
+    @model_validator(mode="after")
+    def _limits(self) -> Self:
+        if self.row_limit > self.max_row_limit:
+            raise ValueError("row_limit must not be above max_row_limit")
+        if self.base_directory is not None and not self.base_directory.startswith("/"):
+            raise ValueError("base_directory must be an absolute path")
+        return self
+
+    @model_validator(mode="after")
+    def _absolute_paths(self) -> Self:
+        for dataset in self.datasets:
+            for table in dataset.tables:
+                anchored = table.path.startswith("/") or _SCHEME.match(table.path)
+                if table.format != "table" and not anchored and self.base_directory is None:
+                    raise ValueError(f"{table.view}: the path {table.path!r} is relative; set base_directory")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTable:
+    """One view of one key: `path` and `filters` are final. `directory` is what a local path may not leave."""
+
+    spec: TableSpec
+    path: str
+    filters: tuple[tuple[str, str], ...] = ()
+    directory: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDataset:
+    """The views of one key."""
+
+    pattern: str
+    tables: tuple[ResolvedTable, ...]
+
+
+def parse_config(values: Any) -> SqlConfig:
+    """Read the `app` configuration; `ConfigurationError` names every wrong field by its path."""
+    try:
+        return SqlConfig.model_validate(dict(values))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}".replace(".:", ":")
+            for problem in error.errors()
+        )
+        raise ConfigurationError(f"The configuration of the SQL pipeline is wrong: {problems}.") from None
+
+
+def resolve(config: SqlConfig, key: str) -> ResolvedDataset:
+    """The dataset of `key`. Raises `UnknownDatasetError` or `InvalidKeyPartError`."""
+    for dataset in config.datasets:
+        parts = dataset.pattern.match(key)
+        if parts is not None:
+            return ResolvedDataset(
+                pattern=dataset.key,
+                tables=tuple(_resolve_table(table, parts, base=config.base_directory) for table in dataset.tables),
+            )
+    raise UnknownDatasetError(
+        f"There is no dataset for the key {key!r}; known keys are {_listed(d.key for d in config.datasets)}.", key=key
+    )
+
+
+def _resolve_table(table: TableSpec, parts: dict[str, str], *, base: str | None) -> ResolvedTable:
+    if table.format == "table":
+        path, directory = table.path, None
+    else:
+        path, directory = _resolve_path(table, parts, base=base)
+    return ResolvedTable(
+        spec=table,
+        path=path,
+        filters=tuple((column, _fill(value, parts)) for column, value in table.filters.items()),
+        directory=directory,
+    )
+
+
+def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) -> tuple[str, str | None]:
+    """The path and, for a local one, the directory it must stay in: the base, or what precedes the first part."""
+    for name in _PLACEHOLDER.findall(table.path):
+        _check_path_part(name, parts[name])
+    template = table.path
+    scheme = _SCHEME.match(template)
+    if scheme is None and not template.startswith("/"):
+        template = f"{base}/{template}"
+    for step, filled in ((step, _fill(step, parts)) for step in template.split("/")):
+        if step != filled and (filled.startswith((".", "_")) or not filled.strip()):
+            raise InvalidKeyPartError(f"The key makes {filled!r} a part of a path, which is not allowed.")
+    if scheme is not None and scheme[0].lower() != "file:":
+        return _fill(template, parts), None
+    local = template[len(scheme[0]) :] if scheme is not None else template
+    first = _PLACEHOLDER.search(local)
+    if base is None and first is not None:
+        base = local[: first.start()].rpartition("/")[0] or "/"
+    return _fill(template, parts), base
+
+
+def _check_path_part(name: str, value: str) -> None:
+    bad = _UNSAFE_IN_PATH.search(value)
+    if bad is not None:
+        raise InvalidKeyPartError(f"The part {name}={value!r} of the key may not have {bad[0]!r}: it names a path.")
+
+
+def _fill(template: str, parts: dict[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], template)
+
+
+def _listed(patterns: Iterable[str]) -> str:
+    return ", ".join(repr(pattern) for pattern in patterns) or "none"

@@ -1,0 +1,257 @@
+"""The first net: reads a query with sqlglot and refuses what is not one SELECT over the views of the key.
+
+Pure and quick; called by the SQL pipeline before Spark sees the text. It gives the good error messages, with positions.
+It is not trusted alone: two parsers can read one text differently, so `plan_guard` checks what Spark itself understood.
+It never changes the text: Spark gets it as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.tokenizer_core import Token, TokenType
+
+from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
+from osrdyne_worker.pipelines.refusals import QueryRefusedError
+
+JOIN_HINTS = frozenset(
+    {
+        "broadcast",
+        "broadcastjoin",
+        "mapjoin",
+        "merge",
+        "mergejoin",
+        "shuffle_hash",
+        "shuffle_merge",
+        "shuffle_replicate_nl",
+    }
+)
+"""Hints that only choose how to join. Others (`REPARTITION`) could start any number of tasks."""
+
+_FIRST_TOKENS = frozenset({TokenType.SELECT, TokenType.WITH, TokenType.VALUES, TokenType.L_PAREN})
+_OPENING = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE})
+_CLOSING = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END})
+
+_FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
+    (exp.QueryTransform, "TRANSFORM ... USING runs a program"),
+    (exp.Command, "this statement is not a SELECT"),
+    (exp.DML, "a query may not write"),
+    (exp.DDL, "a query may not create, change or drop anything"),
+    (exp.Into, "INTO would write a table"),
+    (exp.Lock, "a query may not lock anything"),
+    (exp.Version, "a view has one version; leave out VERSION or TIMESTAMP AS OF"),
+    (exp.Parameter, "variables and parameters are not available; write the value"),
+    (exp.SessionParameter, "variables and parameters are not available; write the value"),
+    (exp.Placeholder, "variables and parameters are not available; write the value"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large a query may be. Both protect the worker from texts made to exhaust a parser."""
+
+    length: int = 100_000
+    nesting: int = 30
+
+
+def check_query(text: str, *, views: Collection[str], limits: Limits | None = None) -> None:
+    """Return when `text` is one query over `views` (lower case); else raise `QueryRefusedError`."""
+    limits = limits or Limits()
+    if len(text) > limits.length:
+        raise _too_complex(f"The query has {len(text)} characters; the limit is {limits.length}.")
+    try:
+        root = _parse_one(text, limits)
+        for node in root.walk():
+            _check_node(node, views)
+    except RecursionError:
+        raise _too_complex("The query is nested too deeply; split it with WITH.") from None
+
+
+def _parse_one(text: str, limits: Limits) -> exp.Expr:
+    """The tree of the one statement in `text`."""
+    dialect = Spark()
+    try:
+        tokens = dialect.tokenize(text)
+        _check_tokens(tokens, limits)
+        statements = [statement for statement in dialect.parser().parse(tokens, text) if statement is not None]
+    except ParseError as error:
+        raise _syntax_error(error) from None
+    except SqlglotError:
+        raise QueryRefusedError(
+            "The query cannot be read: a quote or a comment is not closed.", error_code="syntax_error", code=400
+        ) from None
+    if len(statements) != 1:
+        raise _statement("Send one statement per request.")
+    root = statements[0]
+    if not isinstance(root, exp.Query | exp.Values):
+        raise _statement("Only SELECT, WITH ... SELECT, VALUES and their unions are allowed.")
+    return root
+
+
+def _check_tokens(tokens: list[Token], limits: Limits) -> None:
+    """Refuse by the tokens alone what the parser should not even be tried on."""
+    if not tokens:
+        raise QueryRefusedError("The query is empty.", error_code="syntax_error", code=400)
+    if tokens[0].token_type not in _FIRST_TOKENS:
+        raise _statement(
+            f"Only SELECT, WITH ... SELECT, VALUES and their unions are allowed, not {tokens[0].text[:30]!r}.",
+            tokens[0],
+        )
+    depth = 0
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.token_type in _OPENING:
+            depth += 1
+            if depth > limits.nesting:
+                raise _too_complex(f"The query is nested more than {limits.nesting} deep; split it with WITH.", token)
+        elif token.token_type in _CLOSING:
+            depth -= 1
+        elif token.text == "$" or token.text.startswith("${"):
+            raise _syntax("${...} is not replaced by anything here; write the value", token)
+        elif token.token_type is TokenType.PIPE_GT:
+            raise _syntax("the pipe operator |> is not supported; use WITH", token)
+        elif token.token_type is TokenType.SEMICOLON and following and following.token_type is not TokenType.SEMICOLON:
+            raise _statement("Send one statement per request.", following)
+
+
+def _check_node(node: exp.Expr, views: Collection[str]) -> None:
+    for kind, reason in _FORBIDDEN:
+        if isinstance(node, kind):
+            raise _syntax(reason, node)
+    if isinstance(node, exp.CTE) and not isinstance(node.this, exp.Query | exp.Values):
+        raise _statement("A WITH clause may hold queries only.", node)
+    if isinstance(node, exp.Table):
+        _check_table(node, views)
+    elif isinstance(node, exp.Lateral):
+        _check_lateral(node)
+    elif isinstance(node, exp.Hint):
+        _check_hint(node)
+    elif isinstance(node, exp.Func) and not isinstance(node.parent, exp.Hint):
+        _check_function(node)
+    elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
+        raise _function("Functions have plain names here, without catalog and schema.", node)
+
+
+def _check_table(table: exp.Table, views: Collection[str]) -> None:
+    if isinstance(table.parent, exp.JoinHint):
+        return
+    if isinstance(table.this, exp.Func):
+        _check_table_function(table.this, table)
+        return
+    if not isinstance(table.this, exp.Identifier) or table.args.get("db") or table.args.get("catalog"):
+        raise QueryRefusedError(
+            f"{_shown(table)} is not a view of this key: tables have plain names here, without catalog, schema, "
+            "format or path.",
+            error_code="table_not_allowed",
+            position=_position(table),
+        )
+    name = table.name.lower()
+    if name not in views and name not in _common_tables(table):
+        raise QueryRefusedError(
+            f"There is no view {_shown(table)}; this key has {', '.join(sorted(views)) or 'none'}.",
+            error_code="unknown_table",
+            code=400,
+            position=_position(table),
+        )
+
+
+def _common_tables(node: exp.Expr) -> Iterator[str]:
+    """Names of the WITH clauses around `node`."""
+    ancestor = node.parent
+    while ancestor is not None:
+        with_ = ancestor if isinstance(ancestor, exp.With) else ancestor.args.get("with_")
+        if isinstance(with_, exp.With):
+            for common in with_.expressions:
+                yield common.alias.lower()
+        ancestor = ancestor.parent
+
+
+def _check_table_function(function: exp.Func, node: exp.Expr) -> None:
+    names = _function_names(function)
+    if names.isdisjoint(TABLE_FUNCTIONS):
+        raise _function(
+            f"{_shown(function)} may not stand for a table; allowed are {', '.join(sorted(TABLE_FUNCTIONS))}.", node
+        )
+
+
+def _check_lateral(lateral: exp.Lateral) -> None:
+    if isinstance(lateral.this, exp.Func):
+        _check_table_function(lateral.this, lateral)
+
+
+def _check_hint(hint: exp.Hint) -> None:
+    for item in hint.expressions:
+        name = item.name if isinstance(item, exp.Anonymous | exp.JoinHint | exp.Var) else item.sql()
+        if name.lower() not in JOIN_HINTS:
+            raise _syntax(f"the hint {name[:30]!r} is not allowed; allowed are hints that choose a join", hint)
+
+
+def _check_function(function: exp.Func) -> None:
+    names = _function_names(function)
+    for name in sorted(names & DENIED_FUNCTIONS.keys()):
+        raise _function(f"The function {name} is not allowed: {DENIED_FUNCTIONS[name]}.", function)
+    if isinstance(function, exp.Anonymous) and names.isdisjoint(ALLOWED_FUNCTIONS | TABLE_FUNCTIONS):
+        raise _function(f"The function {_shown(function)} is not known or not allowed.", function)
+
+
+def _function_names(function: exp.Func) -> set[str]:
+    """What the function may have been called in the text, lower case.
+
+    sqlglot gives functions it knows their own class and forgets the name; those it does not know are `Anonymous`.
+    """
+    if isinstance(function, exp.Anonymous):
+        return {function.name.lower()}
+    return {name.lower() for name in type(function).sql_names()}
+
+
+def _shown(node: exp.Expr) -> str:
+    """A short piece of the query for a message."""
+    text = node.name if isinstance(node, exp.Anonymous) else node.sql(dialect="spark")
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _position(place: exp.Expr | Token | None) -> tuple[int, int] | None:
+    """Line and column of a token, or of the first node below `place` that knows its own."""
+    if isinstance(place, Token):
+        return _token_start(place.line, place.col, len(place.text))
+    for node in place.walk() if place is not None else ():
+        if "line" in node.meta and "col" in node.meta:
+            return _token_start(node.meta["line"], node.meta["col"], node.meta["end"] - node.meta["start"] + 1)
+    return None
+
+
+def _token_start(line: int, last_column: int, width: int) -> tuple[int, int]:
+    """sqlglot gives the column of a token's last character."""
+    return line, max(1, last_column - width + 1)
+
+
+def _syntax_error(error: ParseError) -> QueryRefusedError:
+    first = error.errors[0] if error.errors else {}
+    description = str(first.get("description") or "it is not valid SQL").rstrip(".")
+    return QueryRefusedError(
+        f"The query cannot be read: {description}.",
+        error_code="syntax_error",
+        code=400,
+        position=_token_start(first["line"], first["col"], 1) if "line" in first else None,
+    )
+
+
+def _statement(message: str, place: exp.Expr | Token | None = None) -> QueryRefusedError:
+    return QueryRefusedError(message, error_code="statement_not_allowed", position=_position(place))
+
+
+def _syntax(reason: str, place: exp.Expr | Token) -> QueryRefusedError:
+    return QueryRefusedError(
+        f"The query is refused: {reason}.", error_code="syntax_not_allowed", position=_position(place)
+    )
+
+
+def _function(message: str, place: exp.Expr) -> QueryRefusedError:
+    return QueryRefusedError(message, error_code="function_not_allowed", position=_position(place))
+
+
+def _too_complex(message: str, place: Token | None = None) -> QueryRefusedError:
+    return QueryRefusedError(message, error_code="query_too_complex", code=400, position=_position(place))
