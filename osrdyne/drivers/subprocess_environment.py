@@ -1,0 +1,93 @@
+"""The environment of a worker process: what it inherits, what it is told, and the marks by which it is found again.
+
+Pure; called by the subprocess driver. Variables are bytes, so that a key is UTF-8 whatever locale the daemon has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from osrdyne.drivers.base import WorkerSpec
+from osrdyne.drivers.subprocess_options import RESERVED_PREFIXES
+from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
+
+# What systemd says to the daemon alone; a worker that answered it would speak in the daemon's name.
+_DAEMON_ONLY = frozenset(
+    name.encode()
+    for name in (
+        "INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET",
+        "STATE_DIRECTORY", "WATCHDOG_PID", "WATCHDOG_USEC",
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What tells a worker of ours from every other process, and which one it is.
+
+    The state directory is the identity of the stack. All values are ASCII but the directory.
+    """
+
+    state: Path
+    key: Key
+    slot: int
+    worker_id: WorkerId
+    spec_hash: str
+    generation: str
+
+    def to_variables(self) -> dict[str, str]:
+        return {
+            "OSRDYNE_STATE_DIRECTORY": str(self.state),
+            "OSRDYNE_KEY": encode_key(self.key),
+            "OSRDYNE_SLOT": str(self.slot),
+            "OSRDYNE_SPEC_HASH": self.spec_hash,
+            "OSRDYNE_GENERATION": self.generation,
+        }
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str], state: Path) -> Self | None:
+        """The marks in a process's environment; None when it is no worker of this state directory."""
+        key = decode_key(variables.get("OSRDYNE_KEY", "-"))
+        slot = variables.get("OSRDYNE_SLOT", "")
+        if not carries_mark(variables, state) or key is None or not slot.isdigit():
+            return None
+        return cls(
+            state=state,
+            key=key,
+            slot=int(slot),
+            worker_id=WorkerId(variables["WORKER_ID"]),
+            spec_hash=variables.get("OSRDYNE_SPEC_HASH", ""),
+            generation=variables.get("OSRDYNE_GENERATION", ""),
+        )
+
+
+def carries_mark(variables: Mapping[str, str], state: Path, worker_ids: frozenset[WorkerId] | None = None) -> bool:
+    """Whether a process belongs to a worker of this state directory (to one of `worker_ids`)."""
+    if variables.get("OSRDYNE_STATE_DIRECTORY") != str(state) or "WORKER_ID" not in variables:
+        return False
+    return worker_ids is None or variables["WORKER_ID"] in worker_ids
+
+
+def worker_variables(
+    spec: WorkerSpec, marks: Marks, *, inherited: Mapping[bytes, bytes], extra: Mapping[str, str], uri_file: Path
+) -> dict[bytes, bytes]:
+    """Everything the worker process finds in its environment.
+
+    It inherits the daemon's, less the daemon's own settings; the AMQP URI comes as the name of a file.
+    """
+    reserved = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
+    kept = {
+        name: value for name, value in inherited.items() if not name.startswith(reserved) and name not in _DAEMON_ONLY
+    }
+    told = {**spec.environment.to_variables(), "WORKER_AMQP_URI_FILE": str(uri_file)}
+    del told["WORKER_AMQP_URI"]
+    # Unbuffered, so that the last words of a killed worker are in its log.
+    return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(told), **_encode(marks.to_variables())}
+
+
+def _encode(variables: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(name): value.encode("utf-8", "surrogateescape") for name, value in variables.items()}

@@ -1,0 +1,77 @@
+"""The options of the subprocess driver, and where its files are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from osrdyne.config.types import Duration, Size
+from osrdyne.drivers.base import DriverContext, DriverOptions
+
+RESERVED_PREFIXES = ("WORKER_", "OSRDYNE_")
+
+
+class SubprocessOptions(DriverOptions):
+    """`driver.options` of the subprocess driver."""
+
+    command: tuple[str, ...] | None = Field(
+        None, description="Program and arguments of a worker; by default `osrdyne-worker` with `worker.app`."
+    )
+    cwd: str | None = Field(None, description="Working directory of the workers; the daemon's own by default.")
+    environment: dict[str, str] = Field(
+        default_factory=dict, description="Further environment variables of the workers."
+    )
+    state_directory: str | None = Field(
+        None, description="Where locks and records of running workers are kept; private to one stack of daemons."
+    )
+    log_directory: str | None = Field(
+        None, description="Where workers' output goes; in the state directory by default."
+    )
+    log_max_bytes: Size = Field(
+        10 * 2**20, ge=4096, description="Size at which a worker's log is rotated; looked at once a minute."
+    )
+    log_files: int = Field(3, ge=0, le=100, description="Old log files kept for each slot, beside the current one.")
+    log_retention: Duration = Field(
+        7 * 86400.0, gt=0, description="How long the logs of a slot without a worker are kept."
+    )
+
+    @field_validator("command")
+    @classmethod
+    def _no_empty_command(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or not value[0]):
+            raise ValueError("give a program, or leave the option out for `osrdyne-worker`")
+        if any("\0" in part for part in value or ()):
+            raise ValueError("a NUL character cannot be passed to a program")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_names(self) -> Self:
+        for name, value in self.environment.items():
+            if name.startswith(RESERVED_PREFIXES):
+                raise ValueError(f"environment: {name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"environment: {name!r} cannot be passed to a program")
+        return self
+
+
+def state_directory(options: SubprocessOptions, context: DriverContext) -> Path:
+    """The pool's own directory: two stacks with one pool id on a host have two, unless they name the same one.
+
+    Named by the option, else by systemd (`StateDirectory=`), else below the XDG state directory.
+    """
+    if options.state_directory is not None:
+        return Path(options.state_directory).expanduser().absolute() / context.pool
+    by_systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    by_user = os.environ.get("XDG_STATE_HOME", "") or "~/.local/state"
+    base = Path(by_systemd) if by_systemd else Path(by_user).expanduser() / "osrdyne"
+    stack = hashlib.sha256(context.stack.encode()).hexdigest()[:8]
+    return base.absolute() / f"{context.pool}-{stack}"
+
+
+def log_directory(options: SubprocessOptions, state: Path) -> Path:
+    """Where this pool's worker logs are: a directory of its own, also when several pools share the option."""
+    return state / "logs" if options.log_directory is None else Path(options.log_directory).expanduser() / state.name

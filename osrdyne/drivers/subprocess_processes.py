@@ -1,0 +1,163 @@
+"""Linux processes, named so that a recycled pid is never mistaken for a worker.
+
+A process is a pid and its start time in clock ticks since boot, which no clock adjustment changes. Signals go through a
+pidfd, which keeps meaning one process. Used by the subprocess driver only; all of it blocks for microseconds, but for
+`kill_all`, which waits for the killed to be gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from osrdyne.drivers.base import Exit
+from osrdyne.errors import DriverUnavailableError
+
+_KILL_TIMEOUT = 5.0
+_START_TIME_FIELD = 19  # of /proc/PID/stat after the command's closing bracket: field 22 of proc(5)
+
+
+def boot_id() -> str:
+    """Changes with every boot: start times are comparable within one boot only."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot; None when there is none (a zombie still has one)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[_START_TIME_FIELD])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessHandle:
+    """An open pidfd. The owner closes it."""
+
+    pid: int
+    ticks: int
+    fd: int
+
+    @classmethod
+    def open(cls, pid: int, ticks: int | None = None) -> ProcessHandle | None:
+        """A handle of the process `pid` that started at `ticks` (None: whenever); None when that one is gone."""
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return None
+        except OSError as error:
+            raise _unavailable(error) from error
+        found = start_ticks(pid)
+        if found is None or (ticks is not None and found != ticks):
+            os.close(fd)
+            return None
+        return cls(pid, found, fd)
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, waited for or not."""
+        return _is_readable(self.fd, timeout=0.0)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if the process is still there."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.fd, number)
+
+    def reap(self) -> Exit | None:
+        """How a process that is gone ended; None when it is not our child, and so nobody tells us."""
+        try:
+            result = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if result is None:
+            return None
+        if result.si_code == os.CLD_EXITED:
+            return Exit(code=result.si_status)
+        return Exit(signal=signal.Signals(result.si_status).name)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def session_leaders() -> Iterator[int]:
+    """The pids of all processes that lead a session, as every worker does."""
+    for pid in psutil.pids():
+        with suppress(OSError):
+            if os.getsid(pid) == pid:
+                yield pid
+
+
+def environment_of(pid: int) -> dict[str, str] | None:
+    """The environment a process was started with; None when it is gone or another user's."""
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return None
+
+
+def members(leaders: Iterable[ProcessHandle], *, carries_mark: Callable[[dict[str, str]], bool]) -> set[int]:
+    """Every process that belongs to one of the workers that `leaders` lead, the leaders excepted.
+
+    Those whose environment carries a worker's mark, and those in the session of a leader whose pid cannot have been
+    given to somebody else, because it still runs or nobody has waited for it.
+    """
+    pids = psutil.pids()
+    sessions: dict[int, set[int]] = defaultdict(set)
+    for pid in pids:
+        with suppress(OSError):
+            sessions[os.getsid(pid)].add(pid)
+    found = {pid for pid in pids if (environment := environment_of(pid)) is not None and carries_mark(environment)}
+    for leader in leaders:
+        if start_ticks(leader.pid) == leader.ticks:
+            found |= sessions[leader.pid] - {leader.pid}
+    return found
+
+
+def kill_all(list_pids: Callable[[], set[int]]) -> None:
+    """Kill what `list_pids` names, again until it names nothing that runs, so that nobody escapes by forking.
+
+    Raises `DriverUnavailableError` when something cannot be killed within a few seconds.
+    """
+    deadline = time.monotonic() + _KILL_TIMEOUT
+    while handles := _open_all(list_pids()):
+        confirmed = list_pids()  # again, now that the handles pin the processes: a pid may have been recycled meanwhile
+        for handle in handles:
+            if handle.pid in confirmed:
+                handle.send(signal.SIGKILL)
+                _is_readable(handle.fd, timeout=max(0.0, deadline - time.monotonic()))
+            handle.close()
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(handle.pid) for handle in handles)
+            raise DriverUnavailableError(f"The processes {pids} of a worker do not end although they were killed.")
+
+
+def _open_all(pids: Iterable[int]) -> list[ProcessHandle]:
+    handles = []
+    for pid in pids:
+        handle = ProcessHandle.open(pid)
+        if handle is not None and handle.is_gone():
+            handle.close()
+        elif handle is not None:
+            handles.append(handle)
+    return handles
+
+
+def _is_readable(fd: int, *, timeout: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout * 1000))
+
+
+def _unavailable(error: OSError) -> DriverUnavailableError:
+    remedy = " Raise the limit of open files (ulimit -n, LimitNOFILE)." if error.errno == errno.EMFILE else ""
+    return DriverUnavailableError(f"Cannot watch a worker process: {error.strerror}.{remedy}")

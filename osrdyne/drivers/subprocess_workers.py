@@ -1,0 +1,383 @@
+"""The workers of one pool on this host: starts them, finds them, notices their end. The blocking half of the driver.
+
+Called by `SubprocessDriver` from one thread only. What it knows is a cache of the state directory and of the processes;
+`refresh` brings it up to date, also with what an earlier or another controller did.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.subprocess_environment import Marks, carries_mark, worker_variables
+from osrdyne.drivers.subprocess_logs import LogFiles
+from osrdyne.drivers.subprocess_processes import (
+    ProcessHandle,
+    boot_id,
+    environment_of,
+    kill_all,
+    members,
+    session_leaders,
+)
+from osrdyne.drivers.subprocess_state import Record, StateDirectory, slot_name
+from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.logs import get_logger
+
+log = get_logger("drivers.subprocess")
+
+_REFUSED_FOR_GOOD = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOEXEC,
+        errno.E2BIG,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)
+_REBOOTED = Exit(reason="the host was restarted")
+_UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controller")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How workers are started: the same for all of a pool."""
+
+    command: tuple[str, ...]
+    cwd: str | None
+    environment: Mapping[str, str]
+    spec_hash: str
+
+
+@dataclass(slots=True)
+class LocalWorker:
+    """One worker: what is written down of it, and its process for as long as that runs."""
+
+    name: str
+    record: Record
+    process: ProcessHandle | None
+    asked_to_stop: bool = False
+    killed: bool = False
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return InstanceId(f"{self.record.pid}-{self.record.ticks}")
+
+    def to_instance(self) -> Instance:
+        record = self.record
+        running = InstanceState.STOPPING if record.stopping else InstanceState.RUNNING
+        return Instance(
+            instance_id=self.instance_id,
+            key=record.key,
+            slot=record.slot,
+            worker_id=record.worker_id,
+            state=running if record.exit is None else InstanceState.EXITED,
+            spec_hash=record.spec_hash,
+            started_at=record.started_at,
+            external_id=f"pid {record.pid}",
+            exit=record.exit,
+        )
+
+
+class LocalWorkers:
+    """The table of workers, by slot name. `ended` collects handles that nobody needs any more, for their closing."""
+
+    def __init__(self, state: StateDirectory, logs: LogFiles, launch: Launch) -> None:
+        self.ended: deque[ProcessHandle] = deque()
+        self._state = state
+        self._logs = logs
+        self._launch = launch
+        self._workers: dict[str, LocalWorker] = {}
+
+    def running(self) -> list[LocalWorker]:
+        """Those whose process is being watched; may be called from any thread."""
+        return [worker for worker in list(self._workers.values()) if worker.process is not None]
+
+    def instances(self) -> list[Instance]:
+        return [worker.to_instance() for worker in self._workers.values()]
+
+    def find(self, instance_id: InstanceId) -> LocalWorker | None:
+        return next((worker for worker in self._workers.values() if worker.instance_id == instance_id), None)
+
+    # --- what is there
+
+    def refresh(self, *, scan: bool) -> None:
+        """Bring the table up to date. `scan`: look at all processes of the host too, not only at what is written down.
+
+        Raises `DriverUnavailableError` when it cannot be complete.
+        """
+        self._state.prepare()
+        records = self._state.records()
+        for name in self._workers.keys() - records.keys():
+            self._lose(name)
+        unplaced = {name for name, record in records.items() if not self._place(name, record)}
+        if scan or unplaced:
+            self._adopt_unwritten()
+        unfinished = [name for name in unplaced if name not in self._workers and not self._forget_if_free(name)]
+        self.settle()
+        if unfinished:
+            raise DriverUnavailableError("The start of a worker is under way elsewhere; asking again soon will tell.")
+
+    def settle(self) -> None:
+        """Write down the end of every worker that has ended, after the rest of its processes was killed."""
+        ended = [worker for worker in self._workers.values() if _has_ended(worker)]
+        if not ended:
+            return
+        kill_all(self._others_of(ended))
+        for worker in ended:
+            end = self._end_of(worker)
+            worker.record = replace(worker.record, exit=end)
+            self._state.write(worker.name, worker.record)
+            self._state.forget_secret(worker.name)
+            self._release(worker)
+            log.info("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
+
+    def tidy(self, *, now: float) -> None:
+        """Rotate logs that have grown, and delete those nobody can want any more."""
+        try:
+            for worker in self.running():
+                self._logs.rotate(worker.name)
+            self._logs.purge(keep=self._workers.keys(), now=now)
+        except OSError as error:
+            log.warning("worker logs could not be rotated", path=error.filename, error=error.strerror)
+
+    def tail(self, instance_id: InstanceId, *, lines: int) -> tuple[str, ...]:
+        worker = self.find(instance_id)
+        if worker is None:
+            return ()
+        try:
+            return self._logs.tail(worker.name, lines=lines, since=worker.record.started_at)
+        except OSError as error:
+            raise DriverUnavailableError(f"Cannot read the log {error.filename}: {error.strerror}.") from error
+
+    # --- changes
+
+    def start(self, spec: WorkerSpec, *, now: float) -> Instance:
+        """Take the slot and start its worker. The errors are those of `Driver.start`."""
+        self._state.prepare()
+        name = slot_name(spec.key, spec.slot)
+        lock = self._state.lock(name)
+        if lock is None:
+            raise _slot_taken(spec)
+        try:
+            if self._state.has_record(name):
+                raise _slot_taken(spec)
+            record = Record(
+                key=spec.key,
+                slot=spec.slot,
+                worker_id=spec.worker_id,
+                spec_hash=self._launch.spec_hash,
+                generation=str(spec.generation),
+                started_at=now,
+                boot_id=boot_id(),
+            )
+            worker = self._start_in(name, record, spec, lock)
+        finally:
+            os.close(lock)  # the worker has its own copy
+        self._workers[name] = worker
+        return worker.to_instance()
+
+    def ask_to_stop(self, instance_id: InstanceId) -> LocalWorker | None:
+        """Send SIGTERM to the worker's main process, once; None when there is nothing to stop."""
+        worker = self.find(instance_id)
+        if worker is None or worker.process is None:
+            return None
+        if not worker.asked_to_stop:
+            worker.asked_to_stop = True
+            worker.record = replace(worker.record, stopping=True)
+            self._state.write(worker.name, worker.record)
+            worker.process.send(signal.SIGTERM)
+        return worker
+
+    def kill(self, worker: LocalWorker) -> None:
+        """Kill every process of the worker."""
+        process = worker.process
+        if process is None:
+            return
+        worker.killed = True
+        others = self._others_of([worker])
+        kill_all(lambda: others() | (set() if process.is_gone() else {process.pid}))
+
+    def remove(self, instance_id: InstanceId) -> None:
+        """Free the slot of a worker that has ended."""
+        worker = self.find(instance_id)
+        if worker is None or worker.process is not None:
+            return
+        lock = self._state.lock(worker.name)
+        if lock is None:
+            raise DriverUnavailableError(f"The slot {worker.name} is still held by a process of its former worker.")
+        try:
+            self._state.forget(worker.name)
+        finally:
+            os.close(lock)
+        del self._workers[worker.name]
+
+    # --- parts
+
+    def _lose(self, name: str) -> None:
+        """The record of a known worker is gone: removed by another controller, or by a person while the worker runs."""
+        worker = self._workers[name]
+        if worker.process is not None and not worker.process.is_gone():
+            self._state.write(name, worker.record)
+        else:
+            self._release(self._workers.pop(name))
+
+    def _place(self, name: str, record: Record | None) -> bool:
+        """Take a record into the table; False when it does not say which process it is about."""
+        if record is None or record.pid is None:
+            return False
+        known = self._workers.get(name)
+        if known is not None and (known.record.pid, known.record.ticks) == (record.pid, record.ticks):
+            known.record = record
+            if record.exit is not None:
+                self._release(known)
+            return True
+        if known is not None:
+            self._release(known)
+        process = None
+        if record.exit is None and record.boot_id == boot_id():
+            process = ProcessHandle.open(record.pid, record.ticks)
+        self._workers[name] = LocalWorker(name, record, process)
+        return True
+
+    def _adopt_unwritten(self) -> None:
+        """Find workers that run although no record names their process: their controller died at that moment, or
+        somebody deleted the state directory."""
+        known = {worker.record.pid for worker in self.running()}
+        for pid in session_leaders():
+            variables = None if pid in known else environment_of(pid)
+            marks = None if variables is None else Marks.from_variables(variables, self._state.path)
+            process = None if marks is None else ProcessHandle.open(pid)
+            if marks is not None and process is not None:
+                self._adopt(marks, process)
+
+    def _adopt(self, marks: Marks, process: ProcessHandle) -> None:
+        if process.is_gone():
+            process.close()
+            return
+        name = slot_name(marks.key, marks.slot)
+        if name in self._workers:  # its record was deleted, and the slot filled again: both are listed, one is surplus
+            name = f"{name}.{marks.worker_id}"
+        record = Record(
+            key=marks.key,
+            slot=marks.slot,
+            worker_id=marks.worker_id,
+            spec_hash=marks.spec_hash,
+            generation=marks.generation,
+            started_at=psutil.Process(process.pid).create_time(),
+            boot_id=boot_id(),
+            pid=process.pid,
+            ticks=process.ticks,
+        )
+        self._state.write(name, record)
+        self._workers[name] = LocalWorker(name, record, process)
+        log.info("worker found again", key=record.key, worker_id=record.worker_id, pid=record.pid)
+
+    def _forget_if_free(self, name: str) -> bool:
+        """Drop the record of a start that was cut short before there was a process; False while its lock is held."""
+        lock = self._state.lock(name)
+        if lock is None:
+            return False
+        try:
+            self._state.forget(name)
+        finally:
+            os.close(lock)
+        return True
+
+    def _start_in(self, name: str, record: Record, spec: WorkerSpec, lock: int) -> LocalWorker:
+        uri_file = self._state.write_secret(name, spec.environment.amqp_uri)
+        self._state.write(name, record)
+        marks = Marks(self._state.path, record.key, record.slot, record.worker_id, record.spec_hash, record.generation)
+        variables = worker_variables(
+            spec, marks, inherited=os.environb, extra=self._launch.environment, uri_file=uri_file
+        )
+        try:
+            output = self._logs.open_new(name)
+            try:
+                pid = _spawn(self._launch, variables, output=output, lock=lock)
+            finally:
+                os.close(output)
+        except OSError as error:
+            self._state.forget(name)
+            raise _start_error(error, self._launch, spec) from error
+        process = ProcessHandle.open(pid)
+        if process is None:
+            raise DriverUnavailableError("A worker process vanished while it was being started.")
+        record = replace(record, pid=pid, ticks=process.ticks)
+        self._state.write(name, record)
+        return LocalWorker(name, record, process)
+
+    def _others_of(self, workers: Sequence[LocalWorker]) -> Callable[[], set[int]]:
+        """What lists the processes of these workers that are not their main ones."""
+        worker_ids = frozenset(worker.record.worker_id for worker in workers)
+        leaders = [worker.process for worker in workers if worker.process is not None]
+        main = {worker.process.pid for worker in self.running() if worker.process is not None}
+
+        def list_pids() -> set[int]:
+            found = members(
+                leaders, carries_mark=lambda variables: carries_mark(variables, self._state.path, worker_ids)
+            )
+            return found - main
+
+        return list_pids
+
+    def _end_of(self, worker: LocalWorker) -> Exit:
+        end = worker.process.reap() if worker.process is not None else None
+        if end is None:
+            return _UNSEEN if worker.record.boot_id == boot_id() else _REBOOTED
+        if end.signal == "SIGKILL":
+            reason = (
+                "it did not stop in time" if worker.killed else "killed from outside, or the host ran out of memory"
+            )
+            return replace(end, reason=reason)
+        return end
+
+    def _release(self, worker: LocalWorker) -> None:
+        process, worker.process = worker.process, None
+        if process is not None:
+            self.ended.append(process)
+
+
+def _has_ended(worker: LocalWorker) -> bool:
+    return worker.record.exit is None and (worker.process is None or worker.process.is_gone())
+
+
+def _spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock: int) -> int:
+    """Start the process in a session of its own, so that no signal to the daemon reaches it; returns its pid."""
+    process = subprocess.Popen(
+        launch.command,
+        cwd=launch.cwd,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        pass_fds=(lock,),
+    )
+    # The worker is waited for by its pidfd; this object must neither wait for it nor warn that nobody did.
+    process.returncode = 0
+    return process.pid
+
+
+def _slot_taken(spec: WorkerSpec) -> SlotTakenError:
+    return SlotTakenError("A worker of this key and slot exists already.", key=spec.key, slot=spec.slot)
+
+
+def _start_error(error: OSError, launch: Launch, spec: WorkerSpec) -> StartFailedError | DriverUnavailableError:
+    where = os.fsdecode(error.filename) if error.filename is not None else launch.command[0]
+    if error.errno not in _REFUSED_FOR_GOOD:
+        return DriverUnavailableError(f"A worker could not be started: {where}: {error.strerror}.", key=spec.key)
+    option = "cwd" if where == launch.cwd else "log_directory" if where.endswith(".log") else "command"
+    return StartFailedError(
+        f"The worker could not be started: {where}: {error.strerror}. Check driver.options.{option}.", key=spec.key
+    )
