@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from osrdyne.errors import ConfigurationError
-from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.names import Key
 
 AnyFunction = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=AnyFunction)
@@ -39,7 +39,7 @@ class Context:
 
     key: Key
     pool: str = ""
-    worker_id: WorkerId = WorkerId("")
+    worker_id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     worker_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     session: Any = field(default=None, repr=False)
@@ -94,10 +94,10 @@ class App:
 
     `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); without it there is none.
 
-    A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function on
-    the event loop (it must not block). `T` is a pydantic model, a dataclass, or any type that pydantic can validate:
-    the JSON body is decoded into it, and a body that does not fit is answered `error` with code 400 and the paths of
-    the wrong fields. `bytes` and `str` take the body as it is. It returns an `Answer`, or a value that becomes one:
+    A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
+    on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
+    validate: the JSON body is decoded into it, and a body that does not fit is answered `error` with code 400 and the
+    paths of the wrong fields. `bytes` and `str` take the body as it is. It returns an `Answer`, or a value that becomes one:
     bytes, str, a pydantic model, a dataclass, anything else that JSON can hold, or None for an empty answer. To refuse
     a request it raises `RequestError`; any other exception is logged and answered `error` with code 500.
     """

@@ -66,13 +66,12 @@ class Call:
         *,
         timeout: float = math.inf,
         clock: Clock | None = None,
-        send_progress: Callable[[Answer], None] | None = None,
     ) -> None:
         self.context = context
         self._request = request
         self._clock = clock or SystemClock()
         self._deadline_at = self._clock.monotonic() + timeout
-        self._send_progress = send_progress
+        self._send_progress: Callable[[Answer], None] | None = None
         self._cancelled = False
 
     @property
@@ -100,6 +99,10 @@ class Call:
         return self._request.content_type
 
     @property
+    def content_encoding(self) -> str | None:
+        return self._request.content_encoding
+
+    @property
     def correlation_id(self) -> str | None:
         return self._request.correlation_id
 
@@ -121,6 +124,14 @@ class Call:
     def cancel(self) -> None:
         """Mark the call as cancelled; called by the runtime."""
         self._cancelled = True
+
+    def set_timeout(self, seconds: float) -> None:
+        """The deadline is `seconds` from now; called by the runtime."""
+        self._deadline_at = self._clock.monotonic() + seconds
+
+    def attach(self, send_progress: Callable[[Answer], None]) -> None:
+        """Where progress goes; called by the runtime. Without it progress is dropped, as in a test of a handler."""
+        self._send_progress = send_progress
 
     def raise_if_cancelled(self) -> None:
         """Raise `CallCancelledError` when nobody wants the answer any more: for long loops in a plain function."""

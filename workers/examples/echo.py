@@ -1,0 +1,126 @@
+"""A worker without Spark that does as it is told: for tests, benchmarks and first steps.
+
+osrdyne-worker workers.examples.echo:app
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from osrdyne_worker import Answer, App, Call, Context, RequestError
+
+app = App()
+
+
+class Sleep(BaseModel):
+    seconds: float = Field(ge=0, le=3600)
+
+
+class Progress(BaseModel):
+    steps: int = Field(3, ge=0, le=1000)
+    seconds: float = Field(0.0, ge=0, le=60)
+
+
+@dataclass
+class State:
+    key: str
+    started_at: float
+    greeting: str
+
+
+@app.on_start
+def load(context: Context) -> State:
+    """`config`: `load_seconds` to be slow, `load_error` to fail, `greeting` to be told back by `/info`."""
+    time.sleep(float(context.config.get("load_seconds", 0)))
+    if "load_error" in context.config:
+        raise RuntimeError(str(context.config["load_error"]))
+    return State(context.key, time.time(), str(context.config.get("greeting", "hello")))
+
+
+@app.handler("/echo")
+async def echo(call: Call) -> Answer:
+    """The body, as it came."""
+    return Answer(call.body, content_type=call.content_type)
+
+
+@app.handler("/echo_thread")
+def echo_thread(call: Call) -> Answer:
+    """The same in a thread."""
+    return Answer(call.body, content_type=call.content_type)
+
+
+@app.handler("/info")
+async def info(call: Call) -> dict[str, Any]:
+    """Which worker answers."""
+    state: State = call.context.state
+    return {
+        "key": state.key,
+        "pid": os.getpid(),
+        "worker_id": call.context.worker_id,
+        "greeting": state.greeting,
+        "redelivered": call.redelivered,
+        "deadline": call.deadline,
+    }
+
+
+@app.handler("/sleep")
+async def sleep(call: Call, request: Sleep) -> dict[str, float]:
+    """Answer after a while; ends at once when cancelled."""
+    await asyncio.sleep(request.seconds)
+    return {"slept": request.seconds}
+
+
+@app.handler("/sleep_thread")
+def sleep_thread(call: Call, request: Sleep) -> dict[str, float]:
+    """The same in a thread that looks whether anybody still waits."""
+    until = time.monotonic() + request.seconds
+    while (left := until - time.monotonic()) > 0:
+        call.raise_if_cancelled()
+        time.sleep(min(left, 0.05))
+    return {"slept": request.seconds}
+
+
+@app.handler("/progress")
+def progress(call: Call, request: Progress) -> dict[str, int]:
+    """Report every step."""
+    for step in range(request.steps):
+        call.progress({"step": step + 1, "of": request.steps})
+        time.sleep(request.seconds)
+    return {"steps": request.steps}
+
+
+@app.handler("/fail")
+def fail(call: Call) -> None:
+    """A mistake in a handler."""
+    raise ZeroDivisionError("as you wish")
+
+
+@app.handler("/refuse")
+def refuse(call: Call) -> None:
+    """A request that the handler does not accept."""
+    raise RequestError("no", code=403, error_code="refused", details={"hint": "ask somebody else"})
+
+
+@app.handler("/large")
+async def large(call: Call, request: dict[str, int]) -> bytes:
+    """An answer of so many `bytes`."""
+    return b"x" * request.get("bytes", 0)
+
+
+@app.handler("/crash")
+def crash(call: Call) -> None:
+    """The worker process dies in the middle of a request."""
+    os._exit(9)
+
+
+@app.handler("/hang")
+def hang(call: Call) -> None:
+    """A thread that nothing can end."""
+    while True:
+        time.sleep(1)

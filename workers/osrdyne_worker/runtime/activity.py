@@ -1,0 +1,218 @@
+"""What a worker tells the controller about itself: fire and forget, never in the way of a request.
+
+`ReportWindow` decides what is worth a report (at most once a second while requests come and go), `Reporter` keeps the
+reports in a bounded buffer and publishes them, transient and without confirms, whenever there is a connection. Reports
+may be lost. Source: PROTOCOL, "Activity reports".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.errors import BrokerError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.messages import JSON_TYPE
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.statuses import encode_status
+
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports about requests."""
+MAX_WAITING_REPORTS = 256
+
+log = get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A report without the worker's name on it."""
+
+    event: Event
+    details: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What completed requests have in common when they are reported together."""
+
+    status: str
+    path: str
+    redelivered: bool
+
+
+@dataclass(slots=True)
+class _Tally:
+    count: int = 0
+    total_ms: int = 0
+    max_ms: int = 0
+
+
+class ReportWindow:
+    """Counts what happens to requests, and hands it out at most every `REPORT_INTERVAL` seconds. No clock, no I/O.
+
+    A quiet worker's first request is reported at once. `idle` follows only on a report that said the worker was busy.
+    """
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._received = 0
+        self._completed: dict[Outcome, _Tally] = {}
+        self._last = float("-inf")
+        self._told_busy = False
+
+    def received(self) -> None:
+        self.in_flight += 1
+        self._received += 1
+
+    def completed(self, outcome: Outcome, *, duration_ms: int) -> None:
+        self.in_flight -= 1
+        tally = self._completed.setdefault(outcome, _Tally())
+        tally.count += 1
+        tally.total_ms += duration_ms
+        tally.max_ms = max(tally.max_ms, duration_ms)
+
+    def dropped(self) -> None:
+        """A request left without an outcome: given back, or lost with the connection."""
+        self.in_flight -= 1
+
+    def told_busy(self) -> None:
+        self._told_busy = True
+
+    def due_in(self, now: float) -> float:
+        """Seconds until `take` may be called again; 0 when it may be now."""
+        return max(0.0, self._last + REPORT_INTERVAL - now)
+
+    def take(self, now: float) -> list[Draft]:
+        """What there is to report; the window closes for `REPORT_INTERVAL` when that is anything."""
+        drafts = []
+        if self._received:
+            drafts.append(Draft(Event.REQUEST_RECEIVED, {"count": self._received, "in_flight": self.in_flight}))
+        drafts += [self._completion(outcome, tally) for outcome, tally in self._completed.items()]
+        busy_before = self._told_busy or bool(drafts)
+        if busy_before and self.in_flight == 0:
+            drafts.append(Draft(Event.IDLE, {"in_flight": 0}))
+        self._told_busy = busy_before and self.in_flight > 0
+        self._received = 0
+        self._completed = {}
+        if drafts:
+            self._last = now
+        return drafts
+
+    def _completion(self, outcome: Outcome, tally: _Tally) -> Draft:
+        return Draft(
+            Event.REQUEST_COMPLETED,
+            {"count": tally.count, "duration_ms_max": tally.max_ms, "in_flight": self.in_flight},
+            {
+                "x-status": encode_status(outcome.status),
+                "x-duration-ms": tally.total_ms // tally.count,
+                "x-path": outcome.path,
+                "x-redelivered": outcome.redelivered,
+            },
+        )
+
+
+class Reporter:
+    """Publishes the reports of one worker. `report` and the counting methods never wait and never fail."""
+
+    def __init__(self, *, key: Key, worker_id: WorkerId, exchange: str, clock: Clock) -> None:
+        self._key = key
+        self._worker_id = worker_id
+        self._exchange = exchange
+        self._clock = clock
+        self._window = ReportWindow()
+        self._waiting: deque[Draft] = deque(maxlen=MAX_WAITING_REPORTS)
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending = False
+
+    @property
+    def in_flight(self) -> int:
+        return self._window.in_flight
+
+    def report(self, event: Event, **details: object) -> None:
+        """Send a report about the worker itself."""
+        if event is Event.BUSY:
+            self._window.told_busy()
+        self._add(Draft(event, details))
+
+    def received(self) -> None:
+        self._window.received()
+        self._schedule()
+
+    def completed(self, outcome: Outcome, *, duration_ms: int) -> None:
+        self._window.completed(outcome, duration_ms=duration_ms)
+        self._schedule()
+
+    def dropped(self) -> None:
+        self._window.dropped()
+        self._schedule()
+
+    def flush(self) -> None:
+        """Hand over what the window holds, without waiting for its time: before the end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for draft in self._window.take(self._clock.monotonic()):
+            self._add(draft)
+
+    async def flushed(self) -> None:
+        """Wait until everything is on its way. Without a connection this lasts until there is one."""
+        while self._waiting or self._sending:
+            await self._clock.sleep(0.01)
+
+    async def send(self, connection: Connection) -> None:
+        """Publish what is reported for as long as the connection lives; a missing exchange is waited for."""
+        failures = 0
+        while not connection.is_closed:
+            try:
+                channel = await connection.channel()
+                self._wake.set()  # for what an earlier connection left behind
+                while True:
+                    await self._send_waiting(channel)
+                    failures = 0
+            except BrokerError as error:
+                failures += 1
+                if failures == 1 and not connection.is_closed:
+                    log.warning("activity reports cannot be sent", exchange=self._exchange, reason=str(error))
+                await self._clock.sleep(Backoff(initial=1.0).delay(failures))
+
+    async def _send_waiting(self, channel: Channel) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        self._sending = True
+        try:
+            while self._waiting:
+                draft = self._waiting.popleft()
+                await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
+        finally:
+            self._sending = False
+
+    def _message(self, draft: Draft) -> Message:
+        report = ActivityReport(self._key, draft.event, self._worker_id, draft.details, draft.headers)
+        body = report.wire_body()
+        return Message(
+            body=body,
+            headers=report.wire_headers(),
+            content_type=JSON_TYPE if body else None,
+            persistent=False,
+        )
+
+    def _add(self, draft: Draft) -> None:
+        self._waiting.append(draft)
+        self._wake.set()
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            return
+        delay = self._window.due_in(self._clock.monotonic())
+        if delay == 0:
+            self.flush()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(delay, self.flush)

@@ -1,0 +1,124 @@
+"""Bodies: from the bytes of a request to the value a handler wants, and from a handler's value to a reply. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_json
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.messages import JSON_TYPE, Response
+from osrdyne.protocol.statuses import Status
+from osrdyne_worker.runtime.app import Route
+from osrdyne_worker.runtime.call import Answer, RequestError
+
+Decoder = Callable[[bytes], Any]
+
+BYTES_TYPE = "application/octet-stream"
+TEXT_TYPE = "text/plain; charset=utf-8"
+MAX_WRONG_FIELDS = 20
+
+
+def decoder_for(route: Route) -> Decoder | None:
+    """How to decode a body for `route`; None when its handler takes no request.
+
+    Raises `ConfigurationError` when pydantic cannot validate the type.
+    """
+    if not route.takes_request:
+        return None
+    if route.request_type is bytes:
+        return _as_it_is
+    if route.request_type is str:
+        return _decode_text
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(route.request_type)
+    except PydanticUserError as error:
+        raise ConfigurationError(
+            f"The request type of the handler of {route.path!r} cannot be validated: {error.message.splitlines()[0]}"
+        ) from error
+    return lambda body: _decode_json(adapter, body)
+
+
+def _as_it_is(body: bytes) -> bytes:
+    return body
+
+
+def _decode_text(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The body is not UTF-8 (at byte {error.start}).", error_code="invalid_text") from None
+
+
+def _decode_json(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    try:
+        return adapter.validate_json(body or b"{}")
+    except ValidationError as error:
+        raise _refusal(error) from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.", error_code="invalid_json") from None
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """What is wrong with a body, field by field. The values themselves are not repeated: they may be secret."""
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    if wrong[0]["type"] == "json_invalid":
+        return RequestError(f"The body is not JSON: {wrong[0]['msg']}.", error_code="invalid_json")
+    fields = [{"field": field_path(entry["loc"]), "message": entry["msg"]} for entry in wrong[:MAX_WRONG_FIELDS]]
+    first = fields[0]
+    more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    where = f"Field {first['field']}" if first["field"] else "The body"
+    return RequestError(
+        f"{where} is wrong: {first['message']}{more}.", error_code="invalid_request", details={"fields": fields}
+    )
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("tables", 0, "name")` as `tables[0].name`."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def answer_to_response(value: Any, *, progress: bool = False) -> Response:
+    """The reply for what a handler returned. Raises `RequestError` (500) for a value that JSON cannot hold."""
+    answer = value if isinstance(value, Answer) else Answer(value)
+    body, content_type = _encode(answer.body)
+    return Response(
+        status=Status.OK,
+        body=body,
+        content_type=answer.content_type or content_type,
+        code=answer.code,
+        progress=progress,
+        headers=answer.headers,
+    )
+
+
+def _encode(body: Any) -> tuple[bytes, str | None]:
+    if body is None:
+        return b"", None
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body), BYTES_TYPE
+    if isinstance(body, str):
+        return body.encode("utf-8", "replace"), TEXT_TYPE
+    try:
+        return to_json(body, inf_nan_mode="null"), JSON_TYPE
+    except (PydanticSerializationError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"The answer cannot be written as JSON: {error}", code=500, error_code="invalid_answer"
+        ) from error
+
+
+def error_response(error: RequestError, *, path: str) -> Response:
+    """The reply for a refused request: `{"error": {"code", "message", "path", …}}`."""
+    document = {**error.details, "code": error.error_code, "message": error.message, "path": path}
+    return Response(
+        status=Status.ERROR,
+        body=to_json({"error": document}, inf_nan_mode="null", fallback=str),
+        content_type=JSON_TYPE,
+        code=error.code,
+        detail=error.message,
+    )

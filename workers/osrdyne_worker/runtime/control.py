@@ -1,0 +1,101 @@
+"""Control messages from the controller: a pure state, and the listener that feeds it.
+
+Level-triggered: the controller repeats the state it wants, and an older generation is ignored. Losing control messages
+delays things and breaks nothing, so that the listener never disturbs the requests: it retries by itself.
+Source: PROTOCOL, "Control messages".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Connection
+from osrdyne.errors import BrokerError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import PoolNames, QueueName
+
+NO_GENERATION = Generation(0, 0)
+"""Older than every generation of a leader."""
+
+log = get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedState:
+    """What the controller wants of this worker."""
+
+    queues: tuple[QueueName, ...]
+    paused: bool = False
+    generation: Generation = NO_GENERATION
+
+
+def apply_control(state: WantedState, message: ControlMessage) -> WantedState:
+    """The state after `pause`, `resume` or `queues`; an older message changes nothing, nor does a malformed one."""
+    if message.generation < state.generation:
+        return state
+    match message.command:
+        case Command.PAUSE:
+            return replace(state, paused=True, generation=message.generation)
+        case Command.RESUME:
+            return replace(state, paused=False, generation=message.generation)
+        case Command.QUEUES:
+            queues = parse_queues(message.details.get("queues"))
+            return replace(state, queues=queues, generation=message.generation) if queues else state
+        case _:
+            return state
+
+
+def parse_queues(value: object) -> tuple[QueueName, ...]:
+    """The queue names of a `queues` message, highest priority first; empty when it holds none or anything else."""
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        return ()
+    return tuple(QueueName(name) for name in dict.fromkeys(value))
+
+
+async def listen(
+    connection: Connection,
+    environment: WorkerEnvironment,
+    handle: Callable[[ControlMessage], None],
+    *,
+    clock: Clock,
+) -> None:
+    """Call `handle` with every control message, for as long as the connection lives.
+
+    The control queue is exclusive: after a connection that broke silently, the broker refuses it until it has noticed,
+    which is why this tries again.
+    """
+    failures = 0
+    while not connection.is_closed:
+        try:
+            await _listen_once(connection, environment, handle)
+        except BrokerError as error:
+            failures += 1
+            if failures == 1 and not connection.is_closed:
+                log.warning("control messages cannot be received yet", reason=str(error))
+            await clock.sleep(Backoff(initial=1.0).delay(failures))
+
+
+async def _listen_once(
+    connection: Connection, environment: WorkerEnvironment, handle: Callable[[ControlMessage], None]
+) -> None:
+    names = PoolNames(environment.pool)
+    queue = names.control_queue(environment.worker_id)
+    channel = await connection.channel()
+    await channel.declare_queue(queue, exclusive=True, auto_delete=True)
+    for routing_key in (
+        names.control_group_routing_key(environment.key),
+        names.control_worker_routing_key(environment.worker_id),
+    ):
+        await channel.bind_queue(queue, environment.control_exchange, routing_key)
+    consumer = await channel.consume(queue, no_ack=True)
+    async for delivery in consumer:
+        message = control_from_wire(delivery.body)
+        if message is None:
+            log.warning("a control message cannot be understood", size=len(delivery.body))
+        else:
+            handle(message)

@@ -1,0 +1,191 @@
+"""From a request to the answer of the right handler: decode, call, encode.
+
+Called by the processor, once per request. Coroutine functions run on the event loop, plain functions in a bounded pool
+of threads, inside their job group when there is a session. Nothing here knows the broker or the deadline: the caller
+cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from osrdyne.errors import OsrdyneError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.messages import Response
+from osrdyne_worker.runtime.app import App, Route, SessionFactory
+from osrdyne_worker.runtime.call import Call, RequestError
+from osrdyne_worker.runtime.codec import Decoder, answer_to_response, decoder_for, error_response
+
+log = get_logger("worker")
+
+T = TypeVar("T")
+PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
+MAX_LISTED_PATHS = 50
+
+
+class SessionLostError(OsrdyneError):
+    """The worker's session (the Spark JVM) is gone, so that no request can be worked on any more."""
+
+
+class HandlerExitError(OsrdyneError):
+    """A handler tried to end the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    route: Route
+    decode: Decoder | None
+
+
+class Dispatcher:
+    """The handlers of an application, ready to be called.
+
+    Raises `ConfigurationError` for a handler that cannot be used. `threads` must have a place for every request that
+    runs at once; `side_threads` is for short calls about running ones (cancel, is the session alive).
+    """
+
+    def __init__(
+        self, app: App, *, threads: ThreadPoolExecutor, side_threads: ThreadPoolExecutor, debug: bool = False
+    ) -> None:
+        self._targets: Mapping[str, Target] = {
+            path: Target(route, decoder_for(route)) for path, route in app.routes().items()
+        }
+        default = app.default_route()
+        self._default = None if default is None else Target(default, decoder_for(default))
+        self._sessions: SessionFactory | None = app.sessions
+        self._threads = threads
+        self._side_threads = side_threads
+        self._debug = debug
+
+    def knows(self, path: str) -> bool:
+        return path in self._targets
+
+    async def run(self, call: Call, *, group_id: str) -> Response:
+        """The reply to one request; never raises but `SessionLostError` and a cancellation."""
+        target = self._targets.get(call.path, self._default)
+        try:
+            if target is None:
+                raise self._unknown_path(call.path)
+            if target.route.is_async:
+                return await _answer_async(target, call)
+            return await self._in_thread(target, call, group_id)
+        except RequestError as error:
+            return error_response(error, path=call.path)
+        except Exception as error:
+            return await self._failure(error, call)
+
+    async def _in_thread(self, target: Target, call: Call, group_id: str) -> Response:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, target, call, group_id)
+        try:
+            result = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                await self._cancel_group(call, group_id)
+                await asyncio.wait({future})  # its place is free only when the thread is
+            raise
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _work(self, target: Target, call: Call, group_id: str) -> Response | Exception:
+        """In a thread: the reply, or the exception, as a value (a future cannot carry every exception)."""
+        try:
+            if self._sessions is None:
+                return _answer(target, call)
+            return self._sessions.run_in_group(call.context.session, group_id, lambda: _answer(target, call))
+        except Exception as error:
+            return error
+        except BaseException as error:  # a handler called sys.exit
+            return HandlerExitError(f"The handler ended with {describe(error)}.")
+
+    async def _cancel_group(self, call: Call, group_id: str) -> None:
+        """Cancel what runs for this request in the session; a failure is logged, the deadline then does the rest."""
+        if self._sessions is None:
+            return
+        try:
+            await self._aside(lambda sessions: sessions.cancel(call.context.session, group_id))
+        except Exception:
+            log.warning("the jobs of a request could not be cancelled", group=group_id, exc_info=True)
+
+    async def progress(self, session: Any, group_ids: list[str]) -> Mapping[str, int]:
+        """The session's figures for these requests, added up."""
+        if self._sessions is None:
+            return {}
+        return await self._aside(lambda sessions: _sum(sessions.progress(session, group_id) for group_id in group_ids))
+
+    async def is_alive(self, session: Any) -> bool:
+        """Whether the session can still work; one that cannot tell is not."""
+        if self._sessions is None:
+            return True
+        try:
+            return await self._aside(lambda sessions: sessions.is_alive(session))
+        except Exception:
+            log.warning("the session does not say whether it is alive", exc_info=True)
+            return False
+
+    async def _aside(self, function: Callable[[SessionFactory], T]) -> T:
+        sessions = self._sessions
+        assert sessions is not None
+        return await asyncio.get_running_loop().run_in_executor(self._side_threads, lambda: function(sessions))
+
+    async def _failure(self, error: Exception, call: Call) -> Response:
+        if not await self.is_alive(call.context.session):
+            raise SessionLostError("The session of this worker is gone.") from error
+        log.error("a handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
+        details = {"traceback": traceback.format_exception(error)} if self._debug else {}
+        refusal = RequestError(describe(error), code=500, error_code="internal_error", details=details)
+        return error_response(refusal, path=call.path)
+
+    def _unknown_path(self, path: str) -> RequestError:
+        known = sorted(self._targets)
+        listed = ", ".join(known[:MAX_LISTED_PATHS]) or "none"
+        asked = f"There is no handler for the path {path!r}" if path else "The request has no x-rpc-path header"
+        return RequestError(
+            f"{asked}; known paths: {listed}.", code=404, error_code="unknown_path", details={"known_paths": known}
+        )
+
+
+def describe(error: BaseException) -> str:
+    """One line about an exception: its type and what it says, without a traceback."""
+    if isinstance(error, OsrdyneError):
+        return error.message
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
+
+
+def _arguments(target: Target, call: Call) -> tuple[Any, ...]:
+    if target.decode is None:
+        return (call,)
+    return (call, decode_body(target.decode, call))
+
+
+def decode_body(decode: Decoder, call: Call) -> Any:
+    encoding = (call.content_encoding or "").lower()
+    if encoding not in PLAIN_ENCODINGS:
+        raise RequestError(
+            f"The content encoding {encoding!r} is not supported; send the body as it is.",
+            code=415,
+            error_code="unsupported_encoding",
+        )
+    return decode(call.body)
+
+
+def _answer(target: Target, call: Call) -> Response:
+    return answer_to_response(target.route.function(*_arguments(target, call)))
+
+
+async def _answer_async(target: Target, call: Call) -> Response:
+    return answer_to_response(await target.route.function(*_arguments(target, call)))
+
+
+def _sum(figures: Any) -> Mapping[str, int]:
+    total: dict[str, int] = {}
+    for one in figures:
+        for name, value in one.items():
+            total[name] = total.get(name, 0) + value
+    return total

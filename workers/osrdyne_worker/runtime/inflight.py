@@ -1,0 +1,110 @@
+"""One request from its arrival to its acknowledgement (`InFlight`), and the places in which requests run (`Slots`).
+
+Everything here lives on the event loop. The processor drives a request; anybody may interrupt it, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from itertools import count
+
+from osrdyne.amqp import Delivery
+from osrdyne.protocol.messages import Request
+from osrdyne_worker.runtime.call import Call
+from osrdyne_worker.runtime.link import Link
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    SETTLING = "settling"
+    """Its answer is being sent; from here on nothing interrupts it."""
+
+
+class Interruption(StrEnum):
+    """Why a request was not worked on to its end."""
+
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    GIVEN_BACK = "given-back"
+    """This worker stops or pauses: another one, or a later one, gets it."""
+    LOST = "lost"
+    """Its channel is closed: RabbitMQ has taken it back already, and an answer could not be acknowledged."""
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A request in this worker."""
+
+    delivery: Delivery = field(repr=False)
+    request: Request = field(repr=False)
+    call: Call = field(repr=False)
+    link: Link = field(repr=False)
+    group_id: str
+    rank: int
+    received_at: float
+    started: bool = False
+    phase: Phase = Phase.WAITING
+    interruption: Interruption | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    progress: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
+
+    def interrupt(self, reason: Interruption) -> bool:
+        """Stop the work on it for `reason`; False when it is being answered already or was interrupted before.
+
+        A task that has not begun to run is not cancelled (it would never get to its clean-up): it looks by itself.
+        """
+        if self.phase is Phase.SETTLING or self.interruption is not None:
+            return False
+        self.interruption = reason
+        self.call.cancel()
+        if self.task is not None and self.started:
+            self.task.cancel()
+        return True
+
+    def disarm(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Slots:
+    """`size` places to run in; the lowest rank (highest priority) that waits comes next, then the longest waiting."""
+
+    def __init__(self, size: int) -> None:
+        self._free = size
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = count()
+
+    def try_acquire(self) -> bool:
+        """Take a place if one is free and nobody waits."""
+        if self._free == 0 or self._waiting:
+            return False
+        self._free -= 1
+        return True
+
+    async def acquire(self, rank: int) -> None:
+        if self.try_acquire():
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, next(self._order), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the turn came together with the cancellation: pass it on
+                self.release()
+            else:
+                turn.cancel()
+            raise
+
+    def release(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

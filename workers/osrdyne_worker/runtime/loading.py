@@ -1,0 +1,117 @@
+"""Starting and stopping an application: import it, build its session, run its hooks. Called by the worker, once each.
+
+Whatever may block runs in a thread, so that the event loop goes on with heartbeats and control messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from osrdyne.errors import ConfigurationError, OsrdyneError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne_worker.runtime.app import AnyFunction, App, Context
+
+log = get_logger("worker")
+
+
+def import_app(reference: str) -> App:
+    """The `App` that `module:attribute` names; the working directory is importable.
+
+    Raises `ConfigurationError` saying what is wrong with it.
+    """
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(f"The application must be given as module:attribute, not {reference!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(f"The module {module_name!r} cannot be imported: {failure_reason(error)}") from error
+    app = getattr(module, attribute, None)
+    if not isinstance(app, App):
+        raise ConfigurationError(f"{reference} is not an osrdyne_worker.App; it is {type(app).__name__}.")
+    return app
+
+
+def first_context(environment: WorkerEnvironment) -> Context:
+    """The context before anything is loaded. Raises `ConfigurationError` for a wrong `WORKER_CONFIG`."""
+    config = environment.config.get("app", {})
+    if not isinstance(config, dict):
+        raise ConfigurationError("WORKER_CONFIG.app must be a JSON object.")
+    return Context(
+        key=environment.key,
+        pool=environment.pool,
+        worker_id=environment.worker_id,
+        config=config,
+        worker_config=environment.config,
+    )
+
+
+class Loader:
+    """Takes one application up and down again. `context` is what has been reached so far."""
+
+    def __init__(self, app: App, context: Context, threads: ThreadPoolExecutor) -> None:
+        self._app = app
+        self._threads = threads
+        self.context = context
+        self._session_built = False
+
+    async def start(self) -> Context:
+        """Build the session and run `on_start`; raises what they raise."""
+        if self._app.sessions is not None:
+            session = await self._in_thread(self._app.sessions.build, self.context)
+            self.context = replace(self.context, session=session)
+            self._session_built = True
+        if self._app.start_hook is not None:
+            self.context = replace(self.context, state=await self._call(self._app.start_hook))
+        return self.context
+
+    async def stop(self, *, started: bool) -> None:
+        """Run `on_stop` if the start succeeded, and close the session; failures are logged."""
+        if started and self._app.stop_hook is not None:
+            try:
+                await self._call(self._app.stop_hook)
+            except Exception:
+                log.exception("on_stop failed")
+        if self._app.sessions is not None and self._session_built:
+            try:
+                await self._in_thread(self._app.sessions.close, self.context.session)
+            except Exception:
+                log.exception("the session could not be closed")
+
+    async def _call(self, hook: AnyFunction) -> Any:
+        if inspect.iscoroutinefunction(hook):
+            return await hook(self.context)
+        return await self._in_thread(hook, self.context)
+
+    async def _in_thread(self, function: AnyFunction, argument: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _call, function, argument)
+
+
+def _call(function: AnyFunction, argument: Any) -> Any:
+    try:
+        return function(argument)
+    except (SystemExit, StopIteration) as error:  # would end the event loop, or get stuck in the future
+        raise RuntimeError(f"{function.__qualname__} ended with {type(error).__name__}: {error}") from error
+
+
+def failure_reason(error: BaseException) -> str:
+    """One line for whoever waits for this worker: what happened and where, no traceback."""
+    if isinstance(error, OsrdyneError):
+        return error.message
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0][:1000]}" if lines else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return text + place

@@ -1,0 +1,327 @@
+"""The way of a request through the worker: look at it, run it, reply with a confirm, acknowledge.
+
+Intakes hand deliveries over (`accept`); each gets one task. The deadline, the caller's cancel, a pause and a lost
+channel all come in as interruptions. Source: PROTOCOL, "Worker loop".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from enum import Enum, auto
+from functools import partial
+from typing import Any
+
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.amqp import Channel, Delivery
+from osrdyne.errors import BrokerError, OsrdyneError, PublishRefusedError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.deadlines import is_past
+from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.statuses import Status
+from osrdyne_worker.runtime.activity import Outcome, Reporter
+from osrdyne_worker.runtime.app import Context
+from osrdyne_worker.runtime.call import Answer, Call, CallCancelledError
+from osrdyne_worker.runtime.cancels import CancelMemory
+from osrdyne_worker.runtime.codec import answer_to_response
+from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
+from osrdyne_worker.runtime.ending import BeyondHelp
+from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
+from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.replies import DIRECT_REPLY_TO, ReplySender
+from osrdyne_worker.runtime.settings import RuntimeSettings
+
+log = get_logger("worker")
+
+
+class Settlement(Enum):
+    """What happens to a request that gets no reply."""
+
+    GIVE_BACK = auto()
+    REJECT = auto()
+    ABANDON = auto()
+    DROP = auto()
+
+
+Result = Response | Settlement
+
+
+class Processor:
+    """Works on requests, at most `concurrency` at once. `spawn` starts a task that the worker owns."""
+
+    def __init__(
+        self,
+        *,
+        context: Context,
+        dispatcher: Dispatcher,
+        reporter: Reporter,
+        sender: ReplySender,
+        settings: RuntimeSettings,
+        spawn: Callable[..., asyncio.Task[None]],
+        give_up: Callable[[BeyondHelp], None],
+        clock: Clock,
+    ) -> None:
+        self.context = context
+        self._dispatcher = dispatcher
+        self._reporter = reporter
+        self._sender = sender
+        self._settings = settings
+        self._spawn = spawn
+        self._give_up = give_up
+        self._clock = clock
+        self._slots = Slots(settings.concurrency)
+        self._jobs: dict[int, InFlight] = {}
+        self._cancels = CancelMemory(clock)
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._jobs)
+
+    async def until_idle(self) -> None:
+        """Wait until no request is in this worker."""
+        await self._idle.wait()
+
+    def accept(self, delivery: Delivery, *, rank: int, link: Link) -> None:
+        """Take a delivery over; `rank` 0 is the highest priority. Never fails, whatever the delivery holds."""
+        request = delivery.to_request(now_ms=now_ms(self._clock))
+        self._count += 1
+        call = Call(self.context, request, clock=self._clock)
+        job = InFlight(
+            delivery=delivery,
+            request=request,
+            call=call,
+            link=link,
+            group_id=f"{self.context.worker_id}-{self._count}",
+            rank=rank,
+            received_at=self._clock.monotonic(),
+        )
+        call.attach(partial(self._send_progress, job))
+        self._jobs[self._count] = job
+        self._idle.clear()
+        self._reporter.received()
+        job.task = self._spawn(self._process(job, self._count))
+
+    def cancel(self, correlation_id: str | None, reply_to: str | None) -> None:
+        """The caller wants no answer any more. A request that has not come yet is answered when it does."""
+        for job in self._jobs.values():
+            if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
+                self._interrupt(job, Interruption.CANCELLED)
+                return
+        self._cancels.remember(correlation_id, reply_to)
+
+    def give_back(self, *, also_running: bool = False) -> None:
+        """Give requests back to the queue: those that wait, or all."""
+        for job in list(self._jobs.values()):
+            if also_running or job.phase is Phase.WAITING:
+                self._interrupt(job, Interruption.GIVEN_BACK)
+
+    def lose(self, channel: Channel) -> None:
+        """A channel is closed: RabbitMQ has taken back what came over it."""
+        for job in list(self._jobs.values()):
+            if job.delivery.channel is channel:
+                self._interrupt(job, Interruption.LOST)
+
+    async def progress(self) -> Mapping[str, int]:
+        """How far the session is with the running requests; empty when it does not say."""
+        running = [job.group_id for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        try:
+            return await self._dispatcher.progress(self.context.session, running) if running else {}
+        except Exception:
+            log.warning("the session does not say how far it is", exc_info=True)
+            return {}
+
+    async def _process(self, job: InFlight, number: int) -> None:
+        job.started = True
+        try:
+            result = await self._work(job)
+            if job.phase is not Phase.SETTLING:
+                await self._settle(job, result)
+        except BrokerError as error:
+            log.warning("a request was dropped; RabbitMQ delivers it again", path=job.request.path, reason=str(error))
+            job.link.fail()
+        except Exception:
+            log.exception("a request could not be processed")
+            job.link.fail()
+        finally:
+            job.disarm()
+            del self._jobs[number]
+            if not self._jobs:
+                self._idle.set()
+
+    async def _work(self, job: InFlight) -> Result:
+        """Everything up to the result; an interruption is a result, the end of the worker is not."""
+        try:
+            early = self._first_look(job)
+            if early is not None:
+                return early
+            result = await self._run_in_slot(job)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if job.interruption is None or task is None or task.uncancel() > 0:
+                raise
+        if job.interruption is not None:
+            return self._interrupted(job.interruption)
+        return result
+
+    def _first_look(self, job: InFlight) -> Result | None:
+        request = job.request
+        if job.interruption is not None:
+            return self._interrupted(job.interruption)
+        if self._cancels.was_cancelled(request.correlation_id, request.reply_to):
+            return self._interrupted(Interruption.CANCELLED)
+        left = self._time_left(request)
+        if left is not None:
+            if left <= 0:
+                return Response(Status.EXPIRED, detail="The deadline had passed when a worker got the request.")
+            self._arm(job, left)
+        return None
+
+    def _time_left(self, request: Request) -> float | None:
+        """Seconds to the deadline; None without one."""
+        if request.deadline_ms is None:
+            return None
+        skew_ms = int(self._settings.max_clock_skew * 1000)
+        now = now_ms(self._clock)
+        if is_past(request.deadline_ms, now_ms=now, skew_ms=skew_ms):
+            return 0.0
+        return max(0.001, (request.deadline_ms + skew_ms - now) / 1000)
+
+    async def _run_in_slot(self, job: InFlight) -> Result:
+        if not self._slots.try_acquire():
+            await self._slots.acquire(job.rank)
+        try:
+            job.phase = Phase.RUNNING
+            self._arm(job, self._time_to_work(job.request))
+            if await self._is_abandoned(job):
+                return Settlement.ABANDON
+            return await self._dispatcher.run(job.call, group_id=job.group_id)
+        except SessionLostError as error:
+            self._give_up(BeyondHelp(error.message))
+            return Settlement.REJECT
+        finally:
+            self._slots.release()
+
+    def _time_to_work(self, request: Request) -> float:
+        left = self._time_left(request)
+        limit = self._settings.processing_timeout
+        return limit if left is None else min(left, limit)
+
+    async def _is_abandoned(self, job: InFlight) -> bool:
+        reply_to = job.request.reply_to
+        if not self._settings.skip_abandoned or reply_to is None or not reply_to.startswith(DIRECT_REPLY_TO):
+            return False
+        return await job.link.caller_is_gone(reply_to)
+
+    def _arm(self, job: InFlight, seconds: float) -> None:
+        job.disarm()
+        job.call.set_timeout(seconds)
+        job.timer = self._loop.call_later(seconds, self._expire, job)
+
+    def _expire(self, job: InFlight) -> None:
+        if not self._interrupt(job, Interruption.EXPIRED):
+            self._watch_stuck(job)  # lost before; its thread has had its time as well
+
+    def _interrupt(self, job: InFlight, reason: Interruption) -> bool:
+        if not job.interrupt(reason):
+            return False
+        if reason is not Interruption.LOST:
+            self._watch_stuck(job)
+        return True
+
+    def _watch_stuck(self, job: InFlight) -> None:
+        job.disarm()
+        job.timer = self._loop.call_later(self._settings.stuck_grace, self._stuck, job)
+
+    def _stuck(self, job: InFlight) -> None:
+        """The handler goes on although it was told to stop: answer for it, then this process must end."""
+        if job.phase is Phase.SETTLING or job.interruption is None:
+            return
+        log.error("a handler does not end", path=job.request.path, reason=str(job.interruption))
+        self._spawn(self._settle_stuck(job, job.interruption))
+
+    async def _settle_stuck(self, job: InFlight, reason: Interruption) -> None:
+        try:
+            await self._settle(job, self._interrupted(reason))
+        except BrokerError as error:
+            log.warning("a request was dropped; RabbitMQ delivers it again", reason=str(error))
+        self._give_up(BeyondHelp(f"The handler of {job.request.path!r} did not end when it was told to."))
+
+    def _interrupted(self, reason: Interruption) -> Result:
+        match reason:
+            case Interruption.EXPIRED:
+                limit = self._settings.processing_timeout
+                detail = f"The work was not done by the deadline, or took longer than {limit:g} s; it was cancelled."
+                return Response(Status.EXPIRED, detail=detail)
+            case Interruption.CANCELLED:
+                return Response(Status.CANCELLED, detail="The caller cancelled the request.")
+            case Interruption.GIVEN_BACK:
+                return Settlement.GIVE_BACK
+            case Interruption.LOST:
+                return Settlement.DROP
+
+    async def _settle(self, job: InFlight, result: Result) -> None:
+        job.phase = Phase.SETTLING
+        job.disarm()
+        delivery = job.delivery
+        if isinstance(result, Response):
+            if job.progress:
+                await asyncio.wait(job.progress)
+            try:
+                await self._sender.send(job.link.replies, job.request, result)
+            except PublishRefusedError as error:
+                log.warning("the reply queue takes no reply", path=job.request.path, reason=str(error))
+                result = Settlement.REJECT
+            else:
+                await delivery.ack()
+                self._completed(job, str(result.status))
+                return
+        await self._settle_without_reply(job, result)
+
+    async def _settle_without_reply(self, job: InFlight, settlement: Settlement) -> None:
+        match settlement:
+            case Settlement.ABANDON:
+                await job.delivery.ack()
+                return self._completed(job, "abandoned")
+            case Settlement.GIVE_BACK:
+                await job.delivery.nack(requeue=True)
+            case Settlement.REJECT:
+                await job.delivery.reject(requeue=True)
+            case Settlement.DROP:
+                pass
+        self._reporter.dropped()
+
+    def _completed(self, job: InFlight, status: str) -> None:
+        path = job.request.path if self._dispatcher.knows(job.request.path) else ""
+        duration = self._clock.monotonic() - job.received_at
+        self._reporter.completed(Outcome(status, path, job.request.redelivered), duration_ms=int(duration * 1000))
+
+    def _send_progress(self, job: InFlight, answer: Answer) -> None:
+        response = answer_to_response(answer, progress=True)
+        sending = self._sender.send(job.link.replies, job.request, response)
+        if threading.get_ident() == self._loop_thread:
+            task = self._spawn(_quietly(sending))
+            job.progress.add(task)
+            task.add_done_callback(job.progress.discard)
+            return
+        future = asyncio.run_coroutine_threadsafe(sending, self._loop)
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                job.call.raise_if_cancelled()
+            except OsrdyneError as error:
+                raise CallCancelledError("The progress could not be sent.") from error
+
+
+async def _quietly(sending: Coroutine[Any, Any, None]) -> None:
+    """Send progress for a coroutine, which cannot wait for it; the answer will find out that the link is lost."""
+    try:
+        await sending
+    except OsrdyneError as error:
+        log.debug("progress was not sent", reason=str(error))

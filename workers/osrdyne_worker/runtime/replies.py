@@ -1,0 +1,80 @@
+"""Replies: from a `Response` to a confirmed message in the caller's queue. Called by the processor, before it
+acknowledges the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Channel, Message
+from osrdyne.errors import PublishRefusedError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.messages import Request, Response
+from osrdyne_worker.runtime.call import RequestError
+from osrdyne_worker.runtime.codec import error_response
+
+DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
+PUBLISH_ATTEMPTS = 4
+REFUSED = Backoff(initial=0.1, factor=4.0, maximum=2.0)
+
+log = get_logger("worker")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplySender:
+    """Sends the replies of one worker."""
+
+    worker_id: str
+    max_bytes: int
+    clock: Clock
+
+    async def send(self, channel: Channel, request: Request, response: Response) -> None:
+        """Publish with a confirm; nothing for a request that wants no reply.
+
+        A reply queue that refuses (it is full) is tried a few times, then `PublishRefusedError` is raised.
+        """
+        if request.reply_to is None:
+            return
+        message = reply_message(request, fitting(response, request, self.max_bytes), worker_id=self.worker_id)
+        try:
+            await self._publish(channel, request.reply_to, message)
+        except (TypeError, ValueError) as error:  # AMQP cannot carry what a handler put into the headers
+            log.error("a reply cannot be encoded", path=request.path, reason=str(error))
+            refusal = RequestError(
+                f"The headers of the answer cannot be sent: {error}", code=500, error_code="invalid_answer"
+            )
+            message = reply_message(request, error_response(refusal, path=request.path), worker_id=self.worker_id)
+            await self._publish(channel, request.reply_to, message)
+
+    async def _publish(self, channel: Channel, reply_to: str, message: Message) -> None:
+        for attempt in range(1, PUBLISH_ATTEMPTS):
+            try:
+                return await channel.publish(message, exchange="", routing_key=reply_to)
+            except PublishRefusedError:
+                await self.clock.sleep(REFUSED.delay(attempt))
+        await channel.publish(message, exchange="", routing_key=reply_to)
+
+
+def fitting(response: Response, request: Request, max_bytes: int) -> Response:
+    """The response, or an `error` that says why it cannot be sent."""
+    if len(response.body) <= max_bytes:
+        return response
+    refusal = RequestError(
+        f"The answer has {len(response.body)} bytes; at most {max_bytes} can be sent. Ask for less at once.",
+        code=413,
+        error_code="answer_too_large",
+        details={"size_bytes": len(response.body), "max_bytes": max_bytes},
+    )
+    return replace(error_response(refusal, path=request.path), progress=response.progress)
+
+
+def reply_message(request: Request, response: Response, *, worker_id: str) -> Message:
+    """The message for a response. Direct reply-to is never stored, so that only other queues get a persistent one."""
+    return Message(
+        body=response.body,
+        headers=replace(response, worker_id=worker_id).wire_headers(),
+        correlation_id=request.correlation_id,
+        content_type=response.content_type,
+        persistent=not (request.reply_to or "").startswith(DIRECT_REPLY_TO),
+    )

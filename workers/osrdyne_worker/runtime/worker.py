@@ -1,0 +1,285 @@
+"""The life of a worker process: connect, load, serve, stop. Made and run once by `main`.
+
+Owns every task of the worker. The connection may come and go: session, data and threads stay. It ends with an `Ending`:
+the first reason to end wins. Source: PROTOCOL, "Worker loop".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.supervise import endless
+from osrdyne.aio.watch import WatchCell
+from osrdyne.amqp import ConnectionOptions
+from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.activity import BUSY_INTERVAL, Event
+from osrdyne.protocol.control import Command, ControlMessage
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import QueueName
+from osrdyne_worker.runtime.activity import Reporter
+from osrdyne_worker.runtime.app import App
+from osrdyne_worker.runtime.control import WantedState, apply_control, listen
+from osrdyne_worker.runtime.dispatch import Dispatcher
+from osrdyne_worker.runtime.ending import BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
+from osrdyne_worker.runtime.intake import Intake
+from osrdyne_worker.runtime.link import Link, open_link
+from osrdyne_worker.runtime.loading import Loader, failure_reason, first_context
+from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.settings import runtime_settings
+
+RECONNECT = Backoff(initial=0.2, maximum=10.0)
+STABLE_AFTER = 10.0
+"""Seconds after which a connection counts as good: losing it then is a first failure again."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds for `on_stop` and the session to end."""
+REPORT_TIMEOUT = 1.0
+"""Seconds for the last reports to leave."""
+GIVE_BACK_TIME = 2.0
+"""Seconds out of `stop_grace` that are kept for giving requests back."""
+
+log = get_logger("worker")
+
+
+class Worker:
+    """One worker. Raises `ConfigurationError` when the environment or the application cannot be used."""
+
+    def __init__(self, app: App, environment: WorkerEnvironment, *, clock: Clock | None = None) -> None:
+        self._environment = environment
+        self._clock = clock or SystemClock()
+        self._settings = settings = runtime_settings(environment.config)
+        # One thread for each request that runs, and two for questions about them. Loading uses the first.
+        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="handler")
+        self._side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
+        self._loader = Loader(app, first_context(environment), self._threads)
+        self._dispatcher = Dispatcher(app, threads=self._threads, side_threads=self._side_threads, debug=settings.debug)
+        self._reporter = Reporter(
+            key=environment.key,
+            worker_id=environment.worker_id,
+            exchange=environment.activity_exchange,
+            clock=self._clock,
+        )
+        self._wanted = WantedState(environment.requests_queues)
+        self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
+        self._ready = False
+        self._loading_done = False
+        self._link: Link | None = None
+        self._ending: Ending | None = None
+        self._end_asked = asyncio.Event()
+
+    async def run(self, leave: Callable[[Ending], None]) -> None:
+        """Work until there is a reason to end, wind everything up and call `leave` with it.
+
+        `leave` ends the process: a thread or a task that does not end cannot be waited for.
+        """
+        async with asyncio.TaskGroup() as group:
+            self._processor = self._make_processor(group)
+            self._reporter.report(Event.STARTED)
+            group.create_task(endless("connection", self._stay_connected()), name="connection")
+            group.create_task(endless("busy-reports", self._report_busy()), name="busy-reports")
+            group.create_task(self._load(), name="loading")
+            await self._end_asked.wait()
+            assert self._ending is not None
+            await self._wind_up(self._ending)
+            leave(self._ending)
+
+    def stop(self) -> None:
+        """SIGTERM, SIGINT: finish or give back within `stop_grace`, then end. Also cuts a drain short."""
+        self.end(Stop(self._settings.stop_grace))
+
+    def end(self, ending: Ending) -> None:
+        """Ask for the end; the first reason counts, but a stop with a limit replaces one without."""
+        if self._ending is None or self._ending == Stop(None):
+            self._ending = ending
+        self._end_asked.set()
+        self._update_queues()
+
+    def _make_processor(self, group: asyncio.TaskGroup) -> Processor:
+        return Processor(
+            context=self._loader.context,
+            dispatcher=self._dispatcher,
+            reporter=self._reporter,
+            sender=ReplySender(self._environment.worker_id, self._environment.max_message_bytes, self._clock),
+            settings=self._settings,
+            spawn=group.create_task,
+            give_up=self.end,
+            clock=self._clock,
+        )
+
+    # -- loading -----------------------------------------------------------------------------------------------------
+
+    async def _load(self) -> None:
+        since = self._clock.monotonic()
+        try:
+            self._processor.context = await self._loader.start()
+        except Exception as error:
+            if self._settings.debug:
+                log.exception("the start of the application failed")
+            self._loading_done = True
+            self.end(StartFailed(failure_reason(error)))
+            return
+        self._loading_done = self._ready = True
+        log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
+        self._reporter.report(Event.READY)
+        self._update_queues()
+
+    # -- serving -----------------------------------------------------------------------------------------------------
+
+    async def _stay_connected(self) -> None:
+        environment = self._environment
+        options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
+        failures = 0
+        while True:
+            since = self._clock.monotonic()
+            try:
+                link = await open_link(options, self._clock)
+                log.info("connected to RabbitMQ")
+                await self._serve(link)
+            except ConfigurationError as error:
+                self.end(WrongConfiguration(f"WORKER_AMQP_URI: {error.message}"))
+            except BrokerError as error:
+                failures = 1 if self._clock.monotonic() - since > STABLE_AFTER else failures + 1
+                log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
+            await self._clock.sleep(RECONNECT.delay(failures))
+
+    async def _serve(self, link: Link) -> None:
+        """Serve on one connection until it is lost; raises `BrokerError` then."""
+        if self._link is not None:
+            self._report_state()
+        self._link = link
+        lost: ExceptionGroup[BrokerError]
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(link.wait_lost(), name="connection-lost")
+                group.create_task(self._reporter.send(link.connection), name="reports")
+                group.create_task(
+                    listen(link.connection, self._environment, self._handle_control, clock=self._clock), name="control"
+                )
+                group.create_task(self._run_intakes(link, group), name="intakes")
+        except* BrokerError as errors:
+            lost = errors
+        finally:
+            await link.close()
+        raise BrokerUnavailableError(_reason_of(lost))
+
+    async def _run_intakes(self, link: Link, group: asyncio.TaskGroup) -> None:
+        """One intake for every queue that was ever wanted; each looks itself whether it is wanted now."""
+        started: set[QueueName] = set()
+        while True:
+            for queue in self._queues.value:
+                if queue not in started:
+                    started.add(queue)
+                    intake = Intake(
+                        link,
+                        queue,
+                        queues=self._queues,
+                        processor=self._processor,
+                        settings=self._settings,
+                        give_up=self.end,
+                        clock=self._clock,
+                    )
+                    group.create_task(intake.run(), name=f"intake-{queue}")
+            await self._queues.changed()
+
+    def _update_queues(self) -> None:
+        taking = self._ready and not self._wanted.paused and self._ending is None
+        self._queues.set(self._wanted.queues if taking else ())
+
+    # -- control and reports -----------------------------------------------------------------------------------------
+
+    def _handle_control(self, message: ControlMessage) -> None:
+        match message.command:
+            case Command.CANCEL:
+                correlation_id, reply_to = message.details.get("correlation_id"), message.details.get("reply_to")
+                if isinstance(correlation_id, str) and isinstance(reply_to, str):
+                    self._processor.cancel(correlation_id, reply_to)
+            case Command.DRAIN:
+                if message.generation >= self._wanted.generation:
+                    self.end(Stop(None))
+            case _:
+                self._wanted = apply_control(self._wanted, message)
+                self._update_queues()
+                self._report_state()
+
+    def _report_state(self) -> None:
+        """Tell the controller what this worker is doing now: a new leader learns it this way."""
+        in_flight = self._processor.in_flight
+        event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
+        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused)
+
+    async def _report_busy(self) -> None:
+        """While anything runs, say so every few seconds, with the session's progress; and see that it still lives."""
+        while True:
+            await self._clock.sleep(BUSY_INTERVAL)
+            if not self._ready:
+                continue
+            progress: Mapping[str, int] = {}
+            try:
+                async with asyncio.timeout(BUSY_INTERVAL):
+                    if not await self._dispatcher.is_alive(self._processor.context.session):
+                        self.end(BeyondHelp("The session of this worker is gone."))
+                    progress = await self._processor.progress()
+            except TimeoutError:
+                log.warning("the session does not answer")
+            if self._processor.in_flight:
+                self._reporter.report(Event.BUSY, **{"in_flight": self._processor.in_flight, **progress})
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    async def _wind_up(self, ending: Ending) -> None:
+        """Let go of the queues, finish or give back, stop the application, send the last reports."""
+        if isinstance(ending, Stop):
+            log.info("stopping", in_flight=self._processor.in_flight)
+            self._reporter.report(Event.STOPPING)
+        else:
+            self._reporter.report(Event.FAILED, reason=ending.reason)
+        await self._finish_requests()
+        if self._loading_done:
+            await _at_most(CLOSE_TIMEOUT, self._loader.stop(started=self._ready))
+        self._reporter.flush()
+        await _at_most(REPORT_TIMEOUT, self._reporter.flushed())
+        if self._link is not None:
+            await self._link.close()
+
+    async def _finish_requests(self) -> None:
+        """Give back what waits; what runs has the grace period, less what giving it back takes."""
+        self._processor.give_back()
+        reserve = min(GIVE_BACK_TIME, self._settings.stop_grace / 2)
+        while isinstance(self._ending, Stop) and self._processor.in_flight:
+            limit = self._ending.grace
+            if limit is not None:
+                await _at_most(limit - reserve, self._processor.until_idle())
+                break
+            self._end_asked.clear()
+            await _first_of(self._processor.until_idle(), self._end_asked.wait())
+        self._processor.give_back(also_running=True)
+        await _at_most(reserve, self._processor.until_idle())
+
+
+def _reason_of(group: BaseExceptionGroup[BrokerError]) -> str:
+    first = group.exceptions[0]
+    return _reason_of(first) if isinstance(first, BaseExceptionGroup) else first.message
+
+
+async def _at_most(seconds: float, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await it for so long and no longer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await coroutine
+
+
+async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Return when one of them does; the others are cancelled."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
