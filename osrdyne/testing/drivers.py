@@ -191,6 +191,6 @@ class FakeDriver(Driver):
         return [worker for worker in self.backend.workers.values() if worker.spec.pool == self.pool]
 
     def _record_call(self, method: str, instance_id: InstanceId) -> FakeWorker | None:
-        worker = self.backend.workers.get(instance_id)
+        worker = next((worker for worker in self._own() if worker.instance.instance_id == instance_id), None)
         self.calls.append(Call(method, worker.instance.key if worker is not None else None))
         return worker

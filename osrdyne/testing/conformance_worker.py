@@ -1,0 +1,79 @@
+"""The worker of the conformance suite: no AMQP and no Spark, it only behaves as its configuration says.
+
+Run as `python -m osrdyne.testing.conformance_worker`. It prints one line of JSON about itself, then `ready`; the suite
+reads both through the driver's logs. `WORKER_CONFIG`: `{"behaviour": …, "code": …, "lines": …}`, see `Behaviour`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from types import FrameType
+
+from osrdyne.protocol.environment import WorkerEnvironment
+
+_FOR_EVER = 600.0  # a worker that a broken test forgot ends by itself
+
+
+class Behaviour(StrEnum):
+    """`run` until SIGTERM, `exit` at once with `code` after `lines` lines, be `stubborn` and ignore SIGTERM, be a
+    `parent` of a child that ignores it too."""
+
+    RUN = "run"
+    EXIT = "exit"
+    STUBBORN = "stubborn"
+    PARENT = "parent"
+
+
+def main() -> int:
+    environment = WorkerEnvironment.from_variables(os.environ)
+    behaviour = Behaviour(str(environment.config.get("behaviour", Behaviour.RUN)))
+    if behaviour is Behaviour.STUBBORN:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, _end)
+    child = _start_child() if behaviour is Behaviour.PARENT else None
+    print(json.dumps(_report(environment, child)), flush=True)  # noqa: T201 - its output is what the suite reads
+    for number in range(int(str(environment.config.get("lines", 0)))):
+        print(f"line {number}")  # noqa: T201
+    print("ready", flush=True)  # noqa: T201
+    if behaviour is Behaviour.EXIT:
+        return int(str(environment.config.get("code", 0)))
+    time.sleep(_FOR_EVER)
+    return 1
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _start_child() -> int:
+    code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_FOR_EVER})"
+    child = subprocess.Popen([sys.executable, "-c", code])
+    child.returncode = 0  # nobody waits for it: that is the point
+    return child.pid
+
+
+def _report(environment: WorkerEnvironment, child: int | None) -> dict[str, object]:
+    return {
+        "pid": os.getpid(),
+        "child": child,
+        "worker_id": environment.worker_id,
+        "key": environment.key,
+        "pool": environment.pool,
+        "queue": environment.requests_queue,
+        "uri_sha256": hashlib.sha256(environment.amqp_uri.encode()).hexdigest(),
+        "config": dict(environment.config),
+        "arguments": sys.argv,
+        "variables": dict(os.environ),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

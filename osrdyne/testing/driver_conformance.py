@@ -1,0 +1,357 @@
+"""What every driver must do, as tests. Source: LIFECYCLE 16, 17, 22 and `osrdyne.drivers.base`.
+
+For the author of a driver: subclass `DriverConformance` in a test module, and give it a fixture `harness` that returns
+a `DriverHarness` of your backend; `WorkerConformance` adds what needs workers that really run. Needs pytest and
+pytest-asyncio in its automatic mode. The workers must run `python -m osrdyne.testing.conformance_worker`.
+
+    pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+    from osrdyne.testing.driver_conformance import DriverConformance, DriverHarness
+
+    class TestMyDriver(DriverConformance):
+        @pytest.fixture
+        def harness(self, tmp_path): return MyHarness(tmp_path)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+import pytest
+
+from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.errors import SlotTakenError
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.keys import ODD_KEYS
+
+T = TypeVar("T")
+
+POOL = "conformance"
+OTHER_POOL = "conformance_two"
+KEY = Key("infra=42,timetable=24")
+SECRET = "p4ssw0rd-of-the-broker"
+AMQP_URI = f"amqp://worker:{SECRET}@broker.example:5672/"
+PATIENCE = 30.0
+"""Seconds after which something that should have happened has not."""
+
+
+class DriverHarness(ABC):
+    """One backend for one test."""
+
+    @abstractmethod
+    def driver(self, pool: str = POOL) -> Driver:
+        """A new driver object for a pool. Called again: what a restarted controller would have."""
+
+    @abstractmethod
+    async def kill(self, instance: Instance) -> None:
+        """Kill a worker from outside, as the system would that ran out of memory."""
+
+
+def make_spec(
+    key: Key = KEY, *, slot: int = 0, pool: str = POOL, behaviour: Behaviour = Behaviour.RUN, **config: object
+) -> WorkerSpec:
+    """What the pool would ask for; `behaviour` and `config` say what the worker does."""
+    names = PoolNames(pool)
+    environment = WorkerEnvironment(
+        worker_id=new_worker_id(),
+        key=key,
+        pool=pool,
+        amqp_uri=AMQP_URI,
+        requests_queues=(names.request_queue(key),),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        config={"behaviour": str(behaviour), **config},
+    )
+    return WorkerSpec(environment=environment, generation=Generation(3, 14), slot=slot)
+
+
+async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
+    """Ask until the answer is neither None, False nor empty."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not (answer := await ask()):  # noqa: ASYNC110 - nobody here could set an event
+                await asyncio.sleep(0.02)
+            return answer
+    except TimeoutError:
+        raise AssertionError(f"It never came true that {what}.") from None
+
+
+async def is_ready(driver: Driver, instance: Instance) -> Mapping[str, Any]:
+    """Wait until the worker has said that it is ready, and return what it said about itself."""
+
+    async def last_words() -> tuple[str, ...] | None:
+        lines = await driver.logs(instance.instance_id, lines=10_000)
+        return lines if "ready" in lines else None
+
+    lines = await eventually(last_words, what="the worker is ready")
+    said: Mapping[str, Any] = json.loads(lines[0])
+    return said
+
+
+async def find(driver: Driver, instance_id: InstanceId) -> Instance | None:
+    """The instance as it is listed now."""
+    return next((item for item in await driver.list_instances() if item.instance_id == instance_id), None)
+
+
+async def exited(driver: Driver, instance: Instance) -> Instance:
+    """Wait until the instance is listed as exited."""
+
+    async def ask() -> Instance | None:
+        found = await find(driver, instance.instance_id)
+        return found if found is not None and found.state is InstanceState.EXITED else None
+
+    return await eventually(ask, what="the worker has exited")
+
+
+async def clean_up(driver: Driver) -> None:
+    """Stop and forget every worker of the driver's pool."""
+    for instance in await driver.list_instances():
+        await driver.stop(instance.instance_id, grace=0)
+        await driver.remove(instance.instance_id)
+    await driver.close()
+
+
+class DriverContract:
+    """What holds for all drivers, also for one that manages no workers."""
+
+    @pytest.fixture
+    def harness(self) -> DriverHarness:
+        raise NotImplementedError("Give the test class a fixture `harness`.")
+
+    @pytest.fixture
+    async def driver(self, harness: DriverHarness) -> AsyncIterator[Driver]:
+        driver = harness.driver()
+        yield driver
+        await clean_up(driver)
+
+    async def test_nothing_started_lists_nothing(self, driver: Driver) -> None:
+        assert await driver.list_instances() == []
+
+    async def test_stop_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
+        await driver.stop(InstanceId("nobody"), grace=0)
+
+    async def test_remove_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
+        await driver.remove(InstanceId("nobody"))
+
+    async def test_logs_of_unknown_instance_are_empty(self, driver: Driver) -> None:
+        assert await driver.logs(InstanceId("nobody")) == ()
+
+    async def test_check_finds_a_working_backend_fine(self, driver: Driver) -> None:
+        findings = await driver.check()
+        assert findings
+        assert [finding for finding in findings if not finding.ok] == []
+
+    async def test_same_settings_give_the_same_hash(self, driver: Driver, harness: DriverHarness) -> None:
+        again = harness.driver()
+        assert again.spec_hash() == driver.spec_hash() != ""
+        await again.close()
+
+
+class DriverConformance(DriverContract):
+    """What holds for every driver that manages workers."""
+
+    async def test_started_worker_is_listed_as_it_was_asked_for(self, driver: Driver) -> None:
+        spec = make_spec(slot=2)
+        started = await driver.start(spec)
+        [listed] = await driver.list_instances()
+        assert listed == started
+        assert (listed.key, listed.slot, listed.worker_id) == (spec.key, spec.slot, spec.worker_id)
+        assert (listed.state, listed.exit) == (InstanceState.RUNNING, None)
+
+    async def test_listed_worker_carries_the_hash_it_was_started_with(self, driver: Driver) -> None:
+        instance = await driver.start(make_spec())
+        assert instance.spec_hash == driver.spec_hash()
+
+    async def test_second_start_of_a_slot_is_refused(self, driver: Driver) -> None:
+        first = await driver.start(make_spec())
+        with pytest.raises(SlotTakenError):
+            await driver.start(make_spec())
+        assert await driver.list_instances() == [first]
+
+    async def test_starts_of_a_slot_at_once_give_one_worker(self, driver: Driver, harness: DriverHarness) -> None:
+        rival = harness.driver()
+        results = await asyncio.gather(
+            *(starter.start(make_spec()) for starter in (driver, rival, driver, rival)), return_exceptions=True
+        )
+        await rival.close()
+        started = [result for result in results if isinstance(result, Instance)]
+        refused = [result for result in results if isinstance(result, SlotTakenError)]
+        assert (len(started), len(refused)) == (1, 3)
+        assert [item.instance_id for item in await driver.list_instances()] == [started[0].instance_id]
+
+    async def test_slots_of_a_key_are_workers_of_their_own(self, driver: Driver) -> None:
+        started = [await driver.start(make_spec(slot=slot)) for slot in range(2)]
+        assert {item.instance_id for item in await driver.list_instances()} == {item.instance_id for item in started}
+
+    async def test_restarted_controller_finds_the_same_instances(self, harness: DriverHarness, driver: Driver) -> None:
+        earlier = harness.driver()
+        started = await earlier.start(make_spec())
+        await is_ready(earlier, started)
+        await earlier.close()
+        assert await driver.list_instances() == [started]
+        await is_ready(driver, started)
+
+    async def test_restarted_controller_still_finds_the_slot_taken(
+        self, harness: DriverHarness, driver: Driver
+    ) -> None:
+        earlier = harness.driver()
+        await earlier.start(make_spec())
+        await earlier.close()
+        with pytest.raises(SlotTakenError):
+            await driver.start(make_spec())
+
+    async def test_restarted_controller_sees_what_exited_meanwhile(
+        self, harness: DriverHarness, driver: Driver
+    ) -> None:
+        earlier = harness.driver()
+        started = await earlier.start(make_spec())
+        await is_ready(earlier, started)
+        await earlier.close()
+        await harness.kill(started)
+        ended = await exited(driver, started)
+        assert ended.exit is not None
+
+    async def test_restarted_controller_can_stop_what_it_found(self, harness: DriverHarness, driver: Driver) -> None:
+        earlier = harness.driver()
+        started = await earlier.start(make_spec())
+        await is_ready(earlier, started)
+        await earlier.close()
+        await driver.stop(started.instance_id, grace=PATIENCE)
+        assert (await exited(driver, started)).instance_id == started.instance_id
+
+    async def test_worker_that_exits_at_once_is_listed_with_its_code_and_last_lines(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(behaviour=Behaviour.EXIT, code=7, lines=3))
+        ended = await exited(driver, started)
+        assert ended.exit is not None
+        assert ended.exit.code == 7
+        assert await driver.logs(ended.instance_id, lines=3) == ("line 1", "line 2", "ready")
+
+    async def test_exited_worker_keeps_its_slot_until_removed(self, driver: Driver) -> None:
+        ended = await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+        with pytest.raises(SlotTakenError):
+            await driver.start(make_spec())
+        await driver.remove(ended.instance_id)
+        assert await driver.list_instances() == []
+        again = await driver.start(make_spec())
+        assert again.instance_id != ended.instance_id
+
+    async def test_remove_leaves_a_running_worker_alone(self, driver: Driver) -> None:
+        started = await driver.start(make_spec())
+        await driver.remove(started.instance_id)
+        assert await driver.list_instances() == [started]
+
+    async def test_stopped_worker_is_gone_when_stop_returns(self, driver: Driver) -> None:
+        started = await driver.start(make_spec())
+        await is_ready(driver, started)
+        await driver.stop(started.instance_id, grace=PATIENCE)
+        stopped = await find(driver, started.instance_id)
+        assert stopped is not None
+        assert stopped.state is InstanceState.EXITED
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0
+
+    async def test_stop_may_be_repeated(self, driver: Driver) -> None:
+        started = await driver.start(make_spec())
+        await is_ready(driver, started)
+        await asyncio.gather(*(driver.stop(started.instance_id, grace=PATIENCE) for _ in range(3)))
+        await driver.stop(started.instance_id, grace=PATIENCE)
+        assert (await exited(driver, started)).exit is not None
+
+    async def test_stop_touches_no_other_worker(self, driver: Driver) -> None:
+        stopped, other = [await driver.start(make_spec(slot=slot)) for slot in range(2)]
+        await driver.stop(stopped.instance_id, grace=0)
+        assert await find(driver, other.instance_id) == other
+
+    async def test_stop_kills_what_does_not_listen(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(behaviour=Behaviour.STUBBORN))
+        await is_ready(driver, started)
+        await driver.stop(started.instance_id, grace=0.2)
+        stopped = await find(driver, started.instance_id)
+        assert stopped is not None
+        assert stopped.exit is not None
+        assert stopped.exit.signal == "SIGKILL" or stopped.exit.code == 128 + 9
+
+    async def test_worker_being_stopped_is_listed_so(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(behaviour=Behaviour.STUBBORN))
+        await is_ready(driver, started)
+
+        async def is_stopping() -> bool:
+            found = await find(driver, started.instance_id)
+            return found is not None and found.state is InstanceState.STOPPING
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(driver.stop(started.instance_id, grace=2.0), name="stop")
+            await eventually(is_stopping, what="the worker is listed as stopping")
+
+    async def test_worker_killed_from_outside_is_seen_through_events(
+        self, driver: Driver, harness: DriverHarness
+    ) -> None:
+        started = await driver.start(make_spec())
+        await is_ready(driver, started)
+
+        async def watch() -> None:
+            async for _ in driver.events():
+                found = await find(driver, started.instance_id)
+                if found is not None and found.state is InstanceState.EXITED:
+                    return
+
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            group.create_task(watch(), name="watch")
+            group.create_task(harness.kill(started), name="kill")
+
+    async def test_every_odd_key_has_a_worker_of_its_own(self, driver: Driver) -> None:
+        for key in ODD_KEYS.values():
+            await driver.start(make_spec(key))
+        listed = await driver.list_instances()
+        assert sorted(item.key for item in listed) == sorted(ODD_KEYS.values())
+        assert len({item.instance_id for item in listed}) == len(ODD_KEYS)
+
+    async def test_pools_side_by_side_do_not_see_each_other(self, driver: Driver, harness: DriverHarness) -> None:
+        other = harness.driver(OTHER_POOL)
+        mine = await driver.start(make_spec())
+        theirs = await other.start(make_spec(pool=OTHER_POOL))
+        assert await driver.list_instances() == [mine]
+        assert await other.list_instances() == [theirs]
+        await driver.stop(theirs.instance_id, grace=0)
+        assert await other.list_instances() == [theirs]
+        await clean_up(other)
+
+    async def test_twenty_starts_at_once_give_twenty_workers(self, driver: Driver) -> None:
+        started = await asyncio.gather(*(driver.start(make_spec(Key(f"key {number}"))) for number in range(20)))
+        listed = await driver.list_instances()
+        assert {item.instance_id for item in listed} == {item.instance_id for item in started}
+        assert len(listed) == 20
+
+    async def test_logs_are_the_last_lines(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(lines=100))
+        await is_ready(driver, started)
+        assert await driver.logs(started.instance_id, lines=2) == ("line 99", "ready")
+        assert await driver.logs(started.instance_id, lines=0) == ()
+
+
+class WorkerConformance(DriverConformance):
+    """What holds for every driver whose workers really run."""
+
+    async def test_worker_gets_its_environment(self, driver: Driver) -> None:
+        spec = make_spec(note="a 'quoted' $note\n漢")
+        said = await is_ready(driver, await driver.start(spec))
+        assert (said["worker_id"], said["key"], said["pool"]) == (spec.worker_id, spec.key, spec.pool)
+        assert said["queue"] == spec.environment.requests_queue
+        assert said["config"] == spec.environment.config
+        assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
+
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    async def test_odd_key_reaches_its_worker_unchanged(self, driver: Driver, key: Key) -> None:
+        said = await is_ready(driver, await driver.start(make_spec(key)))
+        assert said["key"] == key
+
+    async def test_password_is_not_on_the_command_line(self, driver: Driver) -> None:
+        said = await is_ready(driver, await driver.start(make_spec()))
+        assert SECRET not in json.dumps(said["arguments"])

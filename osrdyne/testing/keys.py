@@ -1,0 +1,31 @@
+"""Keys that break what treats a key as syntax. Every component that takes keys is tested with all of them."""
+
+from __future__ import annotations
+
+from osrdyne.protocol.names import Key
+
+ODD_KEYS: dict[str, Key] = {
+    name: Key(text)
+    for name, text in {
+        "specification": "infra=42,timetable=24",
+        "path": "tpch/sf=0.01",
+        "punctuation": "/ % # * . :",
+        "accent": "é",
+        "chinese": "漢",
+        "emoji": "🚄",
+        "blanks": "  a  b ",
+        "newlines": "a\nb\r\nc",
+        "quotes": "'a' \"b\" `c` $(d) ${e}",
+        "parent": "../../etc/passwd",
+        "option": "--help",
+        "nul": "a\0b",
+        "plain": "A",
+        "escape-of-plain": "%41",
+        "lower-case": "a",
+        "empty": "",
+        "longest": "x" * 255,
+        "longest-but-one": "x" * 254,
+        "longest-odd": "漢" * 85,
+    }.items()
+}
+"""By a name that can be a test id."""

@@ -1,0 +1,96 @@
+"""The conformance suite on every driver of ours, the fake one included."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+
+from osrdyne.aio.clock import SystemClock  # noqa: E402
+from osrdyne.drivers.base import DriverContext, DriverOptions  # noqa: E402
+from osrdyne.drivers.noop import NoopDriver  # noqa: E402
+from osrdyne.drivers.subprocess import SubprocessDriver  # noqa: E402
+from osrdyne.drivers.subprocess_options import SubprocessOptions  # noqa: E402
+from osrdyne.testing.conformance_worker import Behaviour  # noqa: E402
+from osrdyne.testing.driver_conformance import (  # noqa: E402
+    POOL,
+    DriverConformance,
+    DriverContract,
+    DriverHarness,
+    WorkerConformance,
+)
+from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker  # noqa: E402
+
+CONTEXT = DriverContext(
+    pool=POOL,
+    stack="localhost:5672//",
+    clock=SystemClock(),
+    worker_command=(sys.executable, "-m", "osrdyne.testing.conformance_worker"),
+)
+
+
+class NoopHarness(DriverHarness):
+    def driver(self, pool=POOL):
+        return NoopDriver(DriverOptions(), replace(CONTEXT, pool=pool))
+
+    async def kill(self, instance):
+        raise AssertionError("There is nothing to kill.")
+
+
+class TestNoopDriver(DriverContract):
+    @pytest.fixture
+    def harness(self):
+        return NoopHarness()
+
+
+class FakeHarness(DriverHarness):
+    """Workers that exist in memory and do as they are told, like the real one of the suite."""
+
+    def __init__(self):
+        self.backend = FakeBackend()
+
+    def driver(self, pool=POOL):
+        driver = FakeDriver(SystemClock(), pool=pool, backend=self.backend)
+        driver.on_start = self._behave
+        return driver
+
+    async def kill(self, instance):
+        FakeDriver(SystemClock(), backend=self.backend).exit_instance(instance.instance_id, signal="SIGKILL")
+
+    def _behave(self, worker: FakeWorker):
+        config = worker.spec.environment.config
+        worker.lines += [json.dumps({}), *(f"line {number}" for number in range(config.get("lines", 0))), "ready"]
+        worker.stubborn = config["behaviour"] == Behaviour.STUBBORN
+        if config["behaviour"] == Behaviour.EXIT:
+            FakeDriver(SystemClock(), backend=self.backend).exit_instance(
+                worker.instance.instance_id, config.get("code", 0)
+            )
+
+
+class TestFakeDriver(DriverConformance):
+    @pytest.fixture
+    def harness(self):
+        return FakeHarness()
+
+
+class SubprocessHarness(DriverHarness):
+    def __init__(self, directory):
+        self.options = SubprocessOptions(state_directory=str(directory))
+
+    def driver(self, pool=POOL):
+        return SubprocessDriver(self.options, replace(CONTEXT, pool=pool))
+
+    async def kill(self, instance):
+        os.kill(int(instance.external_id.removeprefix("pid ")), signal.SIGKILL)
+
+
+class TestSubprocessDriver(WorkerConformance):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return SubprocessHarness(tmp_path)
