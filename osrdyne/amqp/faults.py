@@ -57,17 +57,22 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
 def translated(doing: str) -> Iterator[None]:
     """Raise errors of ours for aiormq's. A task's own cancellation passes through.
 
-    aiormq also cancels waiters when a channel closes under them; without a pending cancellation of the task that is
-    a lost channel.
+    aiormq also cancels waiters when a channel closes under them, or throws a bare `Exception` into them; without a
+    pending cancellation of the task that is a lost channel.
     """
     try:
         yield
     except OsrdyneError:
         raise
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise BrokerUnavailableError(f"The channel was closed while trying to {doing}.") from None
     except (aiormq.AMQPError, ChannelInvalidStateError, OSError, TimeoutError, RuntimeError) as error:
         raise translate_fault(error, doing) from error
+    except (asyncio.CancelledError, Exception) as error:
+        task = asyncio.current_task()
+        own_cancellation = task is None or task.cancelling() > 0
+        if isinstance(error, asyncio.CancelledError) and own_cancellation:
+            raise
+        if not isinstance(error, asyncio.CancelledError) and type(error) is not Exception:
+            raise
+        if own_cancellation:
+            raise asyncio.CancelledError from None
+        raise BrokerUnavailableError(f"The channel was closed while trying to {doing}.") from None

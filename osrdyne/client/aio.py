@@ -126,7 +126,7 @@ class AsyncClient:
 
     @property
     def in_flight(self) -> int:
-        """Calls that have been sent and wait for their last answer."""
+        """Calls under way on the present connection."""
         state = self._state.value
         return state.in_flight if isinstance(state, Session) else 0
 

@@ -79,11 +79,6 @@ class Client:
         return self._client.status
 
     @property
-    def in_flight(self) -> int:
-        """Calls that have been sent and wait for their last answer."""
-        return self._client.in_flight
-
-    @property
     def ignored_replies(self) -> int:
         """Answers that nobody waited for: repeated, or too late."""
         return self._client.ignored_replies

@@ -87,7 +87,7 @@ class RequestRejected(RequestError):
 
 
 class QueueFull(RequestError):
-    """The request queue reached its length limit and dropped the request."""
+    """The request queue has reached its limit: the request was dropped, or not taken over at all (`reply` is None)."""
 
     retryable = True
     summary = "The request queue is full"
@@ -161,7 +161,7 @@ class ConnectionLost(RequestError):
 
 
 class RequestRefused(RequestError):
-    """RabbitMQ did not take the request over: its queue is full, or the pool has no queue for it."""
+    """RabbitMQ did not take the request over: the pool has neither a queue for the key nor one for new keys."""
 
     retryable = True
 
@@ -196,7 +196,7 @@ def error_from_reply(reply: Reply, *, key: str, path: str) -> RequestError | Non
     summary = kind.summary if kind is not UnknownStatus else f"{kind.summary}, {str(reply.status)!r}"
     told = _error_body(reply)
     reason = told.message or (reply.detail or "").partition("\n")[0]
-    named = f"{summary} ({told.code})" if told.code else summary
+    named = f"{summary} ({told.code})" if told.code and told.code != reply.status else summary
     return kind(f"{named}: {reason}" if reason else f"{named}.", reply=reply, key=key, path=path)
 
 

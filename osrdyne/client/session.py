@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, connect
-from osrdyne.client.errors import ConnectionLost, InvalidRequest, PoolNotFound, RequestRefused
+from osrdyne.client.errors import ConnectionLost, InvalidRequest, PoolNotFound, QueueFull, RequestRefused
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest
 from osrdyne.errors import (
@@ -21,6 +21,7 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     OsrdyneError,
     PublishRefusedError,
+    QueueFullError,
 )
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import Key, PoolNames
@@ -164,8 +165,12 @@ class Session:
             await self._channel.publish(message, exchange=exchange, routing_key=key, mandatory=True)
         except BrokerNotFoundError as error:
             raise self._pool_not_found(exchange) from error
+        except QueueFullError as error:
+            raise QueueFull("The request queue is full; RabbitMQ did not take the request over.", key=key) from error
         except PublishRefusedError as error:
-            raise RequestRefused(f"RabbitMQ did not take the request over: {error}.", key=key) from error
+            raise RequestRefused(
+                "RabbitMQ did not take the request over: no queue is there for it.", key=key
+            ) from error
         except BrokerConflictError as error:
             raise InvalidRequest(f"RabbitMQ does not accept the request: {error}.", key=key) from error
         except BrokerUnavailableError as error:

@@ -16,6 +16,7 @@ from osrdyne.client import (
     ConnectionStatus,
     InvalidRequest,
     PoolNotFound,
+    QueueFull,
     Reply,
     RequestCancelled,
     RequestExpired,
@@ -251,6 +252,12 @@ async def test_full_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: s
     responder = Responder(broker.amqp_uri, pool_id, queue_arguments=full, consume=False)
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
         await client.cast("k")
+        with pytest.raises(QueueFull):
+            await client.call("k", timeout=10)
+
+
+async def test_pool_without_any_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with Responder(broker.amqp_uri, pool_id, keys=[]), AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(RequestRefused):
             await client.call("k", timeout=10)
 
