@@ -50,17 +50,14 @@ class EmbeddedBroker:
     """
 
     def __init__(self, directory: Path | None = None, *, consumer_timeout: float | None = None) -> None:
+        self._directory = directory.absolute() if directory else None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if directory is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="osrdyne-rabbitmq-", ignore_cleanup_errors=True)
-            directory = Path(self._temporary.name)
-        self._directory = directory.absolute()
         self._consumer_timeout = consumer_timeout
         self._identity: NodeIdentity | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
-        return f"EmbeddedBroker({str(self._directory)!r})"
+        return f"EmbeddedBroker({str(self._directory or 'temporary')!r})"
 
     async def __aenter__(self) -> Self:
         try:
@@ -77,6 +74,8 @@ class EmbeddedBroker:
 
     @property
     def directory(self) -> Path:
+        if self._directory is None:
+            raise RuntimeError("the embedded broker has not been started")
         return self._directory
 
     @property
@@ -117,7 +116,7 @@ class EmbeddedBroker:
         if self.is_running:
             return
         server, port_mapper = find_server(), find_port_mapper()
-        self._prepare()
+        self._prepare_files()
         self._launch(server, port_mapper)
         try:
             async with asyncio.timeout(timeout):
@@ -128,9 +127,12 @@ class EmbeddedBroker:
         except BaseException:
             await self.kill()
             raise
-        log.debug("embedded broker started", directory=str(self._directory), amqp_port=self.amqp_port)
+        log.debug("embedded broker started", directory=str(self.directory), amqp_port=self.amqp_port)
 
-    def _prepare(self) -> None:
+    def _prepare_files(self) -> None:
+        if self._directory is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="osrdyne-rabbitmq-", ignore_cleanup_errors=True)
+            self._directory = Path(self._temporary.name)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = NodeIdentity.load_or_create(self._directory)
         taken = [port for port in self._identity.ports() if not node_files.is_free(port)]
@@ -143,14 +145,14 @@ class EmbeddedBroker:
         node_files.write_files(self._directory, self._identity, consumer_timeout=self._consumer_timeout)
 
     def _launch(self, server: Path, port_mapper: Path) -> None:
-        with (self._directory / "log" / "console.log").open("wb") as console:
+        with (self.directory / "log" / "console.log").open("wb") as console:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", _SUPERVISOR, "osrdyne-rabbitmq", str(server), str(port_mapper)],
                 stdin=subprocess.PIPE,
                 stdout=console,
                 stderr=console,
-                cwd=self._directory,
-                env=node_files.environment(self._directory, self._known(), os.environ),
+                cwd=self.directory,
+                env=node_files.environment(self.directory, self._known(), os.environ),
                 start_new_session=True,
             )
 
@@ -171,7 +173,7 @@ class EmbeddedBroker:
 
     def _last_words(self) -> str:
         try:
-            text = (self._directory / "log" / "console.log").read_text(encoding="utf-8", errors="replace")
+            text = (self.directory / "log" / "console.log").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
         return "Its last words:\n" + "\n".join(text.strip().splitlines()[-15:])
@@ -218,6 +220,7 @@ class EmbeddedBroker:
         else:
             await self.kill()
             self._temporary.cleanup()
+            self._temporary = self._directory = self._identity = None
 
 
 async def _until(condition: Callable[[], bool], *, timeout: float) -> None:

@@ -97,7 +97,10 @@ class ManagementClient:
         return read_whoami(_object(await self._request("GET", "whoami")))
 
     async def nodes(self) -> list[NodeStatus]:
-        """Memory, disk, file descriptors and alarms of every node; needs the tag `monitoring`."""
+        """Memory, disk, file descriptors and alarms of every node; needs the tag `monitoring`.
+
+        A node says little of itself in its first seconds.
+        """
         return [read_node(item) for item in _objects(await self._request("GET", "nodes"))]
 
     async def permissions(self) -> Permissions | None:
@@ -157,7 +160,7 @@ class ManagementClient:
         return _object(await self._request("GET", "queues", self.vhost, query=query))
 
     async def list_bindings(self, exchange: str) -> list[Binding]:
-        """The bindings of queues to `exchange`. Raises `BrokerNotFoundError` when it does not exist."""
+        """The bindings of queues to `exchange`; RabbitMQ lists none for one that does not exist."""
         answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
         return [binding for item in _objects(answer) if (binding := read_binding(item)) is not None]
 

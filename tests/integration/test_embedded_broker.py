@@ -1,0 +1,130 @@
+"""The private RabbitMQ node: it serves, keeps its data, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from osrdyne import amqp
+from osrdyne.broker import embedded
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.node_files import NodeIdentity, is_free
+from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
+
+QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}
+
+PROGRAM = """
+import asyncio
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.logs import configure_logging
+
+async def main():
+    async with EmbeddedBroker() as broker:
+        print(broker.amqp_port, broker.management_port, flush=True)
+        await asyncio.sleep(600)
+
+configure_logging()
+asyncio.run(main())
+"""
+
+
+async def count_ready(broker: EmbeddedBroker) -> int:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
+    try:
+        channel = await connection.channel()
+        return (await channel.declare_queue(QUEUE, arguments=QUORUM)).ready
+    finally:
+        await connection.close()
+
+
+async def publish(broker: EmbeddedBroker) -> None:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
+    channel = await connection.channel(confirms=True)
+    await channel.declare_queue(QUEUE, arguments=QUORUM)
+    await channel.publish(amqp.Message(b"x"), exchange="", routing_key=QUEUE)
+    await connection.close()
+
+
+async def until_free(ports: list[int]) -> None:
+    async with asyncio.timeout(30):
+        while not all(map(is_free, ports)):
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+async def test_data_and_address_survive_stop_kill_and_a_new_object(directory: Path) -> None:
+    broker = EmbeddedBroker(directory, consumer_timeout=7200)
+    await broker.start()
+    uri = broker.amqp_uri
+    await publish(broker)
+    await broker.restart()
+    assert (broker.amqp_uri, await count_ready(broker)) == (uri, 1)
+    await broker.kill()
+    assert not broker.is_running
+    async with EmbeddedBroker(directory) as again:
+        assert (again.amqp_uri, await count_ready(again)) == (uri, 1)
+    assert all(map(is_free, (again.amqp_port, again.management_port)))
+
+
+async def test_a_started_node_is_private_and_leaves_nothing() -> None:
+    broker = EmbeddedBroker(consumer_timeout=7200)
+    async with broker:
+        node, directory = NodeIdentity.load_or_create(broker.directory), broker.directory
+        files = [broker.directory / name for name in ("rabbitmq.conf", "node.json", ".erlang.cookie")]
+        assert not [file for file in files if stat.S_IMODE(file.stat().st_mode) & 0o077]
+        assert "consumer_timeout = 7200000" in files[0].read_text()
+        assert node.password not in f"{broker!r} {node!r}"
+        with pytest.raises(PortTakenError, match="another directory"):
+            await EmbeddedBroker(broker.directory).start()
+    assert not broker.is_running
+    assert not directory.exists()
+    await until_free(list(node.ports()))
+
+
+async def test_a_killed_node_refuses_connections(directory: Path) -> None:
+    async with EmbeddedBroker(directory) as broker:
+        await broker.kill()
+        with pytest.raises(BrokerUnavailableError):
+            await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+async def test_a_node_ends_with_the_process_that_started_it(how: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    try:
+        assert process.stdout is not None
+        ports = [int(port) for port in (await asyncio.to_thread(process.stdout.readline)).split()]
+        assert ports and not any(map(is_free, ports))
+        process.send_signal(how)
+        await asyncio.to_thread(process.wait, 60)
+        await until_free(ports)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_node_that_cannot_start_says_why(directory: Path) -> None:
+    broker = EmbeddedBroker(directory)
+    directory.mkdir()
+    (directory / "data").mkdir()
+    (directory / "data" / "osrdyne@localhost").write_text("not a directory")
+    with pytest.raises(BrokerError, match=r"(?s)RabbitMQ did not start.*last words"):
+        await broker.start()
+    assert not broker.is_running
+
+
+async def test_a_missing_rabbitmq_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_SERVERS", ())
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ConfigurationError, match="apt-get install rabbitmq-server"):
+        await EmbeddedBroker().start()
