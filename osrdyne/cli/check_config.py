@@ -1,0 +1,56 @@
+"""`osrdyne check-config`: the effective settings, each with its origin, secrets masked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+
+import typer
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
+from osrdyne.cli.output import print_json
+from osrdyne.config.display import Shown, shown_settings
+from osrdyne.config.models import Settings
+
+
+def check_config(
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    pool: PoolOption = None,
+    driver: DriverOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check the configuration and print the effective settings, each with where it came from."""
+    loaded = load(config, assignments, pool=pool, driver=driver)
+    asyncio.run(_check_driver(loaded.settings))
+    shown = shown_settings(loaded)
+    if as_json:
+        print_json([{"path": list(one.path), "value": one.value, "origin": one.origin} for one in shown])
+    else:
+        typer.echo("\n".join(_as_yaml(shown)))
+
+
+async def _check_driver(settings: Settings) -> None:
+    """Only the driver knows its options. Raises `ConfigurationError`."""
+    from osrdyne.drivers.registry import create_driver, driver_context
+
+    await create_driver(settings.driver, driver_context(settings, clock=SystemClock())).close()
+
+
+def _as_yaml(shown: Sequence[Shown]) -> Iterator[str]:
+    above: tuple[str, ...] = ()
+    for one in shown:
+        parents = one.path[:-1]
+        common = next(
+            (depth for depth, part in enumerate(parents) if above[depth : depth + 1] != (part,)), len(parents)
+        )
+        for depth in range(common, len(parents)):
+            yield f"{'  ' * depth}{_yaml(parents[depth])}:"
+        above = parents
+        yield f"{'  ' * len(parents)}{_yaml(one.path[-1])}: {json.dumps(one.value, ensure_ascii=False)}  # {one.origin}"
+
+
+def _yaml(name: str) -> str:
+    return name if name.isidentifier() else json.dumps(name, ensure_ascii=False)

@@ -1,0 +1,69 @@
+"""`osrdyne doctor`: looks at everything the daemon needs, and says what to do about what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import typer
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.cli.java import check_java
+from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
+from osrdyne.cli.output import print_json, print_table
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import Finding
+
+
+def doctor(
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    pool: PoolOption = None,
+    driver: DriverOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check broker, permissions, driver and Java. Exit code 1 when something is wrong that the daemon needs."""
+    settings = load(config, assignments, pool=pool, driver=driver).settings
+    findings = asyncio.run(_examine(settings))
+    failed = [finding for finding in findings if finding.fatal and not finding.ok]
+    if as_json:
+        print_json([_as_dict(finding) for finding in findings])
+    else:
+        print_findings(findings)
+        typer.echo(f"{len(failed)} of {len(findings)} checks failed." if failed else "Everything needed is there.")
+    raise typer.Exit(1 if failed else 0)
+
+
+async def _examine(settings: Settings) -> list[Finding]:
+    from osrdyne.broker.doctor import run_broker_checks
+    from osrdyne.drivers.registry import create_driver, driver_context
+
+    driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
+    try:
+        of_broker = await run_broker_checks(settings)
+        return [*of_broker, *await driver.check(), await asyncio.to_thread(check_java, settings)]
+    finally:
+        await driver.close()
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """As a table: ✔ fine, ✘ broken, ! worth knowing."""
+    rows = [
+        ("✔" if finding.ok else "✘" if finding.fatal else "!", finding.subject, _sentence(finding))
+        for finding in findings
+    ]
+    print_table(("", "check", "result"), rows, empty="Nothing was checked.")
+
+
+def _sentence(finding: Finding) -> str:
+    return finding.message if finding.ok or finding.remedy is None else f"{finding.message} {finding.remedy}"
+
+
+def _as_dict(finding: Finding) -> dict[str, object]:
+    return {
+        "subject": finding.subject,
+        "ok": finding.ok,
+        "fatal": finding.fatal,
+        "message": finding.message,
+        "remedy": finding.remedy,
+    }

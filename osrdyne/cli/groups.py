@@ -1,0 +1,162 @@
+"""`osrdyne groups …`: the worker groups of a running daemon, and the environment of a worker started by hand."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Any
+
+import typer
+
+from osrdyne.cli.options import (
+    ApiOption,
+    ConfigOption,
+    JsonOption,
+    KeyArgument,
+    Output,
+    OutputOption,
+    PoolOption,
+    SetOption,
+    load,
+    remote,
+)
+from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import new_worker_id
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, parse_key
+
+app = typer.Typer(help="Look at worker groups, start and stop them.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_groups(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List all worker groups."""
+    answer = remote(api, config).get("/v1/groups")
+    if output is Output.JSON:
+        print_json(answer["groups"])
+        return
+    empty = "There are no groups." if answer["leading"] else "This daemon does not lead: the leader knows the groups."
+    columns = ("key", "state", "workers", "last activity", "next", "reason")
+    print_table(columns, [_row(group) for group in answer["groups"]], empty=empty)
+
+
+@app.command()
+def show(
+    key: KeyArgument, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE
+) -> None:
+    """Show one worker group: its state, why, its queue and its workers."""
+    group = remote(api, config).get("/v1/group", key=parse_key(key))
+    if output is Output.JSON:
+        print_json(group)
+        return
+    queue = group["queue"]
+    bound = "bound" if queue["bound"] else "not bound" if queue["exists"] else "does not exist"
+    typer.echo(f"key            {printable(group['key'])}")
+    typer.echo(f"state          {group['state']}{' (pinned)' if group['pinned'] else ''}: {printable(group['reason'])}")
+    typer.echo(f"next           {_next(group)}")
+    typer.echo(f"last activity  {ago(group['last_activity_at'])}")
+    typer.echo(f"queue          {queue['name']} ({bound})")
+    typer.echo(f"generation     {group['generation']}")
+    rows = [
+        (one["worker_id"], one["state"], one["in_flight"], one["external_id"], ago(one["started_at"]))
+        for one in group["workers"]
+    ]
+    print_table(("worker", "state", "in flight", "external id", "started"), rows, empty="It has no worker.")
+
+
+@app.command()
+def start(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
+    """Start a group, as a request for its key would."""
+    _ask(key, "start", "The group is wanted and will start.", api, config)
+
+
+@app.command()
+def stop(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
+    """Begin a group's orderly end now; nothing queued is lost."""
+    _ask(key, "stop", "The group will stop when its work is done.", api, config)
+
+
+@app.command()
+def pin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
+    """Keep a group up until it is unpinned."""
+    _ask(key, "pin", "The group is pinned.", api, config)
+
+
+@app.command()
+def unpin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
+    """Let a pinned group go when it is idle."""
+    _ask(key, "unpin", "The group is not pinned any more.", api, config)
+
+
+@app.command()
+def logs(
+    key: KeyArgument,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Lines of each worker.")] = 100,
+    api: ApiOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print the last log lines of a group's workers."""
+    answer = remote(api, config).get("/v1/group/logs", key=parse_key(key), lines=lines)
+    if output is Output.JSON:
+        print_json(answer["workers"])
+        return
+    if not answer["workers"]:
+        typer.echo("No worker of this group has written anything that is still known.")
+    for worker, text in answer["workers"].items():
+        typer.echo(f"== {printable(worker)}")
+        for line in text:
+            typer.echo(log_line(line))
+
+
+@app.command()
+def env(
+    key: KeyArgument,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    pool: PoolOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the environment that a worker started by hand needs, as shell commands.
+
+    The AMQP URI is printed with its password. Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
+    """
+    settings = load(config, assignments, pool=pool).settings
+    variables = worker_environment(settings, parse_key(key)).to_variables()
+    if as_json:
+        print_json(variables)
+        return
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def worker_environment(settings: Settings, key: Key) -> WorkerEnvironment:
+    """What the daemon would give a new worker of this key."""
+    names = PoolNames(settings.pool.id)
+    return WorkerEnvironment(
+        worker_id=new_worker_id(),
+        key=key,
+        pool=settings.pool.id,
+        amqp_uri=settings.broker.effective_worker_uri(),
+        requests_queues=(names.request_queue(key),),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        max_message_bytes=settings.requests.max_message_bytes,
+        config=settings.worker.to_worker_config(),
+    )
+
+
+def _ask(key: str, action: str, done: str, api: str | None, config: str | None) -> None:
+    remote(api, config).post(f"/v1/group/{action}", key=parse_key(key))
+    typer.echo(done)
+
+
+def _row(group: dict[str, Any]) -> tuple[str, ...]:
+    workers = ", ".join(worker["state"] for worker in group["workers"])
+    state = f"{group['state']}{' (pinned)' if group['pinned'] else ''}"
+    return group["key"], state, workers or "-", ago(group["last_activity_at"]), _next(group), group["reason"]
+
+
+def _next(group: dict[str, Any]) -> str:
+    following = group["next_transition"]
+    return "-" if following is None else f"{following['state']} {ahead(following['at'])}".strip()

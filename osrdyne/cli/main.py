@@ -1,0 +1,131 @@
+"""The `osrdyne` command: builds the Typer application and turns every failure into one sentence and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. A traceback is shown only with `--debug`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from osrdyne import __version__
+from osrdyne.cli import groups, poison
+from osrdyne.cli.check_config import check_config
+from osrdyne.cli.doctor import doctor
+from osrdyne.cli.run import run
+from osrdyne.cli.status import status
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    ConfigurationError,
+    InvalidKeyError,
+    OsrdyneError,
+    PortTakenError,
+)
+from osrdyne.logs import configure_logging, mask_uri
+
+FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+
+_TO_BE_CHANGED_BY_THE_USER = (
+    ConfigurationError,
+    InvalidKeyError,
+    PortTakenError,
+    BrokerAccessError,
+    BrokerConflictError,
+)
+
+app = typer.Typer(
+    name="osrdyne",
+    help="Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def options(
+    _debug: Annotated[
+        bool, typer.Option("--debug", help="Show a traceback when something unexpected happens.")
+    ] = False,
+) -> None:
+    """Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker."""
+    configure_logging(level="warning")  # standard output is for the answer; `run` sets its own level
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+app.command()(run)
+app.command("check-config")(check_config)
+app.command()(doctor)
+app.command()(status)
+app.add_typer(groups.app, name="groups")
+app.add_typer(poison.app, name="poison")
+for _name in ("call", "dev"):
+    if find_spec(f"osrdyne.cli.{_name}") is not None:
+        app.command()(getattr(import_module(f"osrdyne.cli.{_name}"), _name))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point. Ends the process with the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(execute(arguments, debug=arguments[:1] == ["--debug"]))
+
+
+def execute(arguments: list[str], *, debug: bool) -> int:
+    """Run one command and return its exit code; what went wrong is one sentence on standard error."""
+    try:
+        code = app(arguments, prog_name="osrdyne", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain once more when it closes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if debug:
+            raise
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: BaseException) -> int:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, OsrdyneError):
+        _say(mask_uri(str(error)))
+        return WRONG_USE if isinstance(error, _TO_BE_CHANGED_BY_THE_USER) else FAILED
+    if hasattr(error, "format_message"):  # what Typer raises for wrong usage; its class is not public
+        _say(_usage(error))
+        return WRONG_USE
+    _say(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
+    return FAILED
+
+
+def _usage(error: Any) -> str:
+    """Wrong usage in one or two sentences; empty where Typer has printed the help of a group of commands."""
+    message = str(error.format_message()).strip()
+    context = getattr(error, "ctx", None)
+    if not message or context is None:
+        return message
+    return f"{message if message.endswith('.') else f'{message}.'} Try `{context.command_path} --help`."
+
+
+def _say(text: str) -> None:
+    if text:
+        typer.echo(text, err=True)
+
+
+if __name__ == "__main__":
+    main()

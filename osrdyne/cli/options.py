@@ -1,0 +1,73 @@
+"""The options that many commands share, and what they become."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from osrdyne.cli.remote import Remote
+from osrdyne.config.loading import LoadedSettings, load_settings
+from osrdyne.config.models import ApiSettings
+
+
+class Output(StrEnum):
+    """How to print."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Configuration file; else $OSRDYNE_CONFIG, else ./osrdyne.yaml where it exists.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Set one setting, such as pool.id=example; may be repeated."),
+]
+PoolOption = Annotated[str | None, typer.Option("--pool", metavar="ID", help="Short for --set pool.id=ID.")]
+DriverOption = Annotated[str | None, typer.Option("--driver", metavar="NAME", help="Short for --set driver.name=NAME.")]
+LogLevelOption = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="Short for --set log.level=LEVEL.")
+]
+ApiOption = Annotated[
+    str | None,
+    typer.Option("--api", metavar="URL", help="Address of the daemon's HTTP API; else that of the configuration."),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+KeyArgument = Annotated[
+    str, typer.Argument(metavar="KEY", help="The raw key; put -- before one that begins with a dash.")
+]
+
+
+def load(
+    config: str | None,
+    assignments: list[str] | None,
+    *,
+    pool: str | None = None,
+    driver: str | None = None,
+    log_level: str | None = None,
+) -> LoadedSettings:
+    """The settings of a command. Raises `ConfigurationError`."""
+    given = {"--pool": ("pool.id", pool), "--driver": ("driver.name", driver), "--log-level": ("log.level", log_level)}
+    flags = {flag: f"{path}={value}" for flag, (path, value) in given.items() if value is not None}
+    return load_settings(file=config, assignments=assignments or (), flags=flags)
+
+
+def remote(api: str | None, config: str | None) -> Remote:
+    """The daemon's HTTP API: `--api`, or the address that the configuration makes the daemon listen on."""
+    return Remote(api if api is not None else api_url(load(config, None).settings.api))
+
+
+def api_url(settings: ApiSettings) -> str:
+    """Where a daemon with these settings is reached from this host."""
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"

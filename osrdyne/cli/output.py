@@ -1,0 +1,70 @@
+"""Prints tables for people and JSON for programs. Text from outside cannot control the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PIPE_WIDTH = 240
+
+
+def print_json(value: Any) -> None:
+    """As indented JSON, in the order given."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """A table, or the sentence `empty` when there are no rows."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    if table.row_count == 0:
+        typer.echo(empty)
+        return
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False).print(table)
+
+
+def printable(value: object) -> str:
+    """Text for a terminal: control characters escaped, nothing shown as a dash, the empty text in quotes."""
+    if value is None:
+        return "-"
+    if value == "":
+        return "''"
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape", "replace").decode()
+        for character in str(value)
+    )
+
+
+def log_line(text: str) -> str:
+    """A line of a log for a terminal: as `printable`, tabs kept."""
+    return "\t".join(printable(part) if part else "" for part in text.split("\t"))
+
+
+def ago(moment: float | None) -> str:
+    """`3m ago`, for seconds since the epoch."""
+    return "-" if moment is None else f"{span(time.time() - moment)} ago"
+
+
+def ahead(moment: float | None) -> str:
+    """`in 3m`, for seconds since the epoch."""
+    return "" if moment is None else f"in {span(moment - time.time())}"
+
+
+def span(seconds: float) -> str:
+    """A length of time, to the next smaller unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"

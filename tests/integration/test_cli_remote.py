@@ -1,0 +1,148 @@
+"""Commands that talk to a daemon, against the real API server over a fake pool."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import structlog
+
+from osrdyne.api.app import create_app
+from osrdyne.api.guard import hosts_of
+from osrdyne.api.server import ApiServer
+from osrdyne.cli.main import execute
+from osrdyne.config.models import ApiSettings
+from osrdyne.logs import configure_logging
+from osrdyne.metrics import Metrics
+from osrdyne.pool.view import ComponentView, PoisonView
+from osrdyne.protocol.names import Key
+from osrdyne.testing.inspector import FakeInspector, group_view, worker_view
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Commands set up logging for a whole process."""
+    yield
+    structlog.reset_defaults()
+    logging.basicConfig(level=logging.WARNING, force=True)
+
+
+@pytest.fixture
+def pool() -> FakeInspector:
+    return FakeInspector()
+
+
+@pytest.fixture
+def url(pool: FakeInspector) -> Iterator[str]:
+    """A server in a thread of its own, because commands block."""
+    settings = ApiSettings(port=0)
+    app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ()))
+    configure_logging(level="warning")
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def build() -> ApiServer:
+        server = ApiServer(app, settings)
+        server.bind()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(build(), loop).result()
+    serving = asyncio.run_coroutine_threadsafe(server.run(), loop)
+    yield server.url
+    serving.cancel()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.3), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    server.close()
+
+
+@pytest.fixture
+def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        words = list(arguments)
+        split = words.index("--") if "--" in words else len(words)
+        code = execute([*words[:split], "--api", url, *words[split:]], debug=False)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "key", ["infra=42,timetable=24", "a/b", "%41", "A", ".", "..", "", "-x", "--help", "\n", "é漢🚄", "x" * 255]
+)
+def test_every_key_reaches_its_group(run: Run, pool: FakeInspector, key: str) -> None:
+    assert run("groups", "start", "--", key)[0] == 0
+    assert list(pool.group_views) == [key]
+    code, out, _ = run("groups", "show", "-o", "json", "--", key)
+    assert (code, json.loads(out)["key"]) == (0, key)
+
+
+def test_groups_are_listed_as_a_table_with_safe_keys(run: Run, pool: FakeInspector) -> None:
+    key = Key("a\x1b[31m")
+    pool.group_views[key] = group_view(key, worker_view(key))
+    code, out, _ = run("groups", "list")
+    assert code == 0
+    assert "a\\x1b[31m" in out
+    assert "active: a request arrived" in out
+
+
+def test_no_groups_is_a_sentence_that_knows_a_standby(run: Run, pool: FakeInspector) -> None:
+    assert run("groups", "list")[1] == "There are no groups.\n"
+    pool.leading = False
+    assert "does not lead" in run("groups", "list")[1]
+
+
+def test_group_is_shown_with_its_workers(run: Run, pool: FakeInspector) -> None:
+    pool.group_views[Key("k")] = group_view(Key("k"), worker_view(Key("k"), "worker-one"))
+    _, out, _ = run("groups", "show", "k")
+    assert "queue          fake-req-k (bound)" in out
+    assert "worker-one" in out
+
+
+def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector) -> None:
+    assert run("groups", "pin", "k")[0] == 0
+    code, _, err = run("groups", "stop", "k")
+    assert (code, "pinned" in err) == (1, True)
+    assert run("groups", "unpin", "k")[0] == 0
+    assert run("groups", "stop", "k") == (0, "The group will stop when its work is done.\n", "")
+
+
+def test_unknown_group_is_one_sentence(run: Run) -> None:
+    code, out, err = run("groups", "show", "nobody")
+    assert (code, out) == (1, "")
+    assert err.startswith("There is no group for this key.")
+
+
+def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
+    pool.log_lines[Key("k")] = {"w1": ("one", "two\tthree")}
+    assert run("groups", "logs", "k", "-n", "1")[1] == "== w1\ntwo\tthree\n"
+
+
+def test_poison_is_listed_and_shown(run: Run, pool: FakeInspector) -> None:
+    pool.poison_views = [PoisonView(0, "k", "/sql", "c1", "delivery_limit", None, None, 6, 3, {"x": "y"}, b'{"a": 1}')]
+    assert "delivery_limit" in run("poison", "list")[1]
+    _, out, _ = run("poison", "show", "0")
+    assert '{"a": 1}' in out
+    assert run("poison", "show", "1")[0] == 1
+
+
+def test_status_of_a_healthy_daemon(run: Run) -> None:
+    code, out, _ = run("status")
+    assert code == 0
+    assert out.startswith("pool fake, leader: leads the pool")
+
+
+def test_status_fails_when_a_component_fails(run: Run, pool: FakeInspector) -> None:
+    pool.component_views.append(ComponentView("driver", False, "no answer"))
+    code, out, _ = run("status")
+    assert code == 1
+    assert "no answer" in out

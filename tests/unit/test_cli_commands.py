@@ -1,0 +1,144 @@
+"""Commands that need no daemon, and how every failure becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from typer.testing import CliRunner
+
+from osrdyne import __version__
+from osrdyne.cli.main import app, execute
+from osrdyne.errors import BrokerUnavailableError, OsrdyneError, PortTakenError
+from osrdyne.protocol.environment import WorkerEnvironment
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """Commands set up logging for a whole process."""
+    yield
+    structlog.reset_defaults()
+    logging.basicConfig(level=logging.WARNING, force=True)
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSRDYNE__DRIVER", "noop")
+
+
+def failing_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("osrdyne.cli.status.remote", fail)
+
+
+def test_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["version"])
+    assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")
+
+
+def test_check_config_shows_values_with_origin_and_no_secret(tmp_path: Path) -> None:
+    (tmp_path / "osrdyne.yaml").write_text("broker:\n  uri: amqp://u:hidden@h\n")
+    result = CliRunner().invoke(app, ["check-config", "--pool", "mine"])
+    assert '  uri: "amqp://u:***@h"  # file osrdyne.yaml:2\n' in result.stdout
+    assert '  id: "mine"  # flag --pool\n' in result.stdout
+    assert '  name: "noop"  # environment OSRDYNE__DRIVER\n' in result.stdout
+    assert "hidden" not in result.output
+
+
+def test_check_config_prints_a_file_that_loads_again(tmp_path: Path) -> None:
+    written = CliRunner().invoke(app, ["check-config", "--set", 'worker.config.odd name={"a": [1, "é: #"]}']).stdout
+    (tmp_path / "again.yaml").write_text(written)
+    again = CliRunner().invoke(app, ["check-config", "-c", "again.yaml", "--json"])
+    values = {tuple(one["path"]): one["value"] for one in json.loads(again.stdout)}
+    assert values["worker", "config", "odd name", "a"] == [1, "é: #"]
+
+
+def test_check_config_asks_the_driver_about_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["check-config", "--set", "driver.options.nope=1"], debug=False) == 2
+    assert "driver.options.nope: there is no such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["infra=42,timetable=24", "it's $(x) `y`", "a\nb", "é 漢 🚄", "", "-x", "\0"])
+def test_environment_of_a_worker_survives_the_shell(key: str) -> None:
+    result = CliRunner().invoke(app, ["groups", "env", "--pool", "mine", "--", key])
+    words = shlex.split(result.stdout)
+    variables = dict(word.split("=", 1) for word in words if word != "export")
+    environment = WorkerEnvironment.from_variables(variables)
+    assert (environment.key, environment.pool) == (key, "mine")
+    assert environment.amqp_uri == "amqp://guest:guest@localhost:5672/"
+
+
+def test_environment_of_a_worker_as_json() -> None:
+    result = CliRunner().invoke(app, ["groups", "env", "a/b", "--json"])
+    assert json.loads(result.stdout)["WORKER_REQUESTS_QUEUE"] == "osrdyne-req-a+2Fb"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'. Try `osrdyne --help`.\n"),
+        (["groups", "show"], "Missing argument 'KEY'. Try `osrdyne groups show --help`.\n"),
+        (["status", "--api", "nope"], "--api must be an address such as http://127.0.0.1:4242.\n"),
+        (["groups", "env", "x" * 256], "The key has 256 bytes; at most 255 are allowed.\n"),
+        (["groups", "env", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
+        (["check-config", "-c", "x.yaml"], "Cannot read the configuration file x.yaml: No such file or directory.\n"),
+        (["run", "--pool", "NO"], "Wrong configuration: pool.id (flag --pool): a pool id has 1 to 32 characters"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert execute(arguments, debug=False) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(message)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OsrdyneError("It failed at amqp://u:hidden@h."), 1, "It failed at amqp://u:***@h.\n"),
+        (BrokerUnavailableError("Nobody there."), 1, "Nobody there.\n"),
+        (PortTakenError("Port 1 is taken."), 2, "Port 1 is taken.\n"),
+        (ExceptionGroup("", [ExceptionGroup("", [PortTakenError("Port 1 is taken.")])]), 2, "Port 1 is taken.\n"),
+        (ZeroDivisionError("hidden"), 1, "Unexpected ZeroDivisionError; run `osrdyne --debug …` for the traceback.\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_failure_is_one_sentence_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    failing_with(monkeypatch, error)
+    assert execute(["status"], debug=False) == code
+    assert capsys.readouterr().err == message
+
+
+def test_debug_shows_what_was_unexpected(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing_with(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        execute(["--debug", "status"], debug=True)
+
+
+def test_command_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["groups"], debug=False) == 2
+    captured = capsys.readouterr()
+    assert "Usage: osrdyne groups" in captured.out + captured.err
+
+
+def test_completion_is_offered_for_every_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_OSRDYNE_COMPLETE", "source_bash")
+    result = CliRunner().invoke(app, [], prog_name="osrdyne")
+    assert "complete -o default -F" in result.stdout

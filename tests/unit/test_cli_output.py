@@ -1,0 +1,49 @@
+"""Text from outside cannot control the terminal, and times read well."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from osrdyne.cli.output import ago, ahead, log_line, print_table, printable, span
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("é漢🚄", "é漢🚄"),
+        ("a\nb\x1b[2J", r"a\nb\x1b[2J"),
+        ("\u202e", r"\u202e"),
+        ("\udcff", r"\udcff"),
+        ("", "''"),
+        (None, "-"),
+        (0, "0"),
+    ],
+)
+def test_printable_escapes_what_controls_a_terminal(value: object, shown: str) -> None:
+    assert printable(value) == shown
+
+
+def test_log_line_keeps_tabs_only() -> None:
+    assert log_line("a\tb\x1b[31m") == "a\tb\\x1b[31m"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0s"), (59, "59s"), (60, "1m"), (7199, "1h"), (90000, "1d")])
+def test_span_is_in_its_largest_unit(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_moments_are_relative_to_now() -> None:
+    now = time.time()
+    assert (ago(now - 125), ahead(now + 125), ago(None), ahead(None)) == ("2m ago", "in 2m", "-", "")
+
+
+def test_table_takes_markup_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("key",), [("[red]x[/red]",)], empty="")
+    assert "[red]x[/red]" in capsys.readouterr().out
+
+
+def test_empty_table_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("key",), [], empty="There are no groups.")
+    assert capsys.readouterr().out == "There are no groups.\n"
