@@ -62,6 +62,10 @@ class PublishRefusedError(BrokerError):
     retryable = True
 
 
+class QueueFullError(PublishRefusedError):
+    """RabbitMQ refused a message because its queue has reached a limit."""
+
+
 class LeadershipLostError(BrokerError):
     """This controller no longer holds the leader token, so it may not act."""
 

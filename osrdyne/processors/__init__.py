@@ -1,0 +1,1 @@
+"""Processors: each consumes one queue of the controller, and only while it leads."""

@@ -1,0 +1,47 @@
+"""Work in order per key, keys side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+Job = Callable[[], Awaitable[None]]
+
+
+class KeyedJobs(Generic[K]):
+    """Runs jobs of one key one after the other, in the order given, and jobs of different keys concurrently.
+
+    A key has a task only while it has jobs. The tasks belong to the given group: a job that raises brings it down.
+    """
+
+    def __init__(self, group: asyncio.TaskGroup, name: str) -> None:
+        self._group = group
+        self._name = name
+        self._queues: dict[K, deque[Job]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, key: K, job: Job) -> None:
+        queue = self._queues.get(key)
+        if queue is not None:
+            queue.append(job)
+            return
+        self._queues[key] = deque([job])
+        self._idle.clear()
+        self._group.create_task(self._run(key), name=f"{self._name} {key!r}")
+
+    async def _run(self, key: K) -> None:
+        queue = self._queues[key]
+        while queue:
+            await queue[0]()
+            queue.popleft()
+        del self._queues[key]
+        if not self._queues:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no job is running or waiting."""
+        await self._idle.wait()

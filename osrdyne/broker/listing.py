@@ -1,0 +1,55 @@
+"""Listings of a pool's request queues through the management API. Source: BROKER 0.4, LIFECYCLE 8-10, 21."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osrdyne.broker.facts import QueueTotals
+from osrdyne.broker.management import ManagementClient
+from osrdyne.protocol.names import Key, PoolNames
+
+
+@dataclass(frozen=True, slots=True)
+class ListedQueue:
+    """A request queue as listed. `ready` may be seconds old."""
+
+    key: Key
+    bound: bool
+    ready: int
+
+
+class RequestQueueListing:
+    """Lists the request queues of one pool; queues of anybody else are passed over."""
+
+    def __init__(self, management: ManagementClient, names: PoolNames) -> None:
+        self._management = management
+        self._names = names
+
+    async def _list(self) -> dict[Key, QueueTotals]:
+        queues = {}
+        for queue in await self._management.list_queues(self._names.request_queue_prefix):
+            key = self._names.key_of_queue(queue.name, dict(queue.arguments))
+            if key is not None:
+                queues[key] = queue
+        return queues
+
+    async def list_request_queues(self) -> list[ListedQueue]:
+        """Every request queue of the pool, with whether it is bound to the request exchange by its own key."""
+        queues = await self._list()
+        bindings = await self._management.list_bindings(self._names.requests_exchange)
+        bound = {(binding.queue, binding.routing_key) for binding in bindings}
+        return [
+            ListedQueue(key, bound=(queue.name, str(key)) in bound, ready=queue.ready or 0)
+            for key, queue in queues.items()
+        ]
+
+    async def list_message_totals(self) -> dict[Key, int]:
+        """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
+
+        Queues that are not running say zero whatever they hold, so they are left out.
+        """
+        return {
+            key: queue.messages
+            for key, queue in (await self._list()).items()
+            if queue.is_running and queue.messages is not None
+        }

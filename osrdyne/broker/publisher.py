@@ -1,0 +1,33 @@
+"""The leader's publisher: one channel with confirms, on a connection of its own (LIFECYCLE 3).
+
+A publish can draw an error that kills its connection (541 on RabbitMQ 3.10), and an alarm blocks the connections that
+publish: neither may touch the channel that holds the token.
+"""
+
+from __future__ import annotations
+
+from osrdyne.amqp import Channel, Connection, Message
+
+
+class LeaderPublisher:
+    """Publishes with confirms; many publishes may be under way at once."""
+
+    def __init__(self, connection: Connection, channel: Channel) -> None:
+        self._connection = connection
+        self._channel = channel
+
+    @classmethod
+    async def open(cls, connection: Connection) -> LeaderPublisher:
+        return cls(connection, await connection.channel(confirms=True))
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker reads nothing from us for now (memory or disk alarm)."""
+        return self._connection.is_blocked
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        """Publish and wait until the broker has taken the message over.
+
+        Raises `PublishRefusedError` when it did not, `BrokerUnavailableError` when nobody knows.
+        """
+        await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)

@@ -1,0 +1,109 @@
+"""Commands on request queues: what the request queues loop asks for, done in the way that loses nothing.
+
+Declare, bind, unbind and delete travel over the token channel only; questions are asked on scratch channels, so that a
+refusal does not cost the leader its token (LIFECYCLE 2, 3, 26-29).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from osrdyne.amqp import Channel, Delivery
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.probes import delete_if_proven_empty
+from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.scratch import ScratchChannels
+from osrdyne.broker.token import TokenChannel
+from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.errors import BrokerConflictError, BrokerNotFoundError
+from osrdyne.protocol.names import Key, PoolNames, QueueName
+
+
+class RequestQueueCommands:
+    """The request queues of one pool, for one term."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        token: TokenChannel,
+        scratch: ScratchChannels,
+        publisher: LeaderPublisher,
+        management: ManagementClient,
+    ) -> None:
+        self._names = names
+        self._token = token
+        self._scratch = scratch
+        self._publisher = publisher
+        self._management = management
+
+    async def declare(self, key: Key) -> None:
+        """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use.
+
+        An existing queue is compared and never declared again: other arguments would cost the leader its token.
+        """
+        queue = self._names.request_queue(key)
+        arguments = request_queue_arguments(key)
+        if await self._exists(queue):
+            await self._compare(queue, arguments)
+        else:
+            await self._token.do(partial(_declare, queue=queue, arguments=arguments))
+
+    async def _exists(self, queue: QueueName) -> bool:
+        try:
+            async with self._scratch.borrow() as channel:
+                await channel.declare_queue(queue, passive=True)
+        except BrokerNotFoundError:
+            return False
+        return True
+
+    async def _compare(self, queue: QueueName, arguments: Mapping[str, object]) -> None:
+        for found in await self._management.list_queues(queue):
+            if found.name == queue and dict(found.arguments) != arguments:
+                raise BrokerConflictError(
+                    f"The queue {queue} exists with other arguments ({dict(found.arguments)} instead of {arguments}): "
+                    "drain and delete it, or use another pool.id.",
+                    queue=queue,
+                )
+
+    async def bind(self, key: Key) -> None:
+        queue = self._names.request_queue(key)
+        await self._token.do(lambda channel: channel.bind_queue(queue, self._names.requests_exchange, routing_key=key))
+
+    async def unbind(self, key: Key) -> None:
+        queue = self._names.request_queue(key)
+        await self._token.do(
+            lambda channel: channel.unbind_queue(queue, self._names.requests_exchange, routing_key=key)
+        )
+
+    async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
+        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
+        queue = self._names.request_queue(key)
+        async with self._scratch.borrow() as channel:
+            try:
+                return await delete_if_proven_empty(
+                    channel,
+                    queue,
+                    delete=lambda: self._token.do(lambda token: token.delete_queue(queue)),
+                    give_back=partial(self._give_back, key),
+                )
+            finally:
+                await channel.close()
+
+    async def _give_back(self, key: Key, delivery: Delivery) -> None:
+        message = delivery.to_message(headers=delivery.headers, expiration=delivery.properties.expiration)
+        await self._publisher.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
+
+    async def consumer_count(self, key: Key) -> int:
+        """Consumers of the queue now; 0 when there is no queue."""
+        try:
+            async with self._scratch.borrow() as channel:
+                return (await channel.declare_queue(self._names.request_queue(key), passive=True)).consumers
+        except BrokerNotFoundError:
+            return 0
+
+
+async def _declare(channel: Channel, *, queue: QueueName, arguments: Mapping[str, object]) -> None:
+    await channel.declare_queue(queue, arguments=arguments)

@@ -1,0 +1,46 @@
+"""Spare channels for questions that may fail: passive declares and probes close the channel they are asked on.
+
+A channel that lived through its question is used again; the next question finds one open already, so that the 404 that
+every new key begins with costs no round trip of its own (LIFECYCLE 3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from osrdyne.amqp import Channel, Connection
+
+SPARE = 4
+
+
+class ScratchChannels:
+    """A small stock of open channels of one connection. `run` keeps it filled."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._spare: asyncio.Queue[Channel] = asyncio.Queue()
+        self._missing = asyncio.Semaphore(SPARE)
+
+    async def run(self) -> None:
+        """Open channels as they are used up, for ever."""
+        while True:
+            await self._missing.acquire()
+            self._spare.put_nowait(await self._connection.channel())
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncIterator[Channel]:
+        """A channel to ask one question on; it may be closed by the answer."""
+        channel = await self._spare.get()
+        try:
+            yield channel
+        except BaseException:
+            # Not only a 404: a question that was cancelled half-way leaves its channel unusable.
+            await channel.close()
+            raise
+        finally:
+            if channel.is_closed:
+                self._missing.release()
+            else:
+                self._spare.put_nowait(channel)

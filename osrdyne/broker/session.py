@@ -1,0 +1,143 @@
+"""A leader's session with the broker: two connections, the token channel and what hangs on it, for one term.
+
+All of it opens together and closes together: there is no reconnection here. A lost session ends the term, and the next
+one begins as a standby, with nothing believed (LIFECYCLE 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import TracebackType
+from typing import Self
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.scratch import ScratchChannels
+from osrdyne.broker.token import Token, TokenChannel
+from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.version import BrokerVersion
+from osrdyne.config.models import Settings
+from osrdyne.config.tls import ssl_context
+from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
+from osrdyne.protocol.names import PoolNames
+
+RENEW_AT_MOST = 300.0
+
+
+def connection_options(settings: Settings, *, purpose: str, heartbeat: float) -> ConnectionOptions:
+    """Options for a connection of the controller, named so that RabbitMQ's own pages tell what it is for."""
+    uri = settings.broker.uri.get_secret_value()
+    return ConnectionOptions(
+        uri=uri,
+        name=f"osrdyne {settings.pool.id} {purpose} {socket.gethostname()}",
+        heartbeat=max(1, round(heartbeat)),
+        connect_timeout=settings.broker.connect_timeout,
+        rpc_timeout=settings.broker.rpc_timeout,
+        tls=ssl_context(settings.broker.tls) if uri.startswith("amqps") else None,
+    )
+
+
+class LeaderSession:
+    """The open connections of a daemon that leads, or waits to."""
+
+    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.names = PoolNames(settings.pool.id)
+        self.control: Connection
+        self.publishing: Connection
+        self.publisher: LeaderPublisher
+        self.token: TokenChannel
+        self.scratch: ScratchChannels
+        self._open: list[Connection] = []
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._connect()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _connect(self) -> None:
+        broker = self._settings.broker
+        control = connection_options(self._settings, purpose="leader", heartbeat=broker.leader_heartbeat)
+        self.control = await self._open_connection(control)
+        publishing = connection_options(self._settings, purpose="publisher", heartbeat=broker.heartbeat)
+        self.publishing = await self._open_connection(publishing)
+        self.publisher = await LeaderPublisher.open(self.publishing)
+        self.scratch = ScratchChannels(self.control)
+        self.token = TokenChannel(
+            await self.control.channel(),
+            names=self.names,
+            host=socket.gethostname(),
+            publish=lambda message: self.publisher.publish(
+                message, exchange="", routing_key=self.names.leader_queue, mandatory=True
+            ),
+            lease=broker.leader_heartbeat / 2,
+            clock=self._clock,
+        )
+        await self._ensure_token()
+
+    async def _open_connection(self, options: ConnectionOptions) -> Connection:
+        connection = await connect(options)
+        self._open.append(connection)
+        return connection
+
+    async def _ensure_token(self) -> None:
+        """Make sure that the leader queue and a token exist; a second token does no harm, none would (LIFECYCLE 1)."""
+        queue = next(queue for queue in pool_topology(self.names.pool).queues if queue.name == self.names.leader_queue)
+        channel = await self.control.channel()
+        try:
+            info = await channel.declare_queue(queue.name, passive=True)
+        except BrokerNotFoundError:
+            channel = await self.control.channel()
+            info = await channel.declare_queue(queue.name, arguments=queue.arguments)
+        await channel.close()
+        if info.ready == 0 and info.consumers == 0:
+            token = Token(0, "").to_message()
+            await self.publisher.publish(token, exchange="", routing_key=queue.name, mandatory=True)
+
+    @property
+    def version(self) -> BrokerVersion:
+        return BrokerVersion.parse(self.control.server_version)
+
+    def request_queues(self, management: ManagementClient) -> RequestQueueCommands:
+        return RequestQueueCommands(
+            names=self.names,
+            token=self.token,
+            scratch=self.scratch,
+            publisher=self.publisher,
+            management=management,
+        )
+
+    async def channel(self) -> Channel:
+        """A channel for a consumer, on the leader's own connection."""
+        return await self.control.channel()
+
+    async def run(self, token: Token) -> None:
+        """Keep the token and watch both connections; ends by raising `LeadershipLostError` or another broker error."""
+        renew = min(RENEW_AT_MOST, self._settings.effective_consumer_timeout() / 4)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.token.run(token, renew_interval=renew), name="leader token")
+            group.create_task(self.scratch.run(), name="scratch channels")
+            group.create_task(self._watch_publishing(), name="publishing connection")
+
+    async def _watch_publishing(self) -> None:
+        reason = await self.publishing.wait_closed()
+        raise BrokerUnavailableError(f"The publishing connection was lost: {reason or 'closed'}.")
+
+    async def close(self) -> None:
+        """Close everything at once; whoever waits for the token gets it now."""
+        connections, self._open = self._open, []
+        for connection in connections:
+            await connection.close()

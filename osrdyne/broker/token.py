@@ -1,0 +1,147 @@
+"""The leader token: one message in a single-active-consumer queue; who holds it unacknowledged leads.
+
+`TokenChannel` owns the channel T that consumes the token, and is the only way to declare, bind, unbind and delete
+request queues: when T is gone, so is the right to act at the broker (LIFECYCLE 1-5). One task sends everything over
+T, one command at a time; nothing that can fail is ever sent there. Any error on T ends the term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Channel, Consumer, Delivery, Message
+from osrdyne.errors import LeadershipLostError, OsrdyneError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.names import PoolNames
+
+T = TypeVar("T")
+Publish = Callable[[Message], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The content of the token: the number of the term, the host that leads it, and how often it was renewed."""
+
+    term: int
+    host: str
+    serial: int = 0
+
+    def to_message(self) -> Message:
+        return Message(body=json.dumps({"term": self.term, "host": self.host, "serial": self.serial}).encode())
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Token:
+        """Read a token; something that is none counts as term 0, so that it is replaced."""
+        try:
+            decoded = json.loads(body)
+            return cls(int(decoded["term"]), str(decoded.get("host", "")))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return cls(0, "")
+
+
+class TokenChannel:
+    """The channel T of a leader, from the moment it waits for the token."""
+
+    def __init__(
+        self, channel: Channel, *, names: PoolNames, host: str, publish: Publish, lease: float, clock: Clock
+    ) -> None:
+        self._channel = channel
+        self._names = names
+        self._host = host
+        self._publish_token = publish
+        self._lease = lease
+        self._clock = clock
+        self._consumer: Consumer | None = None
+        self._held: list[Delivery] = []
+        self._commands: asyncio.Queue[tuple[Callable[[Channel], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
+        self._answered_at = clock.monotonic()
+        self._log: Logger = get_logger("leader", pool=names.pool)
+
+    async def acquire(self) -> tuple[Token, Token]:
+        """Wait until this channel is the active consumer and holds the token; returns (previous, own) tokens.
+
+        All tokens there are get taken, one with the next number is published and confirmed, and only then are the
+        others acknowledged: there is never none (LIFECYCLE 1).
+        """
+        self._consumer = await self._channel.consume(self._names.leader_queue)
+        taken = [await self._consumer.get()]
+        # The broker pushes every token to the active consumer: what is on its way has mostly arrived after this
+        # question, and what is late is taken with the next renewal.
+        await self._channel.declare_queue(self._names.leader_queue, passive=True)
+        while self._consumer.waiting():
+            taken.append(await self._consumer.get())
+        previous = max((Token.from_body(delivery.body) for delivery in taken), key=lambda token: token.term)
+        own = Token(previous.term + 1, self._host)
+        self._held = taken
+        await self._replace_token(own)
+        return previous, own
+
+    async def _replace_token(self, token: Token) -> None:
+        """Publish `token`, wait until we hold it, and only then acknowledge every other one."""
+        assert self._consumer is not None
+        message = token.to_message()
+        await self._publish_token(message)
+        old = self._held
+        while (delivery := await self._consumer.get()).body != message.body:
+            old.append(delivery)
+        self._held = [delivery]
+        for stale in old:
+            await stale.ack()
+        self._answered_at = self._clock.monotonic()
+
+    async def run(self, token: Token, *, renew_interval: float) -> None:
+        """Own the channel for the term: carry out commands, renew the token.
+
+        Ends only by raising `LeadershipLostError`.
+        """
+        assert self._consumer is not None
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="token channel closed")
+            group.create_task(self._renew(token, renew_interval), name="token renewal")
+            group.create_task(self._serve(), name="token channel commands")
+
+    async def _watch(self) -> None:
+        reason = await self._channel.wait_closed()
+        raise LeadershipLostError(f"The channel of the leader token was closed: {reason or 'by ourselves'}.")
+
+    async def _renew(self, token: Token, interval: float) -> None:
+        """Replace the token before the broker's consumer timeout takes it away (LIFECYCLE 4)."""
+        while True:
+            await self._clock.sleep(interval)
+            token = replace(token, serial=token.serial + 1)
+            await self._replace_token(token)
+            self._log.debug("leader token renewed", term=token.term)
+
+    async def _serve(self) -> None:
+        while True:
+            command, answer = await self._commands.get()
+            try:
+                result = await command(self._channel)
+            except OsrdyneError as error:
+                lost = LeadershipLostError(f"A command on the channel of the leader token failed: {error}")
+                if not answer.done():
+                    answer.set_exception(lost)
+                    answer.exception()
+                raise lost from error
+            self._answered_at = self._clock.monotonic()
+            if not answer.done():
+                answer.set_result(result)
+
+    async def do(self, command: Callable[[Channel], Awaitable[T]]) -> T:
+        """Carry out a command on T, in order. It runs to its end also when the caller is cancelled.
+
+        Raises `LeadershipLostError` when it failed: then the term is over.
+        """
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._commands.put_nowait((command, answer))
+        return await answer
+
+    async def confirm(self) -> None:
+        """Return if T has answered within the lease, else ask it something that cannot fail (LIFECYCLE 23)."""
+        if self._clock.monotonic() - self._answered_at > self._lease:
+            await self.do(Channel.ping)

@@ -1,0 +1,173 @@
+"""The composition root: builds every object of a daemon, runs it, and decides what follows the end of a term.
+
+Losing the broker, or the token, ends a term: everything it knew is forgotten and the daemon comes back as a standby
+(LIFECYCLE 5). The process, its configuration, the driver and the running workers survive. Called by the CLI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+
+import uvloop
+
+from osrdyne import __version__
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.supervise import start_endless
+from osrdyne.api.app import create_app
+from osrdyne.api.guard import hosts_of
+from osrdyne.api.server import ApiServer
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import Driver
+from osrdyne.drivers.registry import create_driver, driver_context
+from osrdyne.errors import BrokerError, OsrdyneError
+from osrdyne.inspector import DaemonInspector, DaemonState
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.pins import PinStore
+from osrdyne.term import StopRequest, Term
+
+
+def run(settings: Settings, *, stop_workers: bool = False) -> None:
+    """Run a daemon until SIGTERM or SIGINT.
+
+    Raises `ConfigurationError` or `PortTakenError` when it cannot start; whatever RabbitMQ does later is waited for.
+    """
+    uvloop.run(_run_until_signal(settings, stop_workers=stop_workers))
+
+
+async def _run_until_signal(settings: Settings, *, stop_workers: bool) -> None:
+    stop = StopRequest(asyncio.Event(), stop_workers)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.requested.set)
+    await Daemon(settings, clock=SystemClock()).serve(stop)
+
+
+class Daemon:
+    """One daemon of one pool."""
+
+    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._metrics = Metrics()
+        self._state = DaemonState()
+        self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
+        self._management = ManagementClient(settings.broker, clock=clock)
+        self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
+        self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
+        inspector = DaemonInspector(
+            pool=settings.pool.id,
+            state=self._state,
+            driver=self._driver,
+            management=self._management,
+            pins=self._pins,
+            clock=clock,
+        )
+        app = create_app(
+            inspector,
+            self._metrics,
+            version=__version__,
+            allowed_hosts=hosts_of(settings.api.host, settings.api.allowed_hosts),
+        )
+        self.api = ApiServer(app, settings.api)
+        self._log: Logger = get_logger("daemon", pool=settings.pool.id)
+
+    async def serve(self, stop: StopRequest) -> None:
+        """Run until `stop` is requested, then end in order."""
+        self.api.bind()
+        self._log.info("daemon starting", version=__version__, driver=self._driver.name)
+        try:
+            async with asyncio.TaskGroup() as group:
+                api = start_endless(group, "http api", self.api.run())
+                await self._lead_until(stop)
+                api.cancel()
+        finally:
+            await self._management.close()
+            await self._driver.close()
+        self._log.info("daemon stopped")
+
+    async def _lead_until(self, stop: StopRequest) -> None:
+        """Terms, one after the other, with a growing pause after each that failed."""
+        failures = 0
+        while not stop.requested.is_set():
+            began = self._clock.monotonic()
+            try:
+                await self._one_term(stop)
+            except BaseExceptionGroup as failure:
+                self._report(failure)
+            except OsrdyneError as error:
+                self._report(BaseExceptionGroup("term", [error]))
+            finally:
+                self._state.term = None
+                self._metrics.leading.set(0)
+                self._metrics.term.set(0)
+            if self._clock.monotonic() - began > self._settings.broker.retry_interval:
+                failures = 0
+            failures += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._backoff.delay(failures)):
+                    await stop.requested.wait()
+
+    async def _one_term(self, stop: StopRequest) -> None:
+        """Connect, wait for the token, lead. Returns at the orderly end, raises when leadership is lost."""
+        async with LeaderSession(self._settings, clock=self._clock) as session:
+            self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
+            self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
+            acquiring = asyncio.ensure_future(session.token.acquire())
+            stopping = asyncio.ensure_future(stop.requested.wait())
+            try:
+                await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not acquiring.done():
+                    return
+                previous, token = acquiring.result()
+            finally:
+                acquiring.cancel()
+                stopping.cancel()
+            pinned = await self._pins.load()
+            self._state.note("management", ok=True, detail="the HTTP API answers")
+            term = Term(
+                self._settings,
+                session=session,
+                token=token,
+                driver=self._driver,
+                management=self._management,
+                pinned=pinned,
+                clock=self._clock,
+                metrics=self._metrics,
+            )
+            await term.run(stop, previous=previous, on_leading=lambda: self._note_leading(term))
+
+    def _note_leading(self, term: Term) -> None:
+        self._state.term = term
+        self._metrics.leading.set(1)
+        self._metrics.term.set(term.tracker.generation.term)
+        self._state.note("leadership", ok=True, detail=f"leading in term {term.tracker.generation.term}")
+        self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
+
+    def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:
+        """Log why a term ended: what heals itself as a warning, what nobody foresaw with its traceback."""
+        self._metrics.terms_lost.inc()
+        reasons = list(_leaves(failure))
+        for error in reasons:
+            if isinstance(error, OsrdyneError):
+                component = "broker" if isinstance(error, BrokerError) else "leadership"
+                self._state.note(component, ok=False, detail=str(error))
+                self._log.warning("term ended", error=str(error))
+            elif not isinstance(error, asyncio.CancelledError):
+                self._log.error("term ended by an unexpected error", exc_info=error)
+        if any(isinstance(error, KeyboardInterrupt | SystemExit) for error in reasons):
+            raise failure
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

@@ -1,0 +1,214 @@
+"""What the daemon shows of itself: the present term's facts as the values of `pool.view`, and a person's wishes.
+
+Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.management import ManagementClient
+from osrdyne.drivers.base import Driver, Instance, InstanceState
+from osrdyne.errors import LeadershipLostError, PoolConflictError
+from osrdyne.pool.facts import QueueFacts, WorkerFacts
+from osrdyne.pool.pins import PinStore
+from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.view import (
+    ComponentView,
+    GroupState,
+    GroupView,
+    LeadershipView,
+    PoisonView,
+    QueueView,
+    WorkerState,
+    WorkerView,
+)
+from osrdyne.processors.poison import read_inventory
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.term import Term
+
+
+@dataclass(slots=True)
+class DaemonState:
+    """What the daemon is doing now; written by its leadership loop only."""
+
+    term: Term | None = None
+    components: dict[str, ComponentView] = field(default_factory=dict)
+
+    def note(self, name: str, *, ok: bool, detail: str) -> None:
+        self.components[name] = ComponentView(name, ok, detail)
+
+
+class DaemonInspector:
+    """Implements `PoolInspector` for a running daemon."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        state: DaemonState,
+        driver: Driver,
+        management: ManagementClient,
+        pins: PinStore,
+        clock: Clock,
+    ) -> None:
+        self._names = PoolNames(pool)
+        self._state = state
+        self._driver = driver
+        self._management = management
+        self._pins = pins
+        self._clock = clock
+
+    @property
+    def pool(self) -> str:
+        return self._names.pool
+
+    def leadership(self) -> LeadershipView:
+        term = self._state.term
+        if term is None:
+            waiting = self._state.components.get("leadership")
+            return LeadershipView(False, None, None, waiting.detail if waiting else "starting")
+        return LeadershipView(True, term.tracker.generation.term, term.since, "leading")
+
+    def components(self) -> list[ComponentView]:
+        return sorted(self._state.components.values(), key=lambda component: component.name)
+
+    def groups(self) -> list[GroupView]:
+        term = self._state.term
+        if term is None:
+            return []
+        keys = {*term.tracker.keys(), *term.queue_board.keys(), *term.worker_board.keys()}
+        return [self._view(term, key) for key in sorted(keys)]
+
+    def group(self, key: Key) -> GroupView | None:
+        term = self._state.term
+        if term is None:
+            return None
+        known = term.tracker.status(key) is not None or term.queue_board[key] != QueueFacts()
+        return self._view(term, key) if known or term.worker_board[key] != WorkerFacts() else None
+
+    # --- wishes
+
+    def _leading(self) -> Term:
+        if self._state.term is None:
+            raise LeadershipLostError("This daemon does not lead its pool at the moment; ask the one that does.")
+        return self._state.term
+
+    async def start_group(self, key: Key) -> None:
+        self._leading().tracker.require_worker_group(key)
+
+    async def stop_group(self, key: Key) -> None:
+        tracker = self._leading().tracker
+        if tracker.is_pinned(key):
+            raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
+        if tracker.status(key) is not None and not tracker.retire(key):
+            raise PoolConflictError(f"A request for {key!r} is on its way to its queue: try again in a moment.")
+
+    async def pin(self, key: Key) -> None:
+        term = self._leading()
+        await self._pins.add(key)
+        term.tracker.pin(key)
+
+    async def unpin(self, key: Key) -> None:
+        term = self._leading()
+        await self._pins.remove(key)
+        term.tracker.unpin(key)
+
+    async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
+        instances = self._leading().worker_board[key].instances
+        return {
+            instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
+        }
+
+    async def poison(self, *, limit: int) -> list[PoisonView]:
+        channel = await self._leading().open_channel()
+        try:
+            return await read_inventory(channel, self._names, limit=limit)
+        finally:
+            await channel.close()
+
+    # --- one group
+
+    def _view(self, term: Term, key: Key) -> GroupView:
+        record = term.tracker.record(key)
+        queue, workers = term.queue_board[key], term.worker_board[key]
+        transition, due = _next_transition(term, key)
+        return GroupView(
+            key=key,
+            state=_STATES[record.status] if record is not None else GroupState.STOPPING,
+            generation=term.tracker.generation_of(key),
+            queue=QueueView(self._names.request_queue(key), queue.exists, queue.is_bound),
+            workers=self._workers(term, key, workers),
+            pinned=term.tracker.is_pinned(key),
+            last_activity_at=None if record is None else self._wall(record.last_activity),
+            next_transition=transition,
+            next_transition_at=None if due is None else self._wall(due),
+            reason=_reason(term, key, queue, workers),
+        )
+
+    def _wall(self, monotonic: float) -> float:
+        return self._clock.time() + monotonic - self._clock.monotonic()
+
+    def _workers(self, term: Term, key: Key, facts: WorkerFacts) -> tuple[WorkerView, ...]:
+        by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
+        reported = {worker.worker_id for worker in term.registry.of_key(key)}
+        views = []
+        for worker_id in [*by_id, *sorted(reported - by_id.keys())]:
+            instance, report = by_id.get(worker_id), term.registry[worker_id]
+            views.append(
+                WorkerView(
+                    worker_id=worker_id,
+                    key=key,
+                    external_id=instance.external_id if instance else worker_id,
+                    state=_worker_state(instance, report.state if report else None),
+                    slot=instance.slot if instance else 0,
+                    in_flight=report.in_flight if report else 0,
+                    started_at=instance.started_at if instance else None,
+                    last_report_at=report.at if report else None,
+                    metadata={"driver": self._driver.name},
+                )
+            )
+        return tuple(views)
+
+
+_STATES = {GroupStatus.ACTIVE: GroupState.ACTIVE, GroupStatus.UNBOUND: GroupState.UNBOUND}
+
+
+def _worker_state(instance: Instance | None, reported: WorkerState | None) -> WorkerState:
+    """What the driver says of an end counts more than what the worker said of itself before."""
+    if instance is not None and instance.state is not InstanceState.RUNNING:
+        return WorkerState.STOPPING if instance.state is InstanceState.STOPPING else WorkerState.FAILED
+    return reported or WorkerState.STARTING
+
+
+def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
+    record = term.tracker.record(key)
+    if record is None or term.tracker.is_pinned(key) or term.tracker.is_held(key):
+        return None, None
+    if record.status is GroupStatus.ACTIVE:
+        return GroupState.UNBOUND.value, record.due_at
+    return GroupState.STOPPING.value, record.due_at
+
+
+def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> str:
+    """Why the group is where it is, in a sentence; the most pressing fact first."""
+    tracker = term.tracker
+    status = tracker.status(key)
+    if queue.fault is not None:
+        return str(queue.fault)
+    if workers.failure is not None:
+        return f"its workers cannot be started: {workers.failure.reason}"
+    if workers.waiting_for is not None:
+        return f"it waits for {workers.waiting_for}"
+    if tracker.is_pinned(key):
+        return "it is pinned"
+    if tracker.is_held(key):
+        return "a request for it is on its way to its queue"
+    if status is GroupStatus.ACTIVE:
+        return "it was used within unbind_delay"
+    if status is GroupStatus.UNBOUND:
+        return "it was not used for unbind_delay; its workers stop once its queue is proven empty"
+    if not workers.is_empty:
+        return "it is not wanted any more, its workers are ending"
+    return "it is not wanted any more, its queue is deleted once it is proven that nobody holds a request of it"

@@ -1,0 +1,139 @@
+"""What this term knows to be true of each key's queue and workers.
+
+One writer each: the request queues loop writes queue facts, the worker groups loop worker facts. Everybody else
+reads, and subscribes to the keys that changed. A term starts with nothing: a belief of an earlier term is forgotten
+(LIFECYCLE 5), and a listed binding is "unknown" until bind-ok or unbind-ok of this term (LIFECYCLE 9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from osrdyne.aio.changes import ChangeFeed
+from osrdyne.drivers.base import Instance
+from osrdyne.errors import OsrdyneError
+from osrdyne.protocol.names import Key
+
+
+class Binding(StrEnum):
+    UNKNOWN = "unknown"
+    BOUND = "bound"
+    UNBOUND = "unbound"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """A request queue. `unbound_at`: monotonic time of unbind-ok of this term. `fault`: why it cannot be had."""
+
+    exists: bool = False
+    binding: Binding = Binding.UNKNOWN
+    unbound_at: float | None = None
+    fault: OsrdyneError | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        return self.exists and self.binding is Binding.BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Why a group has no worker. Until `retry_at` (monotonic) its requests are answered at once."""
+
+    reason: str
+    log_lines: tuple[str, ...]
+    attempts: int
+    retry_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (LIFECYCLE 18)."""
+
+    instances: tuple[Instance, ...] = ()
+    stopping: bool = False
+    starting: bool = False
+    failure: StartFailure | None = None
+    waiting_for: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs, ends or is being started: what the deletion of the queue waits for (LIFECYCLE 25)."""
+        return not (self.instances or self.stopping or self.starting)
+
+
+class QueueBoard:
+    """The facts of all request queues of a term."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Key, QueueFacts] = {}
+        self._bound: dict[Key, asyncio.Future[None]] = {}
+        self.feed: ChangeFeed[Key] = ChangeFeed()
+
+    def __getitem__(self, key: Key) -> QueueFacts:
+        return self._facts.get(key, _NO_QUEUE)
+
+    def keys(self) -> list[Key]:
+        return list(self._facts)
+
+    def existing(self) -> set[Key]:
+        """Keys whose queue exists, as far as this term knows."""
+        return {key for key, facts in self._facts.items() if facts.exists}
+
+    def update(self, key: Key, **changes: Any) -> None:
+        """Replace fields of the key's facts, and tell who waits for them."""
+        facts = replace(self[key], **changes)
+        if facts == self[key]:
+            return
+        if facts == _NO_QUEUE:
+            self._facts.pop(key, None)
+        else:
+            self._facts[key] = facts
+        waiter = self._bound.get(key)
+        if waiter is not None and (facts.is_bound or facts.fault is not None):
+            del self._bound[key]
+            if facts.is_bound:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(facts.fault or OsrdyneError("The queue cannot be had."))
+                waiter.exception()  # counts as seen, also when who waited was cancelled meanwhile
+        self.feed.notify(key)
+
+    async def wait_bound(self, key: Key) -> None:
+        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had."""
+        facts = self[key]
+        if facts.is_bound:
+            return
+        if facts.fault is not None:
+            raise facts.fault
+        waiter = self._bound.setdefault(key, asyncio.get_running_loop().create_future())
+        await asyncio.shield(waiter)
+
+
+class WorkerBoard:
+    """The facts of all groups' workers of a term."""
+
+    def __init__(self) -> None:
+        self._facts: dict[Key, WorkerFacts] = {}
+        self.feed: ChangeFeed[Key] = ChangeFeed()
+
+    def __getitem__(self, key: Key) -> WorkerFacts:
+        return self._facts.get(key, _NO_WORKERS)
+
+    def keys(self) -> list[Key]:
+        return list(self._facts)
+
+    def set(self, key: Key, facts: WorkerFacts) -> None:
+        if facts == self[key]:
+            return
+        if facts == _NO_WORKERS:
+            self._facts.pop(key, None)
+        else:
+            self._facts[key] = facts
+        self.feed.notify(key)
+
+
+_NO_QUEUE = QueueFacts()
+_NO_WORKERS = WorkerFacts()

@@ -1,0 +1,54 @@
+"""Pinned keys: those of the configuration, and those a person pinned while the daemon ran.
+
+The latter outlive the daemon in a global parameter of RabbitMQ (ARCHITECTURE, "State that must outlive the leader").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from osrdyne.errors import InvalidKeyError
+from osrdyne.protocol.names import Key, parse_key
+
+
+class Parameters(Protocol):
+    """Named JSON values that RabbitMQ keeps."""
+
+    async def get_global_parameter(self, name: str) -> object | None: ...
+
+    async def put_global_parameter(self, name: str, value: object) -> None: ...
+
+
+class PinStore:
+    """Which keys of one pool are pinned."""
+
+    def __init__(self, parameters: Parameters, *, pool: str, configured: Iterable[str]) -> None:
+        self._parameters = parameters
+        self._name = f"osrdyne-{pool}-pinned"
+        self._configured = [Key(key) for key in configured]
+
+    async def load(self) -> list[Key]:
+        """Every pinned key: configured, then kept."""
+        return list(dict.fromkeys([*self._configured, *await self._kept()]))
+
+    async def add(self, key: Key) -> None:
+        kept = await self._kept()
+        if key not in kept:
+            await self._parameters.put_global_parameter(self._name, [*kept, key])
+
+    async def remove(self, key: Key) -> None:
+        """Forget a pin. One of the configuration comes back with the next term."""
+        kept = await self._kept()
+        if key in kept:
+            await self._parameters.put_global_parameter(self._name, [other for other in kept if other != key])
+
+    async def _kept(self) -> list[Key]:
+        value = await self._parameters.get_global_parameter(self._name)
+        keys = []
+        for text in value if isinstance(value, list) else []:
+            try:
+                keys.append(parse_key(str(text)))
+            except InvalidKeyError:
+                continue
+        return keys

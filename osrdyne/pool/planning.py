@@ -1,0 +1,152 @@
+"""The decisions of the two loops, as pure functions: facts in, the next step out.
+
+Each step prevents a counterexample of the model (LIFECYCLE); the numbers name the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from osrdyne.broker.facts import TOTALS_MAX_AGE
+from osrdyne.drivers.base import Instance, InstanceId, InstanceState
+from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
+from osrdyne.pool.state import GroupStatus
+
+# --- request queues
+
+
+class QueueStep(StrEnum):
+    """What the actor of a key does next."""
+
+    DECLARE = "declare"
+    BIND = "bind"
+    UNBIND = "unbind"
+    DELETE = "delete"
+    WAIT_FOR_STOP = "wait for stop"
+    WAIT_FOR_SETTLE = "wait for settle"
+    WAIT_FOR_WORKERS = "wait for workers"
+    DONE = "done"
+
+
+def plan_queue(
+    wish: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, *, now: float, settle_delay: float
+) -> QueueStep:
+    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 30)."""
+    if wish is GroupStatus.ACTIVE:
+        return _plan_bound(queue, workers)
+    if not queue.exists:
+        return QueueStep.DONE
+    if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
+        return QueueStep.UNBIND  # always sent, whatever is believed (19)
+    if wish is GroupStatus.UNBOUND:
+        return QueueStep.DONE
+    if now < queue.unbound_at + settle_delay:
+        return QueueStep.WAIT_FOR_SETTLE
+    return QueueStep.DELETE if workers.is_empty else QueueStep.WAIT_FOR_WORKERS
+
+
+def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
+    if not queue.exists:
+        return QueueStep.DECLARE
+    if queue.is_bound:
+        return QueueStep.DONE
+    # A stop in flight would hit a worker that has just got a request (18).
+    return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
+
+
+def stop_evidence_from(queue: QueueFacts, *, settle_delay: float) -> float | None:
+    """Monotonic time from which a listing may show that an UNBOUND queue is empty, or None (LIFECYCLE 21).
+
+    A listing's counts are up to `TOTALS_MAX_AGE` old, so one asked for from then on was sampled after the settling.
+    """
+    if not queue.exists or queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
+        return None
+    return queue.unbound_at + settle_delay + TOTALS_MAX_AGE
+
+
+# --- worker groups
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    instance_id: InstanceId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Forget an exited instance, after its end was noted."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do before `until` (monotonic; None: before something changes)."""
+
+    why: str
+    until: float | None = None
+
+
+GroupAction = Start | Stop | Remove | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What the worker groups loop knows of one group when it plans.
+
+    `overdue`: instances that were not ready within the start time-out. `back_off_until`: no start before (monotonic).
+    `failure`: the start failed for good; the next attempt comes on demand. `room`: a place under
+    `max_concurrent_starts` is free.
+    """
+
+    instances: Sequence[Instance]
+    queue_exists: bool
+    overdue: frozenset[InstanceId] = frozenset()
+    back_off_until: float | None = None
+    failure: StartFailure | None = None
+    room: bool = True
+
+
+def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
+    """The next steps for one group's workers (LIFECYCLE 10, 16, 17, 22)."""
+    exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
+    running = [instance for instance in facts.instances if instance.state is InstanceState.RUNNING]
+    actions: list[GroupAction] = [Remove(instance) for instance in exited]
+    if wish is None:
+        return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
+    late = [instance for instance in running if instance.instance_id in facts.overdue]
+    actions += [Stop(instance.instance_id, "not ready within start_timeout") for instance in late]
+    actions += [Stop(instance.instance_id, "surplus") for instance in _surplus(running) if instance not in late]
+    if not facts.queue_exists:
+        return actions
+    taken = {instance.slot for instance in facts.instances}
+    for slot in range(slots):
+        if slot not in taken:
+            actions.append(_plan_start(facts, slot, now=now))
+    return actions
+
+
+def _plan_start(facts: GroupFacts, slot: int, *, now: float) -> GroupAction:
+    if facts.failure is not None:
+        return Wait("the start failed; the next request after the back-off tries again")
+    if facts.back_off_until is not None and now < facts.back_off_until:
+        return Wait("the last worker ended; backing off", facts.back_off_until)
+    if not facts.room:
+        return Wait("max_concurrent_starts workers are starting")
+    return Start(slot)
+
+
+def _surplus(running: Sequence[Instance]) -> list[Instance]:
+    """All but the oldest instance of each slot: names are unique (17), so there should be none."""
+    oldest: dict[int, Instance] = {}
+    for instance in sorted(running, key=lambda instance: (instance.started_at, instance.instance_id)):
+        oldest.setdefault(instance.slot, instance)
+    return [instance for instance in running if oldest[instance.slot] is not instance]

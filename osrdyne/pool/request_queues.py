@@ -1,0 +1,161 @@
+"""The request queues loop: makes queues and bindings what the tracker expects, key by key.
+
+One actor per key that has something to do: it reads the newest wish and the newest facts, takes one step, and looks
+again (LIFECYCLE 11), so that one key's failure or wait delays nobody else. It never branches on what woke it.
+It writes the queue facts, and talks to the broker only through `RequestQueues`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.changes import ChangeFeed, Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.errors import BrokerConflictError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.planning import QueueStep, plan_queue
+from osrdyne.pool.roles import RequestQueues
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+
+DELETE_RETRY = Backoff(initial=1.0, maximum=30.0)
+"""Between attempts to delete a queue that somebody still uses, or that gave no evidence."""
+RECHECK_INTERVAL = 60.0
+"""How long an actor waits for a change before it looks again all the same, seconds."""
+CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
+"""Between attempts to get a queue that exists with other arguments, which only a person can remove."""
+
+
+class RequestQueuesLoop:
+    """Converges the request queues of one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        queues: RequestQueues,
+        board: QueueBoard,
+        workers: WorkerBoard,
+        settle_delay: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._queues = queues
+        self._board = board
+        self._workers = workers
+        self._settle_delay = settle_delay
+        self._clock = clock
+        self._metrics = metrics
+        self._asked: ChangeFeed[Key] = ChangeFeed()
+        self._actors: dict[Key, Wakeup] = {}
+        self._log: Logger = get_logger("request_queues")
+
+    async def run(self) -> None:
+        """Wake the actor of every key whose wish or worker facts changed, for ever."""
+        sources = [
+            self._tracker.subscribe(),
+            self._workers.feed.subscribe(already=self._board.keys()),
+            self._asked.subscribe(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            for source in sources:
+                group.create_task(self._wake_on(source, group), name="request queue changes")
+
+    async def _wake_on(self, changes: Subscription[Key], group: asyncio.TaskGroup) -> None:
+        while True:
+            for key in await changes.wait():
+                self._wake(key, group)
+
+    def _wake(self, key: Key, group: asyncio.TaskGroup) -> None:
+        woken = self._actors.get(key)
+        if woken is not None:
+            woken.set()
+        elif self._next_step(key) is not QueueStep.DONE:
+            self._actors[key] = Wakeup(self._clock)
+            group.create_task(self._act(key), name=f"queue of {key!r}")
+
+    def _next_step(self, key: Key) -> QueueStep:
+        return plan_queue(
+            self._tracker.status(key),
+            self._board[key],
+            self._workers[key],
+            now=self._clock.monotonic(),
+            settle_delay=self._settle_delay,
+        )
+
+    async def _act(self, key: Key) -> None:
+        """Take steps until there is none left. Never cancelled inside a command, only with its term."""
+        woken = self._actors[key]
+        failures = 0
+        try:
+            while (step := self._next_step(key)) is not QueueStep.DONE:
+                try:
+                    wait = await self._take(step, key, failures)
+                except BrokerConflictError as error:
+                    failures += 1
+                    self._board.update(key, fault=error)
+                    self._log.error("request queue cannot be had", key=key, error=str(error))
+                    wait = CONFLICT_RETRY.delay(failures)
+                if wait is None:
+                    failures = 0
+                    continue
+                failures += 1
+                await woken.wait(wait)
+        finally:
+            del self._actors[key]
+
+    async def _take(self, step: QueueStep, key: Key, failures: int) -> float | None:
+        """Take one step. None: look again at once; else seconds to wait for a change."""
+        match step:
+            case QueueStep.DECLARE:
+                await self._queues.declare(key)
+                self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
+            case QueueStep.BIND:
+                await self._queues.bind(key)
+                self._board.update(key, binding=Binding.BOUND, unbound_at=None)
+            case QueueStep.UNBIND:
+                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)  # withdrawn before it is sent (13)
+                await self._queues.unbind(key)
+                self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
+            case QueueStep.DELETE:
+                return await self._delete(key, failures)
+            case QueueStep.WAIT_FOR_SETTLE:
+                return self._settle_delay
+            case QueueStep.WAIT_FOR_STOP | QueueStep.WAIT_FOR_WORKERS:
+                return RECHECK_INTERVAL
+        self._metrics.queue_commands.labels(command=step.value).inc()
+        self._log.info("request queue changed", key=key, step=step.value)
+        return None
+
+    async def _delete(self, key: Key, failures: int) -> float | None:
+        outcome = await self._queues.delete_if_proven_empty(key)
+        if outcome is DeleteOutcome.DELETED:
+            self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
+            self._metrics.queue_commands.labels(command="delete").inc()
+            self._log.info("request queue deleted", key=key)
+            return None
+        self._metrics.deletes_refused.inc()
+        self._log.info("request queue kept", key=key, reason=outcome.value)
+        if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
+            self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
+            return None
+        return DELETE_RETRY.delay(failures + 1)
+
+    def look_at(self, key: Key) -> None:
+        """Somebody found that the facts of this key have changed."""
+        self._asked.notify(key)
+
+    def adopt(self, key: Key) -> None:
+        """A queue of this key was listed; whether it is bound is unknown (LIFECYCLE 9)."""
+        if not self._board[key].exists:
+            self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
+
+    def busy_keys(self) -> set[Key]:
+        """Keys with a command in flight or waited for; a slow listing says nothing about them (LIFECYCLE 10)."""
+        return set(self._actors)

@@ -1,0 +1,84 @@
+"""The slow comparison of everything with what the broker lists, for what no event told (LIFECYCLE 8-10).
+
+The same listing seeds a term: a queue that is bound or holds requests is ACTIVE, any other UNBOUND. Later listings
+adopt queues nobody knew as ACTIVE, and notice queues and bindings that somebody else removed. What a listing says of a
+key with a command in flight since it began is ignored.
+"""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.listing import ListedQueue
+from osrdyne.errors import BrokerError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.facts import Binding, QueueBoard
+from osrdyne.pool.request_queues import RequestQueuesLoop
+from osrdyne.pool.roles import Listing
+from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.tracker import PoolStateTracker
+
+
+def seed_status(queue: ListedQueue) -> GroupStatus:
+    """What is expected of a group that was found (LIFECYCLE 9)."""
+    return GroupStatus.ACTIVE if queue.bound or queue.ready > 0 else GroupStatus.UNBOUND
+
+
+class Resync:
+    """Seeds a term, and compares while it lasts."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        queues: RequestQueuesLoop,
+        listing: Listing,
+        interval: float,
+        clock: Clock,
+    ) -> None:
+        self._tracker = tracker
+        self._board = board
+        self._queues = queues
+        self._listing = listing
+        self._interval = interval
+        self._clock = clock
+        self._log: Logger = get_logger("resync")
+
+    async def seed(self) -> int:
+        """Take over every queue of the pool; how many there were."""
+        listed = await self._listing.list_request_queues()
+        for queue in listed:
+            self._queues.adopt(queue.key)
+            self._tracker.adopt(queue.key, seed_status(queue))
+        return len(listed)
+
+    async def run(self) -> None:
+        """Compare every `interval` seconds, for ever."""
+        while True:
+            await self._clock.sleep(self._interval)
+            try:
+                await self.compare()
+            except BrokerError as error:
+                self._log.warning("listing failed", error=str(error))
+
+    async def compare(self) -> None:
+        """One pass."""
+        known = self._board.existing()
+        bound = {key for key in known if self._board[key].is_bound}
+        busy = self._queues.busy_keys()
+        listed = {queue.key: queue for queue in await self._listing.list_request_queues()}
+        busy |= self._queues.busy_keys()
+        for key in listed.keys() - known - busy:
+            if not self._board[key].exists:
+                self._log.warning("unknown request queue adopted", key=key)
+                self._queues.adopt(key)
+                self._tracker.require_worker_group(key)
+        for key in known - listed.keys() - busy:
+            self._log.error("request queue is gone, somebody else deleted it", key=key)
+            self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
+            self._queues.look_at(key)
+        for key in (bound & listed.keys()) - busy:
+            if not listed[key].bound and self._board[key].is_bound:
+                self._log.error("binding is gone, somebody else removed it", key=key)
+                self._board.update(key, binding=Binding.UNKNOWN)
+                self._queues.look_at(key)

@@ -1,0 +1,56 @@
+"""What the pool asks of the broker, in the pool's own words; `broker/` and `osrdyne.testing` implement it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from osrdyne.amqp import Message
+from osrdyne.broker.listing import ListedQueue
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.protocol.names import Key
+
+
+class RequestQueues(Protocol):
+    """Commands on request queues. Every error but `BrokerConflictError` ends the term."""
+
+    async def declare(self, key: Key) -> None:
+        """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use."""
+        ...
+
+    async def bind(self, key: Key) -> None: ...
+
+    async def unbind(self, key: Key) -> None: ...
+
+    async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
+        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
+        ...
+
+    async def consumer_count(self, key: Key) -> int:
+        """Consumers of the queue now; 0 when there is no queue."""
+        ...
+
+
+class Totals(Protocol):
+    """Emptiness of request queues from a listing."""
+
+    async def list_message_totals(self) -> dict[Key, int]:
+        """Messages (ready and unacknowledged) per key of the queues that are running; others are left out."""
+        ...
+
+
+class Listing(Protocol):
+    """The pool's request queues as the broker lists them."""
+
+    async def list_request_queues(self) -> list[ListedQueue]: ...
+
+
+class Publisher(Protocol):
+    """The leader's confirmed publisher."""
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None: ...
+
+
+class Lease(Protocol):
+    async def confirm(self) -> None:
+        """Return if the token channel answered a moment ago, else ask it; raises when leadership is lost."""
+        ...

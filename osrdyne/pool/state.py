@@ -1,0 +1,69 @@
+"""The expected state of a worker group, as pure functions of (record, event, time).
+
+```
+absent --require--> ACTIVE --unbind_delay without activity--> UNBOUND --stop_delay more, proven empty--> absent
+                      ^----------------- require or activity -----------'
+```
+Source: seed 004 "Pool state tracker", LIFECYCLE 12, 19, 21.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class GroupStatus(StrEnum):
+    """What the loops converge on; a key that is absent is to have neither workers nor queue."""
+
+    ACTIVE = "active"
+    UNBOUND = "unbound"
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds: `unbind` without activity until ACTIVE becomes UNBOUND, `stop` more until the end may be looked into."""
+
+    unbind: float
+    stop: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """One group. Times are seconds of the monotonic clock.
+
+    `active_until`: no transition before then. `stop_at`: set while UNBOUND, when the end may be looked into.
+    """
+
+    status: GroupStatus
+    last_activity: float
+    active_until: float
+    stop_at: float = 0.0
+
+    @property
+    def due_at(self) -> float:
+        """When the next transition by time is due."""
+        return self.active_until if self.status is GroupStatus.ACTIVE else self.stop_at
+
+
+def require(record: GroupRecord | None, *, now: float, delays: Delays, extra_lifetime: float = 0.0) -> GroupRecord:
+    """A request or activity: ACTIVE for `unbind` + `extra_lifetime` from now, never shorter than before."""
+    until = now + delays.unbind + extra_lifetime
+    if record is not None and record.status is GroupStatus.ACTIVE:
+        until = max(until, record.active_until)
+    return GroupRecord(GroupStatus.ACTIVE, last_activity=now, active_until=until)
+
+
+def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
+    """A group found on the broker at the start of a term; all clocks start now (LIFECYCLE 9)."""
+    record = GroupRecord(GroupStatus.ACTIVE, last_activity=now, active_until=now + delays.unbind)
+    return record if status is GroupStatus.ACTIVE else unbind(record, now=now, delays=delays)
+
+
+def unbind(record: GroupRecord, *, now: float, delays: Delays) -> GroupRecord:
+    """The group becomes UNBOUND, by time or because a person asked for its end."""
+    return replace(record, status=GroupStatus.UNBOUND, stop_at=now + delays.stop)
+
+
+def is_due(record: GroupRecord, *, now: float) -> bool:
+    return now >= record.due_at

@@ -1,0 +1,161 @@
+"""Carrying out the actions of the worker groups loop against the driver, and what each outcome means.
+
+Every driver call is decided only while the leader's lease holds (LIFECYCLE 23). A call that is under way when the term
+ends may still land; names are unique and surplus is stopped, so that does no harm (LIFECYCLE 22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from osrdyne.aio.clock import Clock
+from osrdyne.drivers.base import Driver, InstanceId, InstanceState, WorkerSpec
+from osrdyne.errors import DriverError, SlotTakenError, StartFailedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool import start_record
+from osrdyne.pool.instances import Entry, InstanceBook
+from osrdyne.pool.planning import GroupAction, Remove, Start, Stop
+from osrdyne.pool.roles import Lease, RequestQueues
+from osrdyne.pool.start_record import StartRecords
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.names import Key
+
+SpecFactory = Callable[[Key, int, Generation], WorkerSpec]
+DRIVER_BACKOFF = 2.0
+"""Seconds a group waits after a driver call that failed."""
+OVERDUE = "not ready within start_timeout"
+LOG_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Seconds and counts from the configuration; see `LifecycleSettings`."""
+
+    max_concurrent_starts: int
+    start_timeout: float
+    start_attempts: int
+    stop_grace: float
+    resync_interval: float
+
+
+class WorkerActions:
+    """Starts, stops and removes single workers, and notes in the start records what came of it."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        make_spec: SpecFactory,
+        book: InstanceBook,
+        records: StartRecords,
+        tracker: PoolStateTracker,
+        queues: RequestQueues,
+        registry: WorkerRegistry,
+        lease: Lease,
+        limits: GroupLimits,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._driver = driver
+        self._make_spec = make_spec
+        self._book = book
+        self._records = records
+        self._tracker = tracker
+        self._queues = queues
+        self._registry = registry
+        self._lease = lease
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+        self._log: Logger = get_logger("worker_actions")
+
+    async def carry_out(self, key: Key, action: GroupAction) -> None:
+        """Carry out one action. A driver that does not answer only makes the group back off."""
+        await self._lease.confirm()
+        try:
+            match action:
+                case Start(slot):
+                    await self._start(key, slot)
+                case Stop(instance_id, why):
+                    await self._stop(key, instance_id, why)
+                case Remove(instance):
+                    await self._remove(self._book[instance.instance_id])
+        except DriverError as error:
+            self._log.warning("driver call failed", key=key, action=type(action).__name__.lower(), error=str(error))
+            until = self._clock.monotonic() + DRIVER_BACKOFF
+            self._records.apply(key, lambda record: replace(record, back_off_until=until))
+
+    async def _start(self, key: Key, slot: int) -> None:
+        spec = self._make_spec(key, slot, self._tracker.generation_of(key))
+        try:
+            instance = await self._driver.start(spec)
+        except SlotTakenError:
+            for listed in await self._driver.list_instances():
+                self._book.note(listed, now=self._clock.monotonic())
+            return
+        except StartFailedError as error:
+            self._note_refusal(key, error)
+            return
+        self._book.note(instance, now=self._clock.monotonic())
+        self._metrics.worker_starts.labels(outcome="started").inc()
+        self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
+
+    def _note_refusal(self, key: Key, error: StartFailedError) -> None:
+        self._metrics.worker_starts.labels(outcome="refused").inc()
+        self._log.error("worker cannot be started", key=key, error=str(error))
+        refused = partial(
+            start_record.start_refused,
+            reason=str(error),
+            log_lines=error.log_lines,
+            attempts=1,
+            now=self._clock.monotonic(),
+        )
+        self._records.apply(key, refused)
+
+    async def _stop(self, key: Key, instance_id: InstanceId, why: str) -> None:
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        if why == OVERDUE and await self._queues.consumer_count(key) > 0:
+            self._registry.assume_ready(entry.instance.worker_id, key)
+            return
+        entry.stopped_for = why
+        self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
+        await self._driver.stop(instance_id, grace=self._limits.stop_grace)
+        entry.instance = replace(entry.instance, state=InstanceState.EXITED)
+
+    async def _remove(self, entry: Entry) -> None:
+        instance = entry.instance
+        lines = await self._driver.logs(instance.instance_id, lines=LOG_LINES)
+        await self._driver.remove(instance.instance_id)
+        self._book.drop(instance.instance_id)
+        self.note_end(entry, log_lines=lines)
+
+    def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:
+        """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
+        instance, why = entry.instance, entry.stopped_for
+        reported = self._registry[instance.worker_id]
+        self._registry.forget(instance.worker_id)
+        if self._tracker.status(instance.key) is None or why not in {None, OVERDUE}:
+            return
+        reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
+        if reported is not None and reported.reason:
+            reason = f"{reason}: {reported.reason}"
+        self._metrics.worker_exits.inc()
+        self._log.warning("worker ended", key=instance.key, worker_id=instance.worker_id, reason=reason)
+        now = self._clock.monotonic()
+        ended = partial(
+            start_record.worker_ended,
+            served=entry.served,
+            lived=now - entry.seen_at,
+            reason=reason,
+            log_lines=log_lines,
+            attempts_allowed=self._limits.start_attempts,
+            now=now,
+        )
+        self._records.apply(instance.key, ended)

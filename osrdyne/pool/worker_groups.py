@@ -1,0 +1,263 @@
+"""The worker groups loop: the only one that starts, restarts and stops workers.
+
+It asks the driver what runs, plans each group whose wish or facts changed (`planning.plan_group`), and hands the
+actions to `WorkerActions`, which carries them out side by side. Nothing is retried inside a pass: an action that
+fails leaves a fact behind (back-off, failure), and the next look decides anew. Woken by wishes, queue facts, worker
+reports and driver events; a slow resync covers what they missed. It writes the worker facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.changes import Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.drivers.base import Driver, InstanceId, InstanceState
+from osrdyne.errors import DriverError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool import start_record
+from osrdyne.pool.facts import QueueBoard, WorkerBoard, WorkerFacts
+from osrdyne.pool.instances import Entry, InstanceBook
+from osrdyne.pool.planning import GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
+from osrdyne.pool.start_record import StartRecords
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.names import Key
+
+DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
+
+
+class WorkerGroupsLoop:
+    """Converges the workers of one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        driver: Driver,
+        actions: WorkerActions,
+        book: InstanceBook,
+        records: StartRecords,
+        queue_board: QueueBoard,
+        board: WorkerBoard,
+        registry: WorkerRegistry,
+        limits: GroupLimits,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._driver = driver
+        self._actions = actions
+        self._book = book
+        self._queue_board = queue_board
+        self._board = board
+        self._registry = registry
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+        self._records = records
+        self._dirty: dict[Key, None] = {}
+        self._waiting_for_room: dict[Key, None] = {}
+        self._recheck: dict[Key, float] = {}
+        self._acting: dict[Key, list[GroupAction]] = {}
+        self._starts_under_way = 0
+        self._relist = False
+        self._wakeup = Wakeup(clock)
+        self._log: Logger = get_logger("worker_groups")
+
+    # --- what others ask
+
+    def look_at(self, key: Key) -> None:
+        """Plan this group again."""
+        self._dirty[key] = None
+        self._wakeup.set()
+
+    def relist(self) -> None:
+        """Ask the driver again."""
+        self._relist = True
+        self._wakeup.set()
+
+    def retry(self, key: Key) -> None:
+        """A request came for a group whose start had failed for good: try again if its back-off is over."""
+        failure = self._records[key].failure
+        if failure is not None and self._clock.monotonic() >= failure.retry_at:
+            self._records.apply(key, start_record.retry_allowed)
+            self.look_at(key)
+
+    async def list_instances(self) -> None:
+        """Ask the driver what runs. At the start of a term this comes before anything is decided."""
+        listing = await self._driver.list_instances()
+        changed, vanished = self._book.apply_listing(listing, now=self._clock.monotonic())
+        for entry in vanished:
+            self._actions.note_end(entry, log_lines=())
+        for key in changed:
+            self.look_at(key)
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """List, plan and act, for ever. Ends only with its term."""
+        sources = [
+            self._tracker.subscribe(),
+            self._queue_board.feed.subscribe(already=self._queue_board.keys()),
+            self._registry.feed.subscribe(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            for source in sources:
+                group.create_task(self._mark(source), name="group changes")
+            group.create_task(self._watch_driver(), name="driver events")
+            await self._converge(group)
+
+    async def _mark(self, source: Subscription[Key]) -> None:
+        while True:
+            for key in await source.wait():
+                self.look_at(key)
+
+    async def _watch_driver(self) -> None:
+        """Turn driver events into a new listing; a stream of events that breaks is opened again."""
+        failures = 0
+        while True:
+            try:
+                async for _ in self._driver.events():
+                    failures = 0
+                    self.relist()
+            except DriverError as error:
+                self._log.warning("driver events lost", error=str(error))
+            failures += 1
+            await self._clock.sleep(DRIVER_RETRY.delay(failures))
+            self.relist()
+
+    async def _converge(self, group: asyncio.TaskGroup) -> None:
+        failures = 0
+        next_listing = self._clock.monotonic() + self._limits.resync_interval
+        while True:
+            if self._relist or self._clock.monotonic() >= next_listing:
+                self._relist = False
+                try:
+                    await self.list_instances()
+                    failures, pause = 0, self._limits.resync_interval
+                except DriverError as error:
+                    failures += 1
+                    pause = DRIVER_RETRY.delay(failures)
+                    self._log.warning("driver does not answer", error=str(error), failures=failures)
+                next_listing = self._clock.monotonic() + pause
+            self._plan_keys(group)
+            await self._wakeup.wait(max(0.0, min([next_listing, *self._recheck.values()]) - self._clock.monotonic()))
+            now = self._clock.monotonic()
+            for key in [key for key, at in self._recheck.items() if at <= now]:
+                del self._recheck[key]
+                self._dirty[key] = None
+
+    def _plan_keys(self, group: asyncio.TaskGroup) -> None:
+        """Plan the keys that changed, then those that wait for room, first come first served."""
+        dirty, self._dirty = self._dirty, {}
+        for key in [key for key in dirty if key not in self._waiting_for_room]:
+            self._plan(key, group)
+        waiting, self._waiting_for_room = self._waiting_for_room, {}
+        for key in waiting:
+            if key in dirty or self._has_room():
+                self._plan(key, group)
+            else:
+                self._waiting_for_room[key] = None
+
+    # --- one group
+
+    def _plan(self, key: Key, group: asyncio.TaskGroup) -> None:
+        """Decide what the group needs now, and start doing it unless something is under way already."""
+        entries = self._book.of_key(key)
+        self._note_served(key, entries)
+        if key not in self._acting:
+            wish = self._tracker.status(key)
+            if wish is None:
+                self._records.clear(key)
+            facts = self._group_facts(key, entries)
+            slots = 1 if self._driver.manages_workers else 0
+            actions = plan_group(wish, facts, slots=slots, now=self._clock.monotonic())
+            self._take_on(key, actions, group)
+        self._publish(key)
+
+    def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
+        """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
+        waits = [action for action in actions if isinstance(action, Wait)]
+        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Remove)]
+        starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
+        chosen = ends or starts
+        for wait in waits:
+            if wait.until is not None:
+                self._recheck_at(key, wait.until)
+            elif not self._has_room():
+                self._waiting_for_room[key] = None
+        if chosen:
+            self._acting[key] = chosen
+            self._starts_under_way += len(starts) if chosen is starts else 0
+            group.create_task(self._act(key, chosen), name=f"workers of {key!r}")
+
+    async def _act(self, key: Key, actions: list[GroupAction]) -> None:
+        for action in actions:
+            await self._actions.carry_out(key, action)
+            self._starts_under_way -= isinstance(action, Start)
+        del self._acting[key]
+        self.look_at(key)
+
+    def _group_facts(self, key: Key, entries: list[Entry]) -> GroupFacts:
+        failure = self._records[key].failure
+        if failure is not None and self._tracker.is_pinned(key):
+            self.retry(key)
+            self._recheck_at(key, failure.retry_at)
+        record = self._records[key]
+        return GroupFacts(
+            instances=[entry.instance for entry in entries],
+            queue_exists=self._queue_board[key].exists,
+            overdue=self._overdue(key, entries),
+            back_off_until=record.back_off_until,
+            failure=record.failure,
+            room=self._has_room(),
+        )
+
+    def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
+        overdue = set()
+        for entry in entries:
+            if entry.instance.state is InstanceState.RUNNING and not entry.served:
+                limit = entry.seen_at + self._limits.start_timeout
+                if limit <= self._clock.monotonic():
+                    overdue.add(entry.instance.instance_id)
+                else:
+                    self._recheck_at(key, limit)
+        return frozenset(overdue)
+
+    def _recheck_at(self, key: Key, at: float) -> None:
+        self._recheck[key] = min(at, self._recheck.get(key, at))
+
+    def _has_room(self) -> bool:
+        return self._starts_under_way + self._book.loading() < self._limits.max_concurrent_starts
+
+    def _note_served(self, key: Key, entries: list[Entry]) -> None:
+        """A worker that says it is ready has made good for failed starts before it."""
+        for entry in entries:
+            reported = self._registry[entry.instance.worker_id]
+            if not entry.served and reported is not None and reported.state.serves:
+                entry.served = True
+                self._metrics.worker_starts.labels(outcome="ready").inc()
+                self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
+                self._records.apply(key, start_record.became_ready)
+
+    def _publish(self, key: Key) -> None:
+        """Write the group's facts for everybody else."""
+        acting: Iterable[GroupAction] = self._acting.get(key, ())
+        instances = tuple(entry.instance for entry in self._book.of_key(key))
+        self._board.set(
+            key,
+            WorkerFacts(
+                instances=instances,
+                stopping=any(isinstance(action, Stop) for action in acting)
+                or any(instance.state is InstanceState.STOPPING for instance in instances),
+                starting=any(isinstance(action, Start) for action in acting),
+                failure=self._records[key].failure,
+                waiting_for="max_concurrent_starts" if key in self._waiting_for_room else None,
+            ),
+        )

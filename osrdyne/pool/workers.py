@@ -1,0 +1,91 @@
+"""What workers say of themselves: the state of each, from its activity reports.
+
+The activity processor writes it; the worker groups loop, the API and the start-up check read it. A worker that was
+found at a take-over is STARTING until it has reported (DEFECTS 17), which the leader asks it to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from osrdyne.aio.changes import ChangeFeed
+from osrdyne.aio.clock import Clock
+from osrdyne.pool.view import WorkerState
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.names import Key
+
+_STATES: dict[Event, WorkerState] = {
+    Event.STARTED: WorkerState.LOADING,
+    Event.READY: WorkerState.READY,
+    Event.REQUEST_RECEIVED: WorkerState.BUSY,
+    Event.BUSY: WorkerState.BUSY,
+    Event.REQUEST_COMPLETED: WorkerState.READY,
+    Event.IDLE: WorkerState.IDLE,
+    Event.STOPPING: WorkerState.STOPPING,
+    Event.FAILED: WorkerState.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReportState:
+    """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed."""
+
+    worker_id: str
+    key: Key
+    state: WorkerState
+    in_flight: int = 0
+    at: float = 0.0
+    reason: str | None = None
+
+
+def apply_report(before: WorkerReportState | None, report: ActivityReport, *, at: float) -> WorkerReportState:
+    """The state of a worker after a report."""
+    after = before or WorkerReportState(report.worker_id, Key(report.key), WorkerState.STARTING)
+    in_flight = report.details.get("in_flight")
+    reason = report.details.get("reason")
+    state = _STATES[report.event]
+    running = in_flight if isinstance(in_flight, int) else (1 if state is WorkerState.BUSY else 0)
+    if report.event is Event.REQUEST_COMPLETED and running > 0:
+        state = WorkerState.BUSY
+    return replace(
+        after, state=state, in_flight=running, at=at, reason=reason if isinstance(reason, str) else after.reason
+    )
+
+
+class WorkerRegistry:
+    """The reported state of every worker of the pool, in this term."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._workers: dict[str, WorkerReportState] = {}
+        self.feed: ChangeFeed[Key] = ChangeFeed()
+        """Keys with a worker that changed its state."""
+
+    def __getitem__(self, worker_id: str) -> WorkerReportState | None:
+        return self._workers.get(worker_id)
+
+    def of_key(self, key: Key) -> list[WorkerReportState]:
+        return [worker for worker in self._workers.values() if worker.key == key]
+
+    def all(self) -> list[WorkerReportState]:
+        return list(self._workers.values())
+
+    def report(self, report: ActivityReport) -> None:
+        before = self._workers.get(report.worker_id)
+        after = apply_report(before, report, at=self._clock.time())
+        self._workers[report.worker_id] = after
+        if before is None or before.state is not after.state:
+            self.feed.notify(after.key)
+
+    def assume_ready(self, worker_id: str, key: Key) -> None:
+        """A worker that reports nothing was seen consuming its queue (one that only knows part of the protocol)."""
+        self._workers[worker_id] = WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time())
+        self.feed.notify(key)
+
+    def forget(self, worker_id: str) -> None:
+        self._workers.pop(worker_id, None)
+
+    def forget_if(self, gone: Callable[[WorkerReportState], bool]) -> None:
+        """Drop workers that left without a word."""
+        self._workers = {name: worker for name, worker in self._workers.items() if not gone(worker)}

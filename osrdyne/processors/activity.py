@@ -1,0 +1,84 @@
+"""The activity processor: what workers report, made into a low-bandwidth summary for the tracker.
+
+Per key and window (`extra_lifetime`) the first report of use counts and requires the group for the window longer, so
+that nothing is lost by not looking at the others. Reports may be lost and may lie about keys nobody knows: a report
+alone never creates a group.
+"""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Delivery
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import InvalidKeyError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
+from osrdyne.protocol.names import Key, parse_key
+
+PREFETCH = 1000
+USE = frozenset({Event.STARTED, Event.READY, Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
+"""Events that mean the group is in use; `idle`, `stopping` and `failed` do not."""
+
+
+class ActivityProcessor:
+    """Consumes `P-activity`."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        registry: WorkerRegistry,
+        window: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._board = board
+        self._registry = registry
+        self._window = window
+        self._clock = clock
+        self._metrics = metrics
+        self._counted_at: dict[Key, float] = {}
+        self._log: Logger = get_logger("activity")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Process reports until the consumer ends."""
+        async for delivery in consumer:
+            self.process(delivery)
+            await delivery.ack()
+
+    def process(self, delivery: Delivery) -> None:
+        """One report."""
+        report = report_from_wire(routing_key=delivery.routing_key, headers=delivery.headers, body=delivery.body)
+        try:
+            if report is None:
+                raise InvalidKeyError("The message is no activity report.")
+            key = parse_key(report.key)
+        except InvalidKeyError as error:
+            self._metrics.invalid_messages.labels(queue="activity").inc()
+            self._log.debug("activity report ignored", error=str(error))
+            return
+        self._metrics.activity.labels(event=report.event.value).inc()
+        if self._is_known(key):
+            self._registry.report(report)
+            self._count_use(key, report)
+
+    def _is_known(self, key: Key) -> bool:
+        return self._tracker.status(key) is not None or self._board[key].exists
+
+    def _count_use(self, key: Key, report: ActivityReport) -> None:
+        if report.event not in USE:
+            return
+        now = self._clock.monotonic()
+        counted_at = self._counted_at.get(key)
+        if counted_at is not None and now - counted_at < self._window:
+            return
+        self._counted_at[key] = now
+        self._tracker.require_worker_group(key, self._window)
+        if len(self._counted_at) > 4 * len(self._tracker.keys()) + 1000:
+            self._counted_at = {key: at for key, at in self._counted_at.items() if now - at < self._window}

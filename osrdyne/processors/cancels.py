@@ -1,0 +1,61 @@
+"""The cancel processor: clients ask for the end of a request, the controller tells the group's workers.
+
+Knowing the correlation id and the reply address of a request is the right to cancel it (PROTOCOL, "Control messages").
+A cancel that gets lost costs nothing but the work it would have saved.
+"""
+
+from __future__ import annotations
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import InvalidKeyError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.roles import Publisher
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.control import Command, ControlMessage
+from osrdyne.protocol.names import PoolNames, parse_key
+
+PREFETCH = 100
+
+
+class CancelProcessor:
+    """Consumes `P-cancel`."""
+
+    def __init__(self, *, names: PoolNames, tracker: PoolStateTracker, publisher: Publisher, metrics: Metrics) -> None:
+        self._names = names
+        self._tracker = tracker
+        self._publisher = publisher
+        self._metrics = metrics
+        self._log: Logger = get_logger("cancels")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Pass cancels on until the consumer ends."""
+        async for delivery in consumer:
+            await self.process(delivery)
+            await delivery.ack()
+
+    async def process(self, delivery: Delivery) -> None:
+        """One cancel: to every worker of the group, the one that runs the request acts."""
+        properties = delivery.properties
+        try:
+            key = parse_key(delivery.routing_key)
+            if not properties.correlation_id or not properties.reply_to:
+                raise InvalidKeyError("A cancel needs the correlation id and the reply address of its request.")
+        except InvalidKeyError as error:
+            self._metrics.invalid_messages.labels(queue="cancel").inc()
+            self._log.debug("cancel ignored", error=str(error))
+            return
+        message = ControlMessage(
+            Command.CANCEL,
+            self._tracker.generation,
+            {"correlation_id": properties.correlation_id, "reply_to": properties.reply_to},
+        )
+        try:
+            await self._publisher.publish(
+                Message(body=message.wire_body(), persistent=False),
+                exchange=self._names.control_exchange,
+                routing_key=self._names.control_group_routing_key(key),
+            )
+        except PublishRefusedError as error:
+            self._log.warning("cancel not passed on", key=key, error=str(error))

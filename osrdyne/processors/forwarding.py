@@ -1,0 +1,56 @@
+"""What the orphan processor decides about one request, as pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.protocol.deadlines import DEADLINE_HEADER, is_past, remaining_expiration
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, Request
+from osrdyne.protocol.statuses import Status
+
+MAX_HOPS = 32
+"""Forwards of one request; a group that is bound and unbound under it needs a few, more is a loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is answered and not forwarded."""
+
+    status: Status
+    detail: str
+
+
+def hops_of(request: Request) -> int:
+    hops = request.headers.get(HOPS_HEADER)
+    return hops if isinstance(hops, int) and hops >= 0 else 0
+
+
+def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -> Refusal | None:
+    """A reason to answer the request at once, or None. `known`: its group is up, or on its way up."""
+    if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
+        return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
+    if hops_of(request) >= MAX_HOPS:
+        return Refusal(
+            Status.REJECTED, f"The request was forwarded {MAX_HOPS} times without reaching a queue; please report this."
+        )
+    if request.no_activate and not known:
+        return Refusal(
+            Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids to start one."
+        )
+    return None
+
+
+def forwarded(delivery: Delivery, request: Request, *, now_ms: int, skew_ms: int) -> Message:
+    """The message to publish to the request exchange: the deadline carried over, a hop counted, credentials removed.
+
+    `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
+    itself, RabbitMQ must only not drop the request too early.
+    """
+    headers = {name: value for name, value in delivery.headers.items() if name.lower() != AUTHORIZATION_HEADER}
+    headers[HOPS_HEADER] = hops_of(request) + 1
+    if request.deadline_ms is not None:
+        headers[DEADLINE_HEADER] = request.deadline_ms
+    return delivery.to_message(
+        headers=headers, expiration=remaining_expiration(request.deadline_ms, now_ms=now_ms - skew_ms)
+    )

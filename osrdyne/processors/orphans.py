@@ -1,0 +1,123 @@
+"""The orphan processor: requests whose key has no binding. It has their group made ready and forwards them.
+
+Nothing waits in it longer than a bind; per-key order is kept, keys go side by side. Steps per orphan, and what a crash
+in between leaves: hold the key and require it → wait until it is bound → publish to the request exchange with confirm
+(crash after it: the orphan is redelivered, the request arrives twice) → acknowledge → release. A crash anywhere before
+the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.keyed import KeyedJobs
+from osrdyne.amqp import Delivery
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import BrokerConflictError, InvalidKeyError, PublishRefusedError, QueueFullError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.roles import Publisher
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.forwarding import Refusal, forwarded, refuse_orphan
+from osrdyne.processors.replies import Replier
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key, PoolNames, parse_key
+from osrdyne.protocol.statuses import Status
+
+PREFETCH = 256
+FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
+
+
+class OrphanProcessor:
+    """Consumes `P-orphan`."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        publisher: Publisher,
+        replier: Replier,
+        max_clock_skew: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._names = names
+        self._tracker = tracker
+        self._board = board
+        self._publisher = publisher
+        self._replier = replier
+        self._skew_ms = int(max_clock_skew * 1000)
+        self._clock = clock
+        self._metrics = metrics
+        self._log: Logger = get_logger("orphans")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Process orphans until the consumer ends; then finish what has been taken."""
+        async with asyncio.TaskGroup() as group:
+            jobs: KeyedJobs[str] = KeyedJobs(group, "orphans of")
+            async for delivery in consumer:
+                jobs.submit(delivery.routing_key, lambda delivery=delivery: self.process(delivery))  # type: ignore[misc]
+
+    async def process(self, delivery: Delivery) -> None:
+        """One orphan, to its end: forwarded or answered, and acknowledged."""
+        request = delivery.to_request(now_ms=now_ms(self._clock))
+        try:
+            key = parse_key(request.key)
+        except InvalidKeyError as error:
+            await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
+            return
+        refusal = refuse_orphan(
+            request,
+            known=self._tracker.status(key) is not None,
+            now_ms=now_ms(self._clock),
+            skew_ms=self._skew_ms,
+        )
+        if refusal is not None:
+            await self._refuse(delivery, request, refusal)
+            return
+        self._tracker.hold(key)
+        try:
+            await self._forward(delivery, request, key)
+        finally:
+            self._tracker.release(key)
+
+    async def _forward(self, delivery: Delivery, request: Request, key: Key) -> None:
+        started = self._clock.monotonic()
+        refusals = 0
+        while True:
+            self._tracker.require_worker_group(key)
+            try:
+                await self._board.wait_bound(key)
+                await self._publish(delivery, request, key)
+                break
+            except QueueFullError as error:
+                detail = f"The request queue of this key is full: {error}. Try again later."
+                await self._refuse(delivery, request, Refusal(Status.MAXLEN, detail))
+                return
+            except PublishRefusedError as error:
+                # Unroutable although the alternate exchange should catch it: its queue is missing. Keep the orphan.
+                refusals += 1
+                self._log.error("orphan not taken by any queue, trying again", key=key, error=str(error))
+                await self._clock.sleep(FORWARD_RETRY.delay(refusals))
+            except BrokerConflictError as error:
+                await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
+                return
+        await delivery.ack()
+        self._metrics.orphans.labels(outcome="forwarded").inc()
+        self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
+
+    async def _publish(self, delivery: Delivery, request: Request, key: Key) -> None:
+        message = forwarded(delivery, request, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        # To the exchange and never to the queue: unbound meanwhile, the alternate exchange takes it back (14).
+        await self._publisher.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
+
+    async def _refuse(self, delivery: Delivery, request: Request, refusal: Refusal) -> None:
+        await self._replier.answer(request, refusal.status, refusal.detail)
+        await delivery.ack()
+        self._metrics.orphans.labels(outcome=refusal.status.value).inc()
+        self._log.info("orphan refused", key=request.key, status=refusal.status.value, detail=refusal.detail)

@@ -1,0 +1,59 @@
+"""The controller's own answers: to the caller's reply queue, with a confirm, before anything is acknowledged."""
+
+from __future__ import annotations
+
+import json
+
+from osrdyne.amqp import Message
+from osrdyne.errors import PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.roles import Publisher
+from osrdyne.protocol.messages import JSON_TYPE, Request, Response
+from osrdyne.protocol.statuses import Status
+
+
+class Replier:
+    """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
+
+    def __init__(self, publisher: Publisher, *, metrics: Metrics) -> None:
+        self._publisher = publisher
+        self._metrics = metrics
+        self._log: Logger = get_logger("replies")
+
+    async def answer(
+        self,
+        request: Request,
+        status: Status | str,
+        detail: str,
+        *,
+        retry_after: float | None = None,
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        """Answer a request; one without `reply-to` has nobody to answer.
+
+        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone or
+        full): that is counted, and the caller may acknowledge the request all the same.
+        """
+        if request.reply_to is None:
+            return
+        body = {"error": {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}
+        response = Response(
+            status=status,
+            detail=detail,
+            retry_after=retry_after,
+            body=json.dumps(body, ensure_ascii=False).encode("utf-8", "replace"),
+            content_type=JSON_TYPE,
+        )
+        message = Message(
+            body=response.body,
+            headers=response.wire_headers(),
+            correlation_id=request.correlation_id,
+            content_type=response.content_type,
+        )
+        try:
+            # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (BROKER 11).
+            await self._publisher.publish(message, exchange="", routing_key=request.reply_to)
+        except PublishRefusedError as error:
+            self._metrics.replies_failed.inc()
+            self._log.warning("answer refused", key=request.key, status=str(status), error=str(error))

@@ -1,0 +1,335 @@
+"""One term: everything a leader builds after it got the token, runs while it holds it, and forgets when it loses it.
+
+The order is LIFECYCLE 7-8: first the token, then infrastructure, listings of queues, bindings and instances, then the
+loops, and only then the consumers. A graceful end goes the other way round: consumers first, then what they have
+taken, then the loops; workers go on running unless the operator asked otherwise. Built by the daemon, which also
+decides what comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.supervise import start_endless
+from osrdyne.amqp import Channel, Consumer, Message
+from osrdyne.broker.declare import apply_policies, declare_topology
+from osrdyne.broker.listing import RequestQueueListing
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.policies import pool_policy
+from osrdyne.broker.session import LeaderSession
+from osrdyne.broker.token import Token
+from osrdyne.broker.topology import pool_topology
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import Driver, InstanceId, WorkerSpec, new_worker_id
+from osrdyne.errors import PoolConflictError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import QueueBoard, WorkerBoard
+from osrdyne.pool.idle_judge import IdleJudge
+from osrdyne.pool.instances import InstanceBook
+from osrdyne.pool.request_queues import RequestQueuesLoop
+from osrdyne.pool.resync import Resync
+from osrdyne.pool.start_record import StartRecords
+from osrdyne.pool.state import Delays
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
+from osrdyne.pool.worker_groups import WorkerGroupsLoop
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.processors import activity, cancels, dead_letters, orphans
+from osrdyne.processors.replies import Replier
+from osrdyne.processors.start_failures import StartFailureResponder
+from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames
+
+DRAIN_TIMEOUT = 10.0
+"""How long a graceful end waits for what the consumers have taken, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """How the daemon asks a term to end in order; `stop_workers` also ends the workers."""
+
+    requested: asyncio.Event
+    stop_workers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Consuming:
+    """A processor at work."""
+
+    channel: Channel
+    consumer: Consumer
+    task: asyncio.Task[None]
+
+
+class Term:
+    """The leader's work, from token to loss of token."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        session: LeaderSession,
+        token: Token,
+        driver: Driver,
+        management: ManagementClient,
+        pinned: list[Key],
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._session = session
+        self._token = token
+        self._driver = driver
+        self._management = management
+        self._clock = clock
+        self._metrics = metrics
+        self.names = session.names
+        self.since = clock.time()
+        lifecycle = settings.lifecycle
+        self.tracker = PoolStateTracker(
+            term=token.term,
+            delays=Delays(unbind=lifecycle.unbind_delay, stop=lifecycle.stop_delay),
+            clock=clock,
+            pinned=pinned,
+        )
+        self.queue_board = QueueBoard()
+        self.worker_board = WorkerBoard()
+        self.registry = WorkerRegistry(clock)
+        self.book = InstanceBook()
+        self._commands = session.request_queues(management)
+        self._build_loops()
+        self._build_processors()
+        self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
+
+    # --- building
+
+    def _build_loops(self) -> None:
+        lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
+        self.limits = GroupLimits(
+            max_concurrent_starts=lifecycle.max_concurrent_starts,
+            start_timeout=lifecycle.start_timeout,
+            start_attempts=lifecycle.start_attempts,
+            stop_grace=self._settings.worker.stop_grace,
+            resync_interval=lifecycle.resync_interval,
+        )
+        listing = RequestQueueListing(self._management, self.names)
+        self.queues_loop = RequestQueuesLoop(
+            tracker=self.tracker,
+            queues=self._commands,
+            board=self.queue_board,
+            workers=self.worker_board,
+            settle_delay=lifecycle.settle_delay,
+            clock=clock,
+            metrics=metrics,
+        )
+        records = StartRecords()
+        actions = WorkerActions(
+            driver=self._driver,
+            make_spec=self._make_spec,
+            book=self.book,
+            records=records,
+            tracker=self.tracker,
+            queues=self._commands,
+            registry=self.registry,
+            lease=self._session.token,
+            limits=self.limits,
+            clock=clock,
+            metrics=metrics,
+        )
+        self.groups_loop = WorkerGroupsLoop(
+            tracker=self.tracker,
+            driver=self._driver,
+            actions=actions,
+            book=self.book,
+            records=records,
+            queue_board=self.queue_board,
+            board=self.worker_board,
+            registry=self.registry,
+            limits=self.limits,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._judge = IdleJudge(
+            tracker=self.tracker,
+            board=self.queue_board,
+            totals=listing,
+            settle_delay=lifecycle.settle_delay,
+            clock=clock,
+        )
+        self._resync = Resync(
+            tracker=self.tracker,
+            board=self.queue_board,
+            queues=self.queues_loop,
+            listing=listing,
+            interval=lifecycle.resync_interval,
+            clock=clock,
+        )
+
+    def _build_processors(self) -> None:
+        names, clock, metrics = self.names, self._clock, self._metrics
+        publisher = self._session.publisher
+        replier = Replier(publisher, metrics=metrics)
+        self._orphans = orphans.OrphanProcessor(
+            names=names,
+            tracker=self.tracker,
+            board=self.queue_board,
+            publisher=publisher,
+            replier=replier,
+            max_clock_skew=self._settings.requests.max_clock_skew,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._dead_letters = dead_letters.DeadLetterResponder(
+            names=names,
+            publisher=publisher,
+            replier=replier,
+            workers=self.worker_board,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._activity = activity.ActivityProcessor(
+            tracker=self.tracker,
+            board=self.queue_board,
+            registry=self.registry,
+            window=self._settings.lifecycle.extra_lifetime,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._cancels = cancels.CancelProcessor(names=names, tracker=self.tracker, publisher=publisher, metrics=metrics)
+        self._start_failures = StartFailureResponder(
+            names=names,
+            board=self.worker_board,
+            queues=self.queue_board,
+            replier=replier,
+            open_channel=self._session.channel,
+            retry=self.groups_loop.retry,
+            clock=clock,
+        )
+
+    def _make_spec(self, key: Key, slot: int, generation: Generation) -> WorkerSpec:
+        environment = worker_environment(self._settings, key, self.names)
+        return WorkerSpec(environment=environment, generation=generation, slot=slot)
+
+    # --- running
+
+    async def run(self, stop: StopRequest, *, previous: Token, on_leading: Callable[[], None]) -> None:
+        """Lead until `stop`, then end in order; raises when leadership is lost."""
+        async with asyncio.TaskGroup() as group:
+            keeping = start_endless(group, "leader session", self._session.run(self._token))
+            self._refuse_foreign_host(previous)
+            await self._prepare()
+            loops = self._start_loops(group)
+            consumers = await self._start_processors(group)
+            await self._ask_workers_for_reports()
+            on_leading()
+            self._log.info("leading", groups=len(self.tracker.keys()), workers=len(self.book.entries()))
+            await stop.requested.wait()
+            await self._finish(consumers)
+            for task in loops:
+                task.cancel()
+            if stop.stop_workers:
+                await self._stop_workers()
+            keeping.cancel()
+
+    def _refuse_foreign_host(self, previous: Token) -> None:
+        """Workers of a driver of one host cannot be seen from another: two of a key would run."""
+        if self._driver.same_host and previous.host not in {"", self._token.host}:
+            raise PoolConflictError(
+                f"The pool {self.names.pool} was last led on {previous.host}, and its driver {self._driver.name!r} can "
+                f"only see workers of its own host. Run the daemon there, or delete the queue "
+                f"{self.names.leader_queue} once no worker runs there."
+            )
+
+    async def _prepare(self) -> None:
+        """Infrastructure, then what there is already (LIFECYCLE 8)."""
+        channel = await self._session.channel()
+        await declare_topology(channel, pool_topology(self.names.pool))
+        await channel.close()
+        await apply_policies(self._management, pool_policy(self._settings, self._session.version))
+        await self._resync.seed()
+        await self.groups_loop.list_instances()
+
+    def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        return [
+            start_endless(group, "pool state tracker", self.tracker.run()),
+            start_endless(group, "request queues loop", self.queues_loop.run()),
+            start_endless(group, "worker groups loop", self.groups_loop.run()),
+            start_endless(group, "idle judge", self._judge.run()),
+            start_endless(group, "resync", self._resync.run()),
+            start_endless(group, "start failure responder", self._start_failures.run()),
+        ]
+
+    async def _start_processors(self, group: asyncio.TaskGroup) -> list[_Consuming]:
+        names = self.names
+        processors = [
+            (names.activity_queue, activity.PREFETCH, self._activity.run),
+            (names.dead_letter_queue, dead_letters.PREFETCH, self._dead_letters.run),
+            (names.cancel_queue, cancels.PREFETCH, self._cancels.run),
+            (names.orphan_queue, orphans.PREFETCH, self._orphans.run),
+        ]
+        consuming = []
+        for queue, prefetch, run in processors:
+            channel = await self._session.channel()
+            consumer = await channel.consume(queue, prefetch=prefetch)
+            task = group.create_task(run(consumer), name=f"consumer of {queue}")
+            consuming.append(_Consuming(channel, consumer, task))
+        return consuming
+
+    async def _ask_workers_for_reports(self) -> None:
+        """Workers found at the start have reported to an earlier leader: ask what state they are in (DEFECTS 17)."""
+        keys = {*self.tracker.keys(), *(entry.instance.key for entry in self.book.entries())}
+        body = ControlMessage(Command.RESUME, self.tracker.generation).wire_body()
+        for key in keys:
+            await self._session.publisher.publish(
+                Message(body=body, persistent=False),
+                exchange=self.names.control_exchange,
+                routing_key=self.names.control_group_routing_key(key),
+            )
+
+    async def open_channel(self) -> Channel:
+        """A channel of its own for somebody who wants to read; the caller closes it."""
+        return await self._session.channel()
+
+    # --- the orderly end
+
+    async def _finish(self, consumers: list[_Consuming]) -> None:
+        """Stop consuming, and finish what has been taken; what is not finished in time goes back to its queue."""
+        self._log.info("stopping")
+        for consuming in consumers:
+            await consuming.channel.cancel(consuming.consumer)
+        _, late = await asyncio.wait([consuming.task for consuming in consumers], timeout=DRAIN_TIMEOUT)
+        for task in late:
+            self._log.warning("messages go back to their queue", consumer=task.get_name())
+            task.cancel()
+
+    async def _stop_workers(self) -> None:
+        """End every worker of the pool; their queues stay, with what is in them."""
+        instances = await self._driver.list_instances()
+        self._log.info("stopping workers", workers=len(instances))
+        async with asyncio.TaskGroup() as group:
+            for instance in instances:
+                group.create_task(self._stop_worker(instance.instance_id))
+
+    async def _stop_worker(self, instance_id: InstanceId) -> None:
+        await self._driver.stop(instance_id, grace=self.limits.stop_grace)
+        await self._driver.remove(instance_id)
+
+
+def worker_environment(settings: Settings, key: Key, names: PoolNames) -> WorkerEnvironment:
+    """What a worker of `key` is told, with a worker id of its own."""
+    return WorkerEnvironment(
+        worker_id=new_worker_id(),
+        key=key,
+        pool=names.pool,
+        amqp_uri=settings.broker.effective_worker_uri(),
+        requests_queues=(names.request_queue(key),),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        max_message_bytes=settings.requests.max_message_bytes,
+        config=settings.worker.to_worker_config(),
+    )
