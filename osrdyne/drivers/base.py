@@ -20,6 +20,7 @@ from typing import ClassVar, NewType
 
 from osrdyne.aio.clock import Clock
 from osrdyne.config.models import Model
+from osrdyne.findings import Finding as Finding
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, WorkerId
@@ -90,17 +91,6 @@ class Instance:
     started_at: float
     external_id: str
     exit: Exit | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check, for `doctor`: what was looked at, whether it is fine, and the remedy if not."""
-
-    subject: str
-    ok: bool
-    message: str
-    remedy: str | None = None
-    fatal: bool = True
 
 
 class DriverOptions(Model):

@@ -28,7 +28,7 @@ from osrdyne.drivers.subprocess_processes import (
     session_leaders,
 )
 from osrdyne.drivers.subprocess_state import Record, StateDirectory, slot_name
-from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import get_logger
 
 log = get_logger("drivers.subprocess")
@@ -140,7 +140,7 @@ class LocalWorkers:
             self._state.write(worker.name, worker.record)
             self._state.forget_secret(worker.name)
             self._release(worker)
-            log.info("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
+            log.debug("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
 
     def tidy(self, *, now: float) -> None:
         """Rotate logs that have grown, and delete those nobody can want any more."""
@@ -225,7 +225,7 @@ class LocalWorkers:
     # --- parts
 
     def _lose(self, name: str) -> None:
-        """The record of a known worker is gone: removed by another controller, or by a person while the worker runs."""
+        """The record of a known worker is gone: removed by another controller, or by mistake while the worker runs."""
         worker = self._workers[name]
         if worker.process is not None and not worker.process.is_gone():
             self._state.write(name, worker.record)
@@ -234,9 +234,11 @@ class LocalWorkers:
 
     def _place(self, name: str, record: Record | None) -> bool:
         """Take a record into the table; False when it does not say which process it is about."""
-        if record is None or record.pid is None:
-            return False
         known = self._workers.get(name)
+        if record is None or record.pid is None:
+            if known is not None:
+                self._lose(name)
+            return name in self._workers
         if known is not None and (known.record.pid, known.record.ticks) == (record.pid, record.ticks):
             known.record = record
             if record.exit is not None:
@@ -302,20 +304,29 @@ class LocalWorkers:
             spec, marks, inherited=os.environb, extra=self._launch.environment, uri_file=uri_file
         )
         try:
-            output = self._logs.open_new(name)
-            try:
-                pid = _spawn(self._launch, variables, output=output, lock=lock)
-            finally:
-                os.close(output)
-        except OSError as error:
+            pid = self._launch_in(name, variables, lock)
+        except DriverError:
             self._state.forget(name)
-            raise _start_error(error, self._launch, spec) from error
+            raise
         process = ProcessHandle.open(pid)
         if process is None:
             raise DriverUnavailableError("A worker process vanished while it was being started.")
         record = replace(record, pid=pid, ticks=process.ticks)
         self._state.write(name, record)
         return LocalWorker(name, record, process)
+
+    def _launch_in(self, name: str, variables: Mapping[bytes, bytes], lock: int) -> int:
+        try:
+            output = self._logs.open_new(name)
+        except OSError as error:
+            raise _start_error(error, subject=str(self._logs.path(name)), option="log_directory") from error
+        try:
+            return _spawn(self._launch, variables, output=output, lock=lock)
+        except OSError as error:
+            option = "cwd" if error.filename == self._launch.cwd else "command"
+            raise _start_error(error, subject=self._launch.command[0], option=option) from error
+        finally:
+            os.close(output)
 
     def _others_of(self, workers: Sequence[LocalWorker]) -> Callable[[], set[int]]:
         """What lists the processes of these workers that are not their main ones."""
@@ -373,11 +384,9 @@ def _slot_taken(spec: WorkerSpec) -> SlotTakenError:
     return SlotTakenError("A worker of this key and slot exists already.", key=spec.key, slot=spec.slot)
 
 
-def _start_error(error: OSError, launch: Launch, spec: WorkerSpec) -> StartFailedError | DriverUnavailableError:
-    where = os.fsdecode(error.filename) if error.filename is not None else launch.command[0]
-    if error.errno not in _REFUSED_FOR_GOOD:
-        return DriverUnavailableError(f"A worker could not be started: {where}: {error.strerror}.", key=spec.key)
-    option = "cwd" if where == launch.cwd else "log_directory" if where.endswith(".log") else "command"
-    return StartFailedError(
-        f"The worker could not be started: {where}: {error.strerror}. Check driver.options.{option}.", key=spec.key
-    )
+def _start_error(error: OSError, *, subject: str, option: str) -> DriverError:
+    where = os.fsdecode(error.filename) if error.filename is not None else subject
+    message = f"The worker could not be started: {where}: {error.strerror}."
+    if error.errno in _REFUSED_FOR_GOOD:
+        return StartFailedError(f"{message} Check driver.options.{option}.")
+    return DriverUnavailableError(message)

@@ -1,0 +1,423 @@
+"""What the subprocess driver promises beyond the conformance suite: real processes, killed controllers, odd states."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext, InstanceState
+from osrdyne.drivers.subprocess import SubprocessDriver
+from osrdyne.drivers.subprocess_options import SubprocessOptions
+from osrdyne.drivers.subprocess_state import StateDirectory, slot_name
+from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.driver_conformance import (
+    AMQP_URI,
+    KEY,
+    PATIENCE,
+    POOL,
+    SECRET,
+    clean_up,
+    eventually,
+    exited,
+    find,
+    is_ready,
+    make_spec,
+)
+
+WORKER = (sys.executable, "-m", "osrdyne.testing.conformance_worker")
+NAME = slot_name(KEY, 0)
+
+# A worker whose child leaves its session and its group, as a daemon would.
+RUNAWAY = """
+import os, subprocess, sys, time
+code = "import os, time; os.setsid(); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+# A worker that counts for ever.
+COUNTER = """
+import itertools, time
+for number in itertools.count():
+    print(number, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def make_driver(directory, *, command=WORKER, clock=None, stack="localhost:5672//", pool=POOL, **options):
+    context = DriverContext(pool=pool, stack=stack, clock=clock or SystemClock(), worker_command=tuple(command))
+    if directory is not None:
+        options["state_directory"] = str(directory)
+    return SubprocessDriver(SubprocessOptions(**options), context)
+
+
+@pytest.fixture
+async def driver(tmp_path):
+    driver = make_driver(tmp_path)
+    yield driver
+    await clean_up(driver)
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = StateDirectory(tmp_path / POOL)
+    state.prepare()
+    return state
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pid_of(instance):
+    return int(instance.external_id.removeprefix("pid "))
+
+
+async def lines_of(driver, instance, count):
+    async def enough():
+        lines = await driver.logs(instance.instance_id, lines=10_000)
+        return lines if len(lines) >= count else None
+
+    return await eventually(enough, what=f"the worker has written {count} lines")
+
+
+# --- processes of a worker
+
+
+async def test_graceful_stop_leaves_no_child_behind(driver):
+    instance = await driver.start(make_spec(behaviour=Behaviour.PARENT))
+    child = (await is_ready(driver, instance))["child"]
+    assert is_running(child)
+    await driver.stop(instance.instance_id, grace=PATIENCE)
+    assert not is_running(child)
+
+
+async def test_crash_of_a_worker_kills_its_child_before_the_slot_is_free(driver):
+    instance = await driver.start(make_spec(behaviour=Behaviour.PARENT))
+    child = (await is_ready(driver, instance))["child"]
+    os.kill(pid_of(instance), signal.SIGKILL)
+    ended = await exited(driver, instance)
+    assert not is_running(child)
+    assert ended.exit.signal == "SIGKILL"
+
+
+async def test_crash_while_no_controller_ran_leaves_no_child_behind(tmp_path, driver):
+    earlier = make_driver(tmp_path)
+    instance = await earlier.start(make_spec(behaviour=Behaviour.PARENT))
+    child = (await is_ready(earlier, instance))["child"]
+    await earlier.close()
+    os.kill(pid_of(instance), signal.SIGKILL)
+    await exited(driver, instance)
+    assert not is_running(child)
+
+
+async def test_child_that_left_the_session_is_killed_too(tmp_path):
+    driver = make_driver(tmp_path, command=(sys.executable, "-c", RUNAWAY))
+    instance = await driver.start(make_spec())
+    [line] = await lines_of(driver, instance, 1)
+    await driver.stop(instance.instance_id, grace=PATIENCE)
+    assert not is_running(int(line))
+    await clean_up(driver)
+
+
+async def test_worker_has_a_session_of_its_own(driver):
+    instance = await driver.start(make_spec())
+    assert os.getsid(pid_of(instance)) == pid_of(instance) != os.getsid(0)
+
+
+# --- controllers that die
+
+
+@pytest.fixture
+def killed_controller(tmp_path):
+    """Start a worker by a controller of its own, kill that with SIGKILL, and return the worker's instance id."""
+
+    def start_and_kill(*command):
+        script = Path(__file__).with_name("controller_process.py")
+        with subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path), json.dumps(command)], stdout=subprocess.PIPE, text=True
+        ) as controller:
+            instance_id = controller.stdout.readline().strip()
+            controller.kill()
+        return instance_id
+
+    return start_and_kill
+
+
+async def test_worker_survives_its_killed_controller_and_goes_on_writing(killed_controller, driver):
+    instance_id = killed_controller(sys.executable, "-c", COUNTER)
+    [instance] = await driver.list_instances()
+    assert (instance.instance_id, instance.state) == (instance_id, InstanceState.RUNNING)
+    seen = await lines_of(driver, instance, 1)
+    await lines_of(driver, instance, len(seen) + 20)
+    with pytest.raises(SlotTakenError):
+        await driver.start(make_spec())
+
+
+async def test_end_of_an_adopted_worker_is_seen_through_events(killed_controller, driver):
+    killed_controller(sys.executable, "-c", COUNTER)
+    [instance] = await driver.list_instances()
+    events = aiter(driver.events())
+    os.kill(pid_of(instance), signal.SIGKILL)
+    await anext(events)
+    ended = await exited(driver, instance)
+    assert str(ended.exit) == "ended (exit code unknown: it was started by an earlier controller)"
+
+
+async def test_worker_whose_start_was_not_written_down_is_found_by_its_environment(driver, state, tmp_path):
+    earlier = make_driver(tmp_path)
+    instance = await earlier.start(make_spec())
+    await is_ready(earlier, instance)
+    await earlier.close()
+    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
+    with pytest.raises(SlotTakenError):
+        await driver.start(make_spec())
+    [found] = await driver.list_instances()
+    assert found.instance_id == instance.instance_id
+    assert (found.key, found.worker_id, found.spec_hash) == (instance.key, instance.worker_id, instance.spec_hash)
+
+
+async def test_start_cut_short_before_its_process_leaves_the_slot_free(driver, state):
+    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None, exit=None))
+    assert await driver.list_instances() == []
+    assert (await driver.start(make_spec())).state is InstanceState.RUNNING
+
+
+async def test_start_under_way_elsewhere_makes_the_list_an_error(driver, state):
+    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None, exit=None))
+    lock = state.lock(NAME)
+    with pytest.raises(DriverUnavailableError, match="under way elsewhere"):
+        await driver.list_instances()
+    os.close(lock)
+    assert await driver.list_instances() == []
+
+
+async def test_lock_is_held_as_long_as_the_worker_lives(driver, state):
+    instance = await driver.start(make_spec())
+    assert state.lock(NAME) is None
+    await driver.stop(instance.instance_id, grace=0)
+    lock = state.lock(NAME)
+    assert lock is not None
+    os.close(lock)
+
+
+async def test_record_cut_short_by_a_power_failure_is_no_obstacle(driver, state, tmp_path):
+    (tmp_path / POOL / "records" / f"{NAME}.json").write_bytes(b"")
+    assert await driver.list_instances() == []
+    assert (await driver.start(make_spec())).state is InstanceState.RUNNING
+
+
+async def test_record_removed_under_a_running_worker_is_written_again(driver, state, tmp_path):
+    instance = await driver.start(make_spec())
+    (tmp_path / POOL / "records" / f"{NAME}.json").unlink()
+    assert await driver.list_instances() == [instance]
+    assert NAME in state.records()
+
+
+async def test_both_workers_of_a_slot_filled_twice_are_listed(tmp_path, driver, state):
+    earlier = make_driver(tmp_path)
+    first = await earlier.start(make_spec())
+    await is_ready(earlier, first)
+    await earlier.close()
+    (tmp_path / POOL / "records" / f"{NAME}.json").unlink()
+    (tmp_path / POOL / "locks" / NAME).unlink()
+    second = await driver.start(make_spec())
+    listed = await driver.list_instances()
+    assert {item.instance_id for item in listed} == {first.instance_id, second.instance_id}
+    assert {item.slot for item in listed} == {0}
+
+
+async def test_recycled_pid_is_never_touched(driver, state):
+    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    stranger = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    try:
+        record = replace(state.records()[NAME], pid=stranger.pid, ticks=1, exit=None)
+        state.write(NAME, record)
+        restarted = make_driver(driver._state.path.parent)
+        [listed] = await restarted.list_instances()
+        await restarted.stop(listed.instance_id, grace=0)
+        assert listed.state is InstanceState.EXITED
+        assert stranger.poll() is None
+        await restarted.close()
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+async def test_worker_of_an_earlier_boot_is_listed_as_ended(driver, state):
+    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    state.write(NAME, replace(state.records()[NAME], exit=None, boot_id="an earlier one"))
+    restarted = make_driver(driver._state.path.parent)
+    [listed] = await restarted.list_instances()
+    assert str(listed.exit) == "ended (the host was restarted)"
+    await restarted.close()
+
+
+async def test_two_stacks_with_one_pool_id_do_not_see_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    blue, green = (make_driver(None, stack=stack) for stack in ("localhost:5672//", "localhost:5673//"))
+    mine = await blue.start(make_spec())
+    theirs = await green.start(make_spec())
+    assert await blue.list_instances() == [mine]
+    assert await green.list_instances() == [theirs]
+    await clean_up(blue)
+    assert await find(green, theirs.instance_id) == theirs
+    await clean_up(green)
+
+
+# --- starts that fail
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"command": ["no-such-program"]}, r"no-such-program: .*driver\.options\.command", id="command"),
+        pytest.param({"command": ["/etc/passwd"]}, r"/etc/passwd: .*driver\.options\.command", id="not-executable"),
+        pytest.param({"cwd": "/no/such/place"}, r"/no/such/place: .*driver\.options\.cwd", id="cwd"),
+        pytest.param({"log_directory": "/etc/passwd"}, r"/etc/passwd.*driver\.options\.log_directory", id="log"),
+    ],
+)
+async def test_start_that_cannot_work_names_the_option_and_frees_the_slot(tmp_path, options, message):
+    driver = make_driver(tmp_path, **options)
+    for _ in range(2):
+        with pytest.raises(StartFailedError, match=message):
+            await driver.start(make_spec())
+    assert await driver.list_instances() == []
+    await driver.close()
+
+
+async def test_check_names_what_is_wrong(tmp_path):
+    driver = make_driver(tmp_path / "file" / "x", command=("no-such-program",), cwd="/no/such/place")
+    (tmp_path / "file").touch()
+    wrong = {finding.subject for finding in await driver.check() if not finding.ok}
+    assert wrong == {"worker command", "worker directory", "state directory"}
+    await driver.close()
+
+
+async def test_state_directory_that_others_can_write_to_is_refused(tmp_path):
+    (tmp_path / POOL).mkdir()
+    (tmp_path / POOL).chmod(0o777)
+    driver = make_driver(tmp_path)
+    with pytest.raises(DriverUnavailableError, match="can be written by"):
+        await driver.start(make_spec())
+    await driver.close()
+
+
+# --- secrets and environment
+
+
+async def test_password_is_in_a_private_file_only(driver, tmp_path):
+    instance = await driver.start(make_spec())
+    variables = (await is_ready(driver, instance))["variables"]
+    assert SECRET not in json.dumps(variables)
+    assert "WORKER_AMQP_URI" not in variables
+    file = Path(variables["WORKER_AMQP_URI_FILE"])
+    assert file.read_text() == AMQP_URI
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    holders = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text()]
+    assert holders == [file]
+
+
+async def test_password_is_deleted_when_the_worker_has_ended(driver, tmp_path):
+    await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text()] == []
+
+
+async def test_worker_inherits_the_environment_but_not_the_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("OSRDYNE__BROKER__URI", "amqp://a:secret@b/")
+    monkeypatch.setenv("WORKER_KEY_ESCAPED", "of+2Fsomebody+2Felse")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    driver = make_driver(tmp_path, environment={"SPARK_LOCAL_IP": "127.0.0.1"}, cwd=str(tmp_path))
+    variables = (await is_ready(driver, await driver.start(make_spec())))["variables"]
+    await clean_up(driver)
+    assert not {"OSRDYNE__BROKER__URI", "WORKER_KEY_ESCAPED", "NOTIFY_SOCKET"} & variables.keys()
+    assert (variables["AWS_PROFILE"], variables["SPARK_LOCAL_IP"]) == ("lake", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "change", [{"command": ("other",)}, {"cwd": "/tmp"}, {"environment": {"A": "1"}}], ids=["command", "cwd", "env"]
+)
+async def test_options_that_shape_a_worker_change_the_hash(tmp_path, change):
+    plain, changed = make_driver(tmp_path), make_driver(tmp_path, **change)
+    assert plain.spec_hash() != changed.spec_hash()
+
+
+async def test_options_of_files_do_not_change_the_hash(tmp_path):
+    assert make_driver(tmp_path).spec_hash() == make_driver(tmp_path / "b", log_files=7).spec_hash()
+
+
+# --- logs
+
+
+async def test_grown_log_is_rotated_while_the_worker_writes(tmp_path):
+    clock = VirtualClock(time=0.0)
+    driver = make_driver(tmp_path, command=(sys.executable, "-c", COUNTER), clock=clock, log_max_bytes=4096)
+    instance = await driver.start(make_spec())
+    log = tmp_path / POOL / "logs" / f"{NAME}.log"
+
+    async def has_grown():
+        return log.stat().st_size > 100
+
+    await eventually(has_grown, what="the log has grown")
+    with log.open("a") as file:
+        file.write("x" * 5000 + "\n")
+    await driver.list_instances()
+    assert log.stat().st_size < 5000
+    assert log.with_name(f"{NAME}.log.1").stat().st_size > 5000
+    await eventually(has_grown, what="the worker writes on")
+    assert log.read_bytes()[:1] != b"\0"
+    lines = await driver.logs(instance.instance_id, lines=10_000)
+    assert lines[0] == "0"
+    await clean_up(driver)
+
+
+async def test_log_of_the_former_worker_is_put_aside(driver, tmp_path):
+    for number in (1, 2):
+        ended = await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT, lines=number)))
+        lines = await driver.logs(ended.instance_id)
+        assert lines[1:] == (*(f"line {count}" for count in range(number)), "ready")
+        await driver.remove(ended.instance_id)
+    assert "line 0" in (tmp_path / POOL / "logs" / f"{NAME}.log.1").read_text()
+
+
+async def test_passwords_in_log_lines_are_masked(tmp_path):
+    driver = make_driver(tmp_path, command=("/bin/echo", f"cannot connect to {AMQP_URI}"))
+    instance = await exited(driver, await driver.start(make_spec()))
+    assert await driver.logs(instance.instance_id) == ("cannot connect to amqp://worker:***@broker.example:5672/",)
+    await clean_up(driver)
+
+
+async def test_logs_of_slots_long_unused_are_deleted(tmp_path):
+    clock = VirtualClock(time=0.0)
+    driver = make_driver(tmp_path, clock=clock, log_retention="1h")
+    ended = await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
+    log = tmp_path / POOL / "logs" / f"{NAME}.log"
+    stranger = log.with_name("notes.txt")
+    stranger.touch()
+    await driver.remove(ended.instance_id)
+    clock.jump(log.stat().st_mtime + 3599)
+    await clock.advance(61)
+    await driver.list_instances()
+    assert not log.exists()
+    assert stranger.exists()
+    await driver.close()

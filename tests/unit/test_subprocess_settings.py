@@ -1,0 +1,171 @@
+"""Options, directories and environment of the subprocess driver: the parts that need no process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.config.models import DriverSettings
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.registry import create_driver
+from osrdyne.drivers.subprocess_environment import Marks, carries_mark, worker_variables
+from osrdyne.drivers.subprocess_logs import LogFiles
+from osrdyne.drivers.subprocess_options import SubprocessOptions, log_directory, state_directory
+from osrdyne.drivers.subprocess_state import slot_name
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import WorkerId
+from osrdyne.testing.driver_conformance import KEY, make_spec
+from osrdyne.testing.keys import ODD_KEYS
+
+CONTEXT = DriverContext(pool="blue", stack="localhost:5672//", clock=SystemClock(), worker_command=("worker",))
+STATE = Path("/state/blue")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"comand": ["x"]}, r"driver\.options\.comand: there is no such option", id="unknown"),
+        pytest.param({"command": []}, r"driver\.options\.command: give a program", id="no-program"),
+        pytest.param({"command": ["a\0"]}, r"driver\.options\.command: a NUL character", id="nul"),
+        pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options: environment: WORKER_KEY is", id="ours"),
+        pytest.param({"environment": {"A=B": "x"}}, r"environment: 'A=B' cannot be passed", id="no-name"),
+        pytest.param({"log_max_bytes": "1kB"}, r"driver\.options\.log_max_bytes: .*4096", id="small-log"),
+        pytest.param(
+            {"log_retention": "soon"}, r"driver\.options\.log_retention: 'soon' is no duration", id="duration"
+        ),
+    ],
+)
+def test_wrong_option_is_refused_with_its_path(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        create_driver(DriverSettings(name="subprocess", options=options), CONTEXT)
+
+
+def test_state_directory_of_the_option_holds_one_directory_for_each_pool():
+    options = SubprocessOptions(state_directory="/var/lib/x")
+    assert state_directory(options, CONTEXT) == Path("/var/lib/x/blue")
+
+
+def test_default_state_directory_differs_between_brokers(monkeypatch):
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/me/state")
+    directories = {
+        state_directory(SubprocessOptions(), replace(CONTEXT, stack=stack)) for stack in ("a:5672//", "b:5672//")
+    }
+    assert len(directories) == 2
+    assert {(path.parent, path.name.split("-")[0]) for path in directories} == {
+        (Path("/home/me/state/osrdyne"), "blue")
+    }
+
+
+def test_state_directory_of_systemd_is_used(monkeypatch):
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/osrdyne:/var/lib/other")
+    assert state_directory(SubprocessOptions(), CONTEXT).parent == Path("/var/lib/osrdyne")
+
+
+def test_log_directory_of_the_option_is_shared_without_mixing_pools():
+    options = SubprocessOptions(log_directory="/var/log/osrdyne")
+    assert log_directory(options, STATE) == Path("/var/log/osrdyne/blue")
+    assert log_directory(SubprocessOptions(), STATE) == STATE / "logs"
+
+
+def test_slot_names_are_file_names_and_differ():
+    names = [slot_name(key, slot) for key in ODD_KEYS.values() for slot in (0, 1)]
+    assert len(set(names)) == 2 * len(ODD_KEYS)
+    assert all("/" not in name and len(name.encode()) <= 110 for name in names)
+
+
+def make_marks(key=KEY):
+    return Marks(state=STATE, key=key, slot=3, worker_id=WorkerId("w1"), spec_hash="abc", generation="3.14")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_marks_are_read_back_from_the_environment(key):
+    variables = {**make_marks(key).to_variables(), "WORKER_ID": "w1"}
+    assert Marks.from_variables(variables, STATE) == make_marks(key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"OSRDYNE_STATE_DIRECTORY": "/state/green"}, id="other-stack"),
+        pytest.param({"OSRDYNE_KEY": "not/encoded"}, id="no-key"),
+        pytest.param({"OSRDYNE_SLOT": "x"}, id="no-slot"),
+    ],
+)
+def test_process_with_other_marks_is_no_worker_of_ours(change):
+    variables = {**make_marks().to_variables(), "WORKER_ID": "w1", **change}
+    assert Marks.from_variables(variables, STATE) is None
+
+
+def test_mark_tells_one_worker_from_another():
+    variables = {**make_marks().to_variables(), "WORKER_ID": "w1"}
+    assert carries_mark(variables, STATE, frozenset({WorkerId("w1")}))
+    assert not carries_mark(variables, STATE, frozenset({WorkerId("w2")}))
+    assert not carries_mark({}, STATE)
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_worker_reads_what_it_was_given(key, tmp_path):
+    spec = make_spec(key, note="漢")
+    uri_file = tmp_path / "uri"
+    uri_file.write_text(spec.environment.amqp_uri)
+    given = worker_variables(spec, make_marks(key), inherited={}, extra={}, uri_file=uri_file)
+    read = WorkerEnvironment.from_variables({name.decode(): value.decode() for name, value in given.items()})
+    assert read == spec.environment
+
+
+def test_inherited_variables_pass_but_for_settings_and_what_is_meant_for_the_daemon():
+    inherited = {b"PATH": b"/bin", b"ODD": b"\xff", b"OSRDYNE__POOL__ID": b"x", b"WORKER_X": b"y", b"LISTEN_FDS": b"1"}
+    given = worker_variables(
+        make_spec(), make_marks(), inherited=inherited, extra={"PATH": "/opt/bin"}, uri_file=Path("/uri")
+    )
+    assert (given[b"PATH"], given[b"ODD"], given[b"PYTHONUNBUFFERED"]) == (b"/opt/bin", b"\xff", b"1")
+    assert not {b"OSRDYNE__POOL__ID", b"WORKER_X", b"LISTEN_FDS", b"WORKER_AMQP_URI"} & given.keys()
+
+
+def make_logs(directory, *, old_files):
+    return LogFiles(directory=directory, max_bytes=10, old_files=old_files, retention=60.0)
+
+
+def write(logs, text):
+    fd = logs.open_new("a.0")
+    os.write(fd, text)
+    os.close(fd)
+
+
+def test_old_logs_are_kept_up_to_their_number(tmp_path):
+    logs = make_logs(tmp_path, old_files=2)
+    for number in range(5):
+        write(logs, b"%d\n" % number)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "a.0.log": "4\n", "a.0.log.1": "3\n", "a.0.log.2": "2\n",
+    }  # fmt: skip
+
+
+def test_without_old_files_a_grown_log_is_emptied(tmp_path):
+    logs = make_logs(tmp_path, old_files=0)
+    write(logs, b"x" * 11)
+    logs.rotate("a.0")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.0.log"]
+    assert logs.path("a.0").read_bytes() == b""
+
+
+def test_last_lines_do_not_come_from_an_earlier_worker(tmp_path):
+    logs = make_logs(tmp_path, old_files=1)
+    write(logs, b"earlier\n")
+    before = tmp_path / "a.0.log"
+    os.utime(before, (100.0, 100.0))
+    write(logs, b"now\n")
+    assert logs.tail("a.0", lines=5, since=200.0) == ("now",)
+    assert logs.tail("a.0", lines=5, since=50.0) == ("earlier", "now")
+
+
+def test_lines_that_are_not_text_are_shown_all_the_same(tmp_path):
+    logs = make_logs(tmp_path, old_files=1)
+    write(logs, b"\xff\xfe bad\n")
+    assert logs.tail("a.0", lines=5, since=0.0) == ("\ufffd\ufffd bad",)
