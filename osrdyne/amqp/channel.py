@@ -144,13 +144,12 @@ class Channel:
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
-        consumer = Consumer(queue)
-        consumer.tag = f"c{next(self._consumer_numbers)}"
-        self._consumers[consumer.tag] = consumer  # known before the broker can cancel it
+        consumer = Consumer(queue, tag=f"osrdyne-{uuid.uuid4().hex}")
 
         async def deliver(message: DeliveredMessage) -> None:
             consumer.put(Delivery.from_aiormq(self, message))
 
+        self._consumers[consumer.tag] = consumer  # before the broker knows it: its cancel may follow at once
         try:
             with translated(f"consume queue {queue}"):
                 if not no_ack:
@@ -158,9 +157,9 @@ class Channel:
                 await self._underlay.basic_consume(
                     queue,
                     deliver,
-                    consumer_tag=consumer.tag,
                     no_ack=no_ack,
                     arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                    consumer_tag=consumer.tag,
                     timeout=self._timeout,
                 )
         except BaseException:

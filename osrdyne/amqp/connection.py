@@ -7,11 +7,12 @@ import ssl
 from dataclasses import dataclass, field
 
 import aiormq
+from aiormq.exceptions import InvalidFrameError
 from yarl import URL
 
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.faults import translated
-from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+from osrdyne.errors import BrokerAccessError, BrokerError, ConfigurationError
 from osrdyne.logs import mask_uri
 
 
@@ -81,7 +82,7 @@ class Connection:
         try:
             with translated("close the connection"):
                 await self._underlay.close(timeout=5)
-        except BrokerUnavailableError:
+        except BrokerError:
             return
 
 
@@ -94,15 +95,27 @@ async def connect(options: ConnectionOptions) -> Connection:
     url = _parse_uri(options.uri).update_query(heartbeat=str(options.heartbeat), name=options.name)
     underlay = aiormq.Connection(url, context=options.tls)
     try:
-        with translated(f"connect to {mask_uri(str(url.with_query(None)))}"):
-            async with asyncio.timeout(options.connect_timeout):
-                await underlay.connect()
-                await underlay.ready()
+        await _open(underlay, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
     except BaseException:
         if underlay.is_opened:
             await underlay.close()
         raise
     return Connection(options, underlay)
+
+
+async def _open(underlay: aiormq.Connection, connect_timeout: float, *, where: str) -> None:
+    try:
+        with translated(f"connect to {where}"):
+            async with asyncio.timeout(connect_timeout):
+                await underlay.connect()
+                await underlay.ready()
+    except BrokerError as error:
+        # aiormq hides the broker's reason, but after a log-in only the virtual host is left to be refused.
+        if isinstance(error.__cause__, InvalidFrameError):
+            raise BrokerAccessError(
+                f"RabbitMQ refused the virtual host of {where}: it does not exist, or the user may not use it."
+            ) from error
+        raise
 
 
 def _parse_uri(uri: str) -> URL:

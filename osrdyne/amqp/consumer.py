@@ -15,9 +15,9 @@ class Consumer:
     for a reason on the broker's side, and plainly after `close`.
     """
 
-    def __init__(self, queue: str) -> None:
+    def __init__(self, queue: str, *, tag: str = "") -> None:
         self.queue = queue
-        self.tag = ""
+        self.tag = tag
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._fault: OsrdyneError | None = None
         self._ended = False

@@ -7,15 +7,18 @@ somebody's message would close our connection, again after every reconnection. E
 - strings that are not UTF-8 (routing keys, properties, header names) decode with `surrogateescape` and encode back
   to the same bytes, so that such a request can be answered and not only dropped;
 - byte strings in header tables, as pamqp itself decodes them, can be encoded again;
-- timestamps outside the years 1-9999 decode as None;
+- timestamps after 2106, in seconds or in milliseconds, decode as None: nobody means them, and the unit of a later one
+  could not be told when it is sent on;
 - decimals are decoded signed, as they are encoded, so that each can be sent on;
 - tables and arrays nested deeper than 32 levels decode as None: thousands of levels fit into one message, and the
   recursion over them would end the reader;
-- floats are encoded as doubles and not cut to 32 bits.
+- floats are encoded as doubles and not cut to 32 bits; NaN and infinities as nothing, because RabbitMQ ends the
+  connection that publishes one (541 on 3.10).
 """
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from datetime import UTC, datetime
@@ -24,6 +27,7 @@ from typing import Any
 
 from pamqp import constants, decode, encode
 
+LAST_TIMESTAMP = 0xFFFFFFFF
 MAX_DEPTH = 32
 """Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two."""
 
@@ -37,12 +41,9 @@ def decode_short_string(value: bytes) -> tuple[int, str]:
 
 def decode_timestamp(value: bytes) -> tuple[int, datetime | None]:
     (seconds,) = struct.unpack(">Q", value[:8])
-    if seconds > 0xFFFFFFFF:  # beyond 2106: milliseconds, as pamqp reads it
+    if seconds > LAST_TIMESTAMP:  # milliseconds then, as pamqp reads it
         seconds /= 1000
-    try:
-        return 8, datetime.fromtimestamp(seconds, tz=UTC)
-    except (ValueError, OverflowError, OSError):
-        return 8, None
+    return 8, datetime.fromtimestamp(seconds, tz=UTC) if seconds <= LAST_TIMESTAMP else None
 
 
 def decode_table(value: bytes, depth: int = 0) -> tuple[int, dict[str, Any]]:
@@ -113,7 +114,7 @@ def encode_table_value(value: Any) -> bytes:
     if isinstance(value, bytes):
         return b"S" + struct.pack(">I", len(value)) + value
     if isinstance(value, float):
-        return b"d" + struct.pack(">d", value)
+        return b"d" + struct.pack(">d", value) if math.isfinite(value) else b"V"
     return _encode_table_value(value)
 
 

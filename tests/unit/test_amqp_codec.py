@@ -120,9 +120,9 @@ def test_timestamp_is_a_moment_or_none(seconds: int, moment: datetime | None) ->
 
 
 @given(st.floats())
-def test_float_keeps_all_its_bits(value: float) -> None:
+def test_float_keeps_all_its_bits_unless_rabbitmq_would_end_the_connection(value: float) -> None:
     read = decode.field_table(encode.field_table({"f": value}))[1]["f"]
-    assert read == value or (isinstance(read, float) and math.isnan(read) and math.isnan(value))
+    assert read == (value if math.isfinite(value) else None)
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.integers(0, 255))

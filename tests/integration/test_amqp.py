@@ -1,0 +1,407 @@
+"""The AMQP layer against a real RabbitMQ: confirms, returns, ends of consumers, odd bytes, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterator, Mapping
+
+import pytest
+from pamqp import commands as spec
+
+from osrdyne import amqp
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Delivery, Message
+from osrdyne.broker.management import ManagementClient
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    PublishRefusedError,
+)
+
+QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
+NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
+
+
+async def declared(channel: Channel, pool: str, name: str = "q", arguments: Mapping[str, object] | None = None) -> str:
+    queue = f"{pool}-{name}"
+    await channel.declare_queue(queue, arguments=QUORUM | dict(arguments or {}))
+    return queue
+
+
+async def published(channel: Channel, queue: str, *bodies: bytes) -> None:
+    for body in bodies:
+        await channel.publish(Message(body), exchange="", routing_key=queue, mandatory=True)
+
+
+async def first(consumer: amqp.Consumer) -> Delivery:
+    async with asyncio.timeout(10):
+        return await consumer.get()
+
+
+class TestPublish:
+    async def test_confirmed_message_is_in_its_queue(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        await published(channel, queue, b"1")
+        assert (await channel.declare_queue(queue, passive=True)).ready == 1
+
+    async def test_mandatory_message_without_a_queue_is_refused_and_the_channel_lives_on(
+        self, channel: Channel, pool_id: str
+    ) -> None:
+        with pytest.raises(PublishRefusedError, match="no queue"):
+            await published(channel, f"{pool_id}-nowhere", b"1")
+        await published(channel, await declared(channel, pool_id), b"2")
+
+    async def test_message_for_a_full_queue_is_refused(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+        with pytest.raises(PublishRefusedError, match="full"):
+            for _ in range(50):
+                await published(channel, queue, b"x")
+
+    async def test_publish_to_a_missing_exchange_closes_the_channel_only(
+        self, connection: Connection, pool_id: str
+    ) -> None:
+        channel = await connection.channel(confirms=True)
+        with pytest.raises((BrokerNotFoundError, BrokerUnavailableError)):
+            await channel.publish(Message(b""), exchange=f"{pool_id}-none", routing_key="k")
+        assert channel.is_closed
+        assert not connection.is_closed
+
+    async def test_returned_message_is_refused_also_when_another_in_flight_has_its_id(
+        self, channel: Channel, pool_id: str
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        message = Message(b"", message_id="always the same")
+        routes = [queue if number % 2 else f"{pool_id}-nowhere" for number in range(40)]
+        outcomes = await asyncio.gather(
+            *(channel.publish(message, exchange="", routing_key=route, mandatory=True) for route in routes),
+            return_exceptions=True,
+        )
+        assert [isinstance(outcome, PublishRefusedError) for outcome in outcomes] == [
+            route != queue for route in routes
+        ]
+        assert (await channel.declare_queue(queue, passive=True)).ready == 20
+
+    async def test_cancelled_publish_leaves_the_channel_usable(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        publishing = asyncio.create_task(published(channel, queue, b"1"))
+        await asyncio.sleep(0)
+        publishing.cancel()
+        await asyncio.gather(publishing, return_exceptions=True)
+        await published(channel, queue, b"2")
+        assert publishing.cancelled()
+
+    async def test_many_publishes_in_flight_are_all_confirmed(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        await asyncio.gather(*(published(channel, queue, b"x") for _ in range(200)))
+        assert (await channel.declare_queue(queue, passive=True)).ready == 200
+
+    async def test_header_that_would_end_the_connection_is_left_empty(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        message = Message(b"", headers={"nan": float("nan"), "inf": float("-inf"), "float": 0.1})
+        await channel.publish(message, exchange="", routing_key=queue, mandatory=True)
+        received = await channel.get(queue)
+        assert received is not None
+        assert [received.headers[name] for name in message.headers] == [None, None, 0.1]
+
+
+class TestConsumer:
+    async def test_deliveries_come_in_order_and_are_gone_once_acknowledged(
+        self, channel: Channel, pool_id: str
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        bodies = [bytes([number]) for number in range(50)]
+        await published(channel, queue, *bodies)
+        consumer = await channel.consume(queue, prefetch=3)
+        for body in bodies:
+            delivery = await first(consumer)
+            assert delivery.body == body
+            await delivery.ack()
+        assert consumer.waiting() == 0
+
+    async def test_prefetch_limits_what_arrives(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        await published(channel, queue, b"1", b"2", b"3")
+        consumer = await channel.consume(queue, prefetch=2)
+        held = [await first(consumer), await first(consumer)]
+        assert consumer.waiting() == 0
+        await held[0].ack()
+        assert (await first(consumer)).body == b"3"
+
+    @pytest.mark.parametrize("settle", ["nack", "reject"])
+    async def test_delivery_given_back_comes_again(self, channel: Channel, pool_id: str, settle: str) -> None:
+        queue = await declared(channel, pool_id)
+        await published(channel, queue, b"1")
+        consumer = await channel.consume(queue, prefetch=1)
+        delivery = await first(consumer)
+        await getattr(delivery, settle)(requeue=True)
+        assert (await first(consumer)).redelivered
+
+    async def test_deleted_queue_ends_the_consumer_with_an_error(
+        self, connection: Connection, channel: Channel, pool_id: str
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        consumer = await channel.consume(queue)
+        await (await connection.channel()).delete_queue(queue)
+        with pytest.raises(BrokerUnavailableError, match=queue):
+            await first(consumer)
+        assert consumer.ended
+        assert not channel.is_closed
+
+    async def test_closed_channel_ends_the_consumer_with_an_error(self, channel: Channel, pool_id: str) -> None:
+        consumer = await channel.consume(await declared(channel, pool_id))
+        with pytest.raises(BrokerNotFoundError):
+            await channel.declare_queue(f"{pool_id}-missing", passive=True)
+        with pytest.raises(BrokerUnavailableError, match="was closed"):
+            await first(consumer)
+        assert await channel.wait_closed() is not None
+
+    async def test_killed_connection_ends_the_consumer_and_tells_the_owner(
+        self, broker_uri: str, channel: Channel, pool_id: str, management: ManagementClient
+    ) -> None:
+        doomed = await amqp.connect(ConnectionOptions(uri=broker_uri, name=f"{pool_id} doomed"))
+        consumer = await (await doomed.channel()).consume(await declared(channel, pool_id))
+        await kill_connection(management, f"{pool_id} doomed")
+        with pytest.raises(BrokerUnavailableError):
+            await first(consumer)
+        async with asyncio.timeout(10):
+            assert await doomed.wait_closed() is not None
+        assert doomed.is_closed
+        with pytest.raises(BrokerUnavailableError):
+            await doomed.channel()
+
+    async def test_cancelled_consumer_hands_out_what_has_come_and_ends_plainly(
+        self, channel: Channel, pool_id: str
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        await published(channel, queue, b"1")
+        consumer = await channel.consume(queue)
+        while not consumer.waiting():
+            await asyncio.sleep(0.01)
+        await channel.cancel(consumer)
+        await channel.cancel(consumer)
+        assert [delivery.body async for delivery in consumer] == [b"1"]
+
+    async def test_two_consumers_of_one_channel_end_apart(
+        self, connection: Connection, channel: Channel, pool_id: str
+    ) -> None:
+        going, staying = [
+            await channel.consume(await declared(channel, pool_id, name)) for name in ("going", "staying")
+        ]
+        await (await connection.channel()).delete_queue(going.queue)
+        with pytest.raises(BrokerUnavailableError):
+            await first(going)
+        await published(channel, staying.queue, b"1")
+        assert (await first(staying)).body == b"1"
+
+    async def test_consume_of_a_missing_queue_is_told_apart(self, channel: Channel, pool_id: str) -> None:
+        with pytest.raises(BrokerNotFoundError, match="missing"):
+            await channel.consume(f"{pool_id}-missing")
+
+
+class TestQueues:
+    async def test_declare_with_other_arguments_is_a_conflict(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        with pytest.raises(BrokerConflictError, match=queue):
+            await channel.declare_queue(queue, arguments={"x-queue-type": "classic"})
+        assert channel.is_closed
+
+    async def test_delete_and_unbind_of_missing_things_are_no_errors(self, channel: Channel, pool_id: str) -> None:
+        assert await channel.delete_queue(f"{pool_id}-missing") == 0
+        await channel.declare_exchange(f"{pool_id}-x", "direct")
+        queue = await declared(channel, pool_id)
+        await channel.unbind_queue(queue, f"{pool_id}-x", "never bound")
+        await channel.delete_exchange(f"{pool_id}-x")
+
+    async def test_get_takes_one_message_or_none(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        assert await channel.get(queue) is None
+        await published(channel, queue, b"1", b"2")
+        delivery = await channel.get(queue)
+        assert delivery is not None
+        assert delivery.body == b"1"
+        assert await channel.purge_queue(queue) == 1
+
+    @pytest.mark.parametrize(
+        "name", ["é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"], ids=lambda name: ascii(name)
+    )
+    async def test_odd_name_is_a_queue_like_any_other(self, channel: Channel, pool_id: str, name: str) -> None:
+        queue = await declared(channel, pool_id, name)
+        await channel.declare_exchange(f"{pool_id}-x{name}", "direct")
+        await channel.bind_queue(queue, f"{pool_id}-x{name}", name)
+        await channel.publish(Message(b"1"), exchange=f"{pool_id}-x{name}", routing_key=name, mandatory=True)
+        delivery = await first(await channel.consume(queue))
+        assert (delivery.exchange, delivery.routing_key) == (f"{pool_id}-x{name}", name)
+
+
+class RawProperties(spec.Basic.Properties):
+    """Properties exactly as given, byte for byte: what a client in another language may send."""
+
+    def __init__(self, *, flags: int, payload: bytes) -> None:
+        super().__init__()
+        self._raw = struct.pack(">H", flags) + payload
+
+    def marshal(self) -> bytes:
+        return self._raw
+
+
+class RawMessage(Message):
+    def __new__(cls, **_: object) -> RawMessage:
+        return object.__new__(cls)
+
+    def __init__(self, *, flags: int, payload: bytes) -> None:
+        super().__init__()
+        object.__setattr__(self, "_raw", RawProperties(flags=flags, payload=payload))
+
+    def properties(self) -> spec.Basic.Properties:
+        raw: spec.Basic.Properties = object.__getattribute__(self, "_raw")
+        return raw
+
+
+HEADERS, TIMESTAMP, CORRELATION_ID = 1 << 13, 1 << 6, 1 << 10
+
+
+def header_table(*items: bytes) -> bytes:
+    return struct.pack(">I", len(b"".join(items))) + b"".join(items)
+
+
+def deep_table(levels: int) -> bytes:
+    value = b"V"
+    for _ in range(levels):
+        value = b"F" + header_table(b"\x01n" + value)
+    return header_table(b"\x01n" + value)
+
+
+class TestHostileBytes:
+    """A message that a strict reader chokes on would close our connection, again after every reconnection."""
+
+    async def test_routing_key_that_is_not_utf8_is_received_and_can_be_sent_on(
+        self, channel: Channel, pool_id: str
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        await channel.declare_exchange(f"{pool_id}-x", "fanout")
+        await channel.bind_queue(queue, f"{pool_id}-x")
+        message = Message(b"1", correlation_id=NOT_UTF8, app_id=NOT_UTF8, headers={NOT_UTF8: b"\xff"})
+        await channel.publish(message, exchange=f"{pool_id}-x", routing_key=NOT_UTF8)
+        consumer = await channel.consume(queue)
+        received = await first(consumer)
+        again = received.to_message(headers=received.headers, expiration=None)
+        await channel.publish(again, exchange=f"{pool_id}-x", routing_key=received.routing_key)
+        for delivery in (received, await first(consumer)):
+            assert delivery.routing_key == NOT_UTF8
+            assert delivery.properties.correlation_id == NOT_UTF8
+            assert delivery.headers[NOT_UTF8] == b"\xff"
+
+    @pytest.mark.parametrize(
+        ("flags", "payload"),
+        [
+            (TIMESTAMP, struct.pack(">Q", 2**63)),
+            (TIMESTAMP, struct.pack(">Q", 2**64 - 1)),
+            (CORRELATION_ID, b"\x03\xff\xfe\xfd"),
+            (HEADERS, header_table(b"\x01t" + b"T" + struct.pack(">Q", 2**63))),
+            (HEADERS, header_table(b"\x02\xff\xfe" + b"V")),
+            (HEADERS, header_table(b"\x01d" + b"D\xff\xff\xff\xff\xff")),
+            (HEADERS, header_table(b"\x01f" + b"f" + struct.pack(">f", 0.1))),
+            (HEADERS, deep_table(5_000)),
+        ],
+        ids=["late timestamp", "last timestamp", "bytes", "late header", "name", "decimal", "float", "deep table"],
+    )
+    async def test_odd_properties_are_received_and_can_be_sent_on(
+        self, channel: Channel, pool_id: str, flags: int, payload: bytes
+    ) -> None:
+        queue = await declared(channel, pool_id)
+        await channel.publish(RawMessage(flags=flags, payload=payload), exchange="", routing_key=queue)
+        consumer = await channel.consume(queue)
+        received = await first(consumer)
+        request = received.to_request(now_ms=0)
+        assert request.deadline_ms is None
+        again = received.to_message(headers=received.headers, expiration=None)
+        await channel.publish(again, exchange="", routing_key=queue, mandatory=True)
+        assert (await first(consumer)).headers == received.headers
+
+
+class TestConnection:
+    async def test_wrong_password_is_refused_without_showing_it(self, broker_uri: str) -> None:
+        uri = broker_uri.replace(broker_uri.split("@")[0], "amqp://nobody:s3cret")
+        with pytest.raises(BrokerAccessError) as caught:
+            await amqp.connect(ConnectionOptions(uri=uri))
+        assert "s3cret" not in str(caught.value)
+
+    async def test_missing_virtual_host_is_refused(self, broker_uri: str) -> None:
+        with pytest.raises(BrokerAccessError):
+            await amqp.connect(ConnectionOptions(uri=f"{broker_uri.rstrip('/')}/no-such-vhost"))
+
+    async def test_nobody_listening_is_unavailable(self) -> None:
+        with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1"):
+            await amqp.connect(ConnectionOptions(uri="amqp://u:s3cret@127.0.0.1:1/"))
+
+    async def test_listener_that_says_nothing_is_given_up_in_time(self) -> None:
+        gone = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            gone.set()
+            writer.close()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(BrokerUnavailableError, match="in time"):
+                await amqp.connect(ConnectionOptions(uri=f"amqp://127.0.0.1:{port}/", connect_timeout=0.2))
+            async with asyncio.timeout(5):
+                await gone.wait()
+
+    async def test_connection_tells_its_name_and_the_version(
+        self, broker_uri: str, pool_id: str, management: ManagementClient
+    ) -> None:
+        connection = await amqp.connect(ConnectionOptions(uri=broker_uri, name=f"{pool_id} named"))
+        assert connection.server_version[0].isdigit()
+        assert await connection_names(management, f"{pool_id} named")
+        await connection.close()
+
+    async def test_closing_twice_and_using_a_closed_connection_never_hang(self, broker_uri: str, pool_id: str) -> None:
+        connection = await amqp.connect(ConnectionOptions(uri=broker_uri))
+        channel = await connection.channel(confirms=True)
+        await connection.close()
+        await connection.close()
+        await channel.close()
+        assert channel.is_closed
+        with pytest.raises(BrokerUnavailableError):
+            await channel.declare_queue(f"{pool_id}-q")
+        with pytest.raises(BrokerUnavailableError):
+            await channel.publish(Message(b""), exchange="", routing_key="q")
+
+    async def test_closed_channel_gives_back_what_it_held(self, connection: Connection, pool_id: str) -> None:
+        channel, other = await connection.channel(confirms=True), await connection.channel()
+        queue = await declared(channel, pool_id)
+        await published(channel, queue, b"1")
+        consumer = await channel.consume(queue)
+        delivery = await first(consumer)
+        await channel.close()
+        assert [late async for late in consumer] == []
+        with pytest.raises(BrokerUnavailableError):
+            await delivery.ack()
+        assert (await first(await other.consume(queue))).redelivered
+
+
+@pytest.fixture
+def broker_uri(broker: object) -> Iterator[str]:
+    yield broker.amqp_uri  # type: ignore[attr-defined]
+
+
+async def connection_names(management: ManagementClient, name: str) -> list[str]:
+    """RabbitMQ's own names of the connections called `name`; waits until it lists one (its statistics lag)."""
+    async with asyncio.timeout(30):
+        while True:
+            listed = (await management._client.get("connections")).json()
+            found = [
+                item["name"] for item in listed if item.get("client_properties", {}).get("connection_name") == name
+            ]
+            if found:
+                return found
+            await asyncio.sleep(0.2)
+
+
+async def kill_connection(management: ManagementClient, name: str) -> None:
+    for found in await connection_names(management, name):
+        await management._client.delete(f"connections/{found.replace('>', '%3E').replace(' ', '%20')}")
