@@ -144,7 +144,7 @@ class Channel:
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
-        consumer = Consumer(queue, tag=f"osrdyne-{uuid.uuid4().hex}")
+        consumer = Consumer(queue, tag=f"c{next(self._consumer_numbers)}")
 
         async def deliver(message: DeliveredMessage) -> None:
             consumer.put(Delivery.from_aiormq(self, message))

@@ -68,7 +68,7 @@ def test_error_of_ours_passes_unchanged() -> None:
     assert caught.value is mine
 
 
-def test_programming_error_is_not_hidden() -> None:
+async def test_programming_error_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError), translated("divide"):
         raise ZeroDivisionError
 
