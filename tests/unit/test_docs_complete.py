@@ -1,0 +1,111 @@
+"""Nothing that a user can set, run or read is missing from the documentation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from osrdyne.api.app import create_app
+from osrdyne.cli.main import app as command_line
+from osrdyne.config.document import duration_text, size_text, update
+from osrdyne.config.loading import load_settings
+from osrdyne.config.schema import all_settings
+from osrdyne.metrics import Metrics
+from osrdyne.testing.inspector import FakeInspector
+from osrdyne_worker.pipelines.datasets import SqlConfig
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "config" / "osrdyne.yaml"
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def commands(group: Any, above: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{above} {name}")
+        else:
+            yield f"{above} {name}"
+
+
+def endpoints() -> Iterator[str]:
+    paths = create_app(FakeInspector(), Metrics(), version="1").openapi()["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            query = "?key=" if path.startswith("/v1/group/") or path == "/v1/group" else ""
+            yield f"`{method.upper()} {path}{query}`"
+
+
+def metrics() -> Iterator[str]:
+    for metric in Metrics().registry.collect():
+        yield f"`{metric.name}{'_total' if metric.type == 'counter' else ''}`"
+
+
+def test_settings_page_is_what_the_models_say() -> None:
+    assert page("configuration.md") == update(page("configuration.md")), "run `python -m osrdyne.config.document`"
+    assert all(f"| `{setting.name}` |" in page("configuration.md") for setting in all_settings().values())
+
+
+def test_every_command_is_documented() -> None:
+    found = list(commands(typer.main.get_command(command_line), "osrdyne"))
+    assert len(found) > 12
+    assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
+
+
+def test_every_endpoint_is_documented() -> None:
+    found = list(endpoints())
+    assert len(found) > 15
+    assert [endpoint for endpoint in found if endpoint not in page("http-api.md")] == []
+
+
+def test_every_metric_is_documented() -> None:
+    assert [metric for metric in metrics() if metric not in page("http-api.md")] == []
+
+
+def test_example_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings(file=str(EXAMPLE), environment={}).settings
+    assert settings.pool.id == "example"
+    assert SqlConfig.model_validate(settings.worker.config).datasets[0].pattern.match("tpch/sf=1") == {"scale": "1"}
+
+
+def test_example_configuration_names_every_setting() -> None:
+    words = EXAMPLE.read_text(encoding="utf-8")
+    missing = [setting.name for setting in all_settings().values() if f"{setting.path[-1]}:" not in words]
+    assert missing == []
+
+
+def switched_on(text: str) -> str:
+    """What is commented out made real: `#name: value`; comments for people have a blank after the `#`."""
+    return re.sub(r"^( *)#(?=\w)", r"\1", text, flags=re.MULTILINE)
+
+
+def test_example_configuration_is_right_where_it_is_commented_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("uri").write_text("amqp://user:password@broker/")
+    Path("management-uri").write_text("http://user:password@broker:15672")
+    text = EXAMPLE.read_text(encoding="utf-8").replace("/run/secrets/", "")
+    Path("all.yaml").write_text(switched_on(text), encoding="utf-8")
+    loaded = load_settings(file="all.yaml", environment={})
+    assert loaded.settings.requests.max_length == 100_000
+    unset = [".".join(path) for path, origin in loaded.origins.items() if origin == "default"]
+    assert unset == []
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.5, "0.5s"), (90, "90s"), (600, "10m"), (7200, "2h")])
+def test_durations_are_written_as_people_do(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(1000, "1000"), (2048, "2KiB"), (16 * 2**20, "16MiB")])
+def test_sizes_are_written_as_people_do(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
