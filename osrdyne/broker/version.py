@@ -58,9 +58,5 @@ class BrokerVersion:
         return self.major >= 4
 
     @property
-    def has_strict_priorities(self) -> bool:
-        return (self.major, self.minor) >= (4, 3)
-
-    @property
     def default_max_message_bytes(self) -> int:
         return 16 * _MIB if self.major >= 4 else 128 * _MIB

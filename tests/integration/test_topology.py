@@ -174,6 +174,14 @@ async def test_a_changed_policy_is_written(pool_id: str, management: ManagementC
     assert await management.get_policy(policies[1].name) == policies[1]
 
 
+async def test_a_policy_with_every_setting_is_accepted(pool_id: str, management: ManagementClient) -> None:
+    requests = RequestSettings(max_length=5, max_length_bytes=2**20)
+    settings = Settings(pool=PoolSettings(id=pool_id), requests=requests)
+    policy = pool_policy(settings, (await management.overview()).version)
+    await management.put_policy(policy)
+    assert await management.get_policy(policy.name) == policy
+
+
 async def test_a_queue_with_other_arguments_is_a_conflict_that_names_it(pool_id: str, channel: Channel) -> None:
     names = PoolNames(pool_id)
     [ours] = [queue for queue in pool_topology(pool_id).queues if queue.name == names.dead_letter_queue]

@@ -1,0 +1,116 @@
+"""`doctor`'s checks of a real RabbitMQ, as it is and as it should not be."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.amqp import Channel
+from osrdyne.broker.doctor import run_broker_checks
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.node_files import free_ports
+from osrdyne.broker.policies import PolicySpec
+from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
+from osrdyne.findings import Finding
+from osrdyne.protocol.names import Key, PoolNames
+
+
+@pytest.fixture
+def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+    return Settings(broker=broker_settings, pool=PoolSettings(id=pool_id))
+
+
+@pytest.fixture
+async def limited_user(broker_settings: BrokerSettings) -> AsyncIterator[BrokerSettings]:
+    """A user that may log in to the HTTP API and nothing else."""
+    user, password = f"limited-{secrets.token_hex(4)}", secrets.token_hex(8)
+    amqp_uri, http_uri = broker_settings.uri.get_secret_value(), broker_settings.effective_management_uri()
+    async with httpx.AsyncClient(base_url=http_uri, trust_env=False) as client:
+        await client.put(f"/api/users/{user}", json={"password": password, "tags": "management"})
+        await client.put(
+            f"/api/permissions/%2F/{user}", json={"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
+        )
+        uris = [
+            urlsplit(uri)._replace(netloc=f"{user}:{password}@{uri.rpartition('@')[2].partition('/')[0]}").geturl()
+            for uri in (amqp_uri, http_uri)
+        ]
+        yield BrokerSettings(uri=SecretStr(uris[0]), management_uri=SecretStr(uris[1]))
+        await client.delete(f"/api/users/{user}")
+
+
+def wrong(findings: list[Finding]) -> set[str]:
+    return {finding.subject for finding in findings if not finding.ok}
+
+
+async def test_a_fresh_rabbitmq_is_fine(settings: Settings) -> None:
+    findings = await run_broker_checks(settings)
+    assert [finding for finding in findings if not finding.ok] == []
+    assert {"RabbitMQ version", "permissions", "clock", "message size"} <= {finding.subject for finding in findings}
+
+
+async def test_nothing_is_left_on_the_broker(settings: Settings, management: ManagementClient) -> None:
+    await run_broker_checks(settings)
+    assert await management.list_queues(f"{settings.pool.id}-") == []
+
+
+async def test_work_beyond_the_consumer_timeout_is_refused(settings: Settings) -> None:
+    changed = settings.model_copy(
+        update={
+            "worker": WorkerSettings(processing_timeout=7200),
+            "requests": RequestSettings(consumer_timeout=3600),
+        }
+    )
+    assert wrong(await run_broker_checks(changed)) == {"consumer timeout"}
+
+
+async def test_messages_beyond_rabbitmqs_limit_are_found(settings: Settings) -> None:
+    changed = settings.model_copy(update={"requests": RequestSettings(max_message_bytes=129 * 2**20)})
+    assert wrong(await run_broker_checks(changed)) == {"message size"}
+
+
+async def test_a_policy_of_somebody_else_is_found(
+    settings: Settings, pool_id: str, channel: Channel, management: ManagementClient
+) -> None:
+    queue = PoolNames(pool_id).request_queue(Key("a"))
+    await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+    await management.put_policy(PolicySpec(f"{pool_id}-other", f"^{pool_id}", "queues", {"max-length": 9}, 200))
+    assert wrong(await run_broker_checks(settings)) == {"queue policy"}
+
+
+async def test_a_user_without_rights_is_told_what_is_missing(limited_user: BrokerSettings, pool_id: str) -> None:
+    findings = await run_broker_checks(Settings(broker=limited_user, pool=PoolSettings(id=pool_id)))
+    assert {"user tags", "permissions"} <= wrong(findings)
+    password = urlsplit(limited_user.uri.get_secret_value()).password
+    assert password and password not in repr(findings)
+
+
+async def test_a_virtual_host_that_does_not_exist_is_told_without_an_error(settings: Settings) -> None:
+    uri = urlsplit(settings.broker.uri.get_secret_value())._replace(path="/nope").geturl()
+    broker = settings.broker.model_copy(update={"uri": SecretStr(uri)})
+    assert wrong(await run_broker_checks(settings.model_copy(update={"broker": broker}))) == {"AMQP", "permissions"}
+
+
+async def test_no_rabbitmq_at_all_is_two_findings_with_remedies() -> None:
+    amqp_port, management_port = free_ports(2)
+    broker = BrokerSettings(
+        uri=SecretStr(f"amqp://user:s3cret@127.0.0.1:{amqp_port}/"),
+        management_uri=SecretStr(f"http://user:s3cret@127.0.0.1:{management_port}"),
+    )
+    findings = await run_broker_checks(Settings(broker=broker))
+    assert [(finding.subject, finding.ok) for finding in findings] == [("AMQP", False), ("HTTP API", False)]
+    assert "rabbitmq_management" in findings[1].message
+    assert "s3cret" not in repr(findings)
+
+
+async def test_the_embedded_broker_allows_the_long_work_it_was_made_for() -> None:
+    settings = Settings(worker=WorkerSettings(processing_timeout=7200), requests=RequestSettings(consumer_timeout=7500))
+    async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as embedded:
+        broker = BrokerSettings(uri=SecretStr(embedded.amqp_uri), management_uri=SecretStr(embedded.management_uri))
+        findings = await run_broker_checks(settings.model_copy(update={"broker": broker}))
+    assert wrong(findings) == set()
