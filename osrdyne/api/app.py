@@ -5,6 +5,7 @@ There are no HTML pages: Swagger's would load scripts from elsewhere. The schema
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import PoolInspector, WorkerView
+from osrdyne.pool.view import GroupState, PoolInspector, WorkerState, WorkerView
 from osrdyne.protocol.names import Key
 
 _KEY_PARAMETER = {
@@ -64,7 +65,7 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
     @router.get("/ready", summary="Every component is well; 503 when one is not")
     async def ready(response: Response) -> models.Readiness:
         components = [models.Component.of(view) for view in inspector.components()]
-        is_ready = all(component.ok for component in components)
+        is_ready = bool(components) and all(component.ok for component in components)  # none: it is still starting
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         role = "leader" if inspector.leadership().leading else "standby"
         return models.Readiness(ready=is_ready, pool=inspector.pool, role=role, components=components)
@@ -75,6 +76,7 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
 
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def show_metrics() -> Response:
+        _count_groups_and_workers(inspector, metrics)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/status", summary="Workers, as OSRD's client reads them")
@@ -85,6 +87,17 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
         return models.Status(workers={key: models.WorkerStatus.of(one) for key, one in _best(workers, keys).items()})
 
     return router
+
+
+def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> None:
+    """Counted when they are asked for, so that they cannot drift."""
+    views = inspector.groups()
+    groups = Counter(view.state for view in views)
+    workers = Counter(worker.state for view in views for worker in view.workers)
+    for group_state in GroupState:
+        metrics.groups.labels(group_state).set(groups[group_state])
+    for worker_state in WorkerState:
+        metrics.workers.labels(worker_state).set(workers[worker_state])
 
 
 def _best(workers: list[WorkerView], keys: set[Key]) -> dict[Key, WorkerView]:

@@ -12,7 +12,7 @@ from osrdyne.cli.java import check_java
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Finding
+from osrdyne.findings import Finding
 
 
 def doctor(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Finding
+from osrdyne.findings import Finding
 
 LEAST_VERSION = 17
 _REMEDY = "Install Java 17 or later (Debian: apt install default-jre-headless), or set JAVA_HOME."

@@ -73,6 +73,19 @@ async def test_standby_is_ready_and_says_so(api: httpx.AsyncClient, pool: FakeIn
     assert (await api.get("/v1/leadership")).json()["leading"] is False
 
 
+async def test_daemon_that_is_still_starting_is_not_ready(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.component_views = []
+    assert (await api.get("/ready")).status_code == 503
+
+
+async def test_metrics_count_groups_and_workers_as_they_are_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    running(pool, "a", "b")
+    text = (await api.get("/metrics")).text
+    assert 'osrdyne_groups{state="active"} 2.0' in text
+    assert 'osrdyne_workers{state="ready"} 2.0' in text
+    assert 'osrdyne_workers{state="busy"} 0.0' in text
+
+
 async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:
     answer = await api.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")

@@ -8,7 +8,7 @@ import pytest
 
 from osrdyne.cli.java import check_java
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Finding
+from osrdyne.findings import Finding
 
 
 def java_home(folder: Path, script: str) -> dict[str, str]:
