@@ -43,8 +43,10 @@ class RequestError(OsrdyneError):
     @property
     def code(self) -> int | None:
         """The answer's `x-code`, or the one that its status stands for."""
-        if self.reply is None or self.reply.code is not None:
-            return None if self.reply is None else self.reply.code
+        if self.reply is None:
+            return None
+        if self.reply.code is not None:
+            return self.reply.code
         return CODES[Status(self.reply.status)] if self.reply.status in CODES else None
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -105,20 +106,28 @@ class Responder:
 
 
 @contextmanager
-def responder_in_a_thread(uri: str, pool: str, answer: Answer = echo) -> Iterator[None]:
-    """A responder on a loop of its own, for tests that block theirs."""
+def responder_in_a_thread(uri: str, pool: str, answer: Answer = echo) -> Iterator[queue.SimpleQueue[Delivery]]:
+    """A responder on a loop of its own, for tests that block theirs. Gives what comes on the cancel queue."""
     ready, done = threading.Event(), threading.Event()
+    cancels: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
 
     async def run() -> None:
-        async with Responder(uri, pool, answer=answer):
+        async with Responder(uri, pool, answer=answer) as responder:
             ready.set()
-            await asyncio.to_thread(done.wait)
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(watch(responder))
+                await asyncio.to_thread(done.wait)
+                watching.cancel()
+
+    async def watch(responder: Responder) -> None:
+        async for delivery in await responder.channel.consume(responder.names.cancel_queue, no_ack=True):
+            cancels.put(delivery)
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
         assert ready.wait(20)
-        yield
+        yield cancels
     finally:
         done.set()
         thread.join(20)

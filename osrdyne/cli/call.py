@@ -1,0 +1,177 @@
+"""`osrdyne call KEY PATH`: send one request and print its answer on standard output; all else is for standard error.
+
+Exit codes: 0 ok, 1 an error answer, 2 wrong usage or configuration, 3 no answer in time, 4 broker unreachable, 130
+interrupted. Thin: `osrdyne.client` does the work, `call_output` the printing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from osrdyne.cli.call_output import CallOutput, ProgressDisplay, print_answer, print_error
+from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption, load
+from osrdyne.client import (
+    ARROW_TYPE,
+    AsyncClient,
+    ConnectionLost,
+    PoolNotFound,
+    Reply,
+    RequestError,
+    RequestExpired,
+    RequestTimeout,
+)
+from osrdyne.client.request import RequestOptions
+from osrdyne.config.models import Settings
+from osrdyne.config.tls import ssl_context
+from osrdyne.config.types import parse_duration
+from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+from osrdyne.logs import configure_logging
+from osrdyne.protocol.messages import JSON_TYPE
+
+FAILED, WRONG_USE, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
+
+
+def call(
+    key: KeyArgument,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
+    data: Annotated[
+        str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="The body; - reads standard input.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Such as 30s or 5m; the pool's TTL when absent.")
+    ] = None,
+    progress: Annotated[
+        bool | None,
+        typer.Option("--progress/--no-progress", help="Show progress; the default on a terminal."),
+    ] = None,
+    output: Annotated[CallOutput, typer.Option("--output", "-o", help="How to print the answer.")] = CallOutput.TABLE,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+    ] = None,
+    no_activate: Annotated[
+        bool, typer.Option("--no-activate", help="Do not start a worker when none runs for the key.")
+    ] = False,
+    broker: Annotated[
+        str | None, typer.Option(metavar="URI", help="AMQP URI without a password; else that of the configuration.")
+    ] = None,
+    pool: PoolOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """Send a request for KEY and print the answer; the first one starts the key's worker."""
+    configure_logging(level="error")
+    if output is CallOutput.ARROW and sys.stdout.isatty():
+        raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
+    settings = load(config, assignments, pool=pool).settings
+    uri = broker_uri(broker, settings)
+    client = AsyncClient(
+        uri,
+        settings.pool.id,
+        name="osrdyne call",
+        tls=ssl_context(settings.broker.tls) if uri.startswith("amqps:") else None,
+    )
+    options: RequestOptions = {
+        "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
+        "headers": dict(parse_header(header) for header in headers or ()),
+        "accept": ARROW_TYPE if output is CallOutput.ARROW else None,
+        "content_type": JSON_TYPE if data is not None else None,
+        "no_activate": no_activate,
+    }
+    body = read_body(data)
+    with ProgressDisplay(wanted=progress, terminal=sys.stderr.isatty()) as display:
+        outcome = ask(send(client, key, path, body, display, options))
+    if isinstance(outcome, Reply):
+        print_answer(outcome, output)
+    else:
+        print_error(outcome)
+        raise typer.Exit(exit_code(outcome))
+
+
+async def send(
+    client: AsyncClient, key: str, path: str, body: bytes | None, display: ProgressDisplay, options: RequestOptions
+) -> Reply:
+    async with client:
+        display.waiting(path, key)
+        return await client.call(key, path, body, on_progress=display.show, **options)
+
+
+def ask(request: Coroutine[Any, Any, Reply]) -> Reply | RequestError | BrokerUnavailableError | KeyboardInterrupt:
+    """Run the request; what may go wrong with it is a value. Ctrl-C cancels it on its way out."""
+    try:
+        return asyncio.run(request)
+    except (RequestError, BrokerUnavailableError, KeyboardInterrupt) as error:
+        return error
+
+
+def exit_code(outcome: BaseException) -> int:
+    match outcome:
+        case KeyboardInterrupt():
+            return INTERRUPTED
+        case RequestTimeout() | RequestExpired():
+            return TIMED_OUT
+        case BrokerUnavailableError() | ConnectionLost():
+            return UNREACHABLE
+        case PoolNotFound():
+            return WRONG_USE
+        case _:
+            return FAILED
+
+
+def broker_uri(given: str | None, settings: Settings) -> str:
+    """`--broker`, or the URI of the configuration. Flags show in the process list: a password in one is refused."""
+    if given is None:
+        return settings.broker.uri.get_secret_value()
+    try:
+        password = urlsplit(given).password
+    except ValueError:
+        password = None
+    if password is not None:
+        raise ConfigurationError(
+            "--broker: flags show in the process list; put a URI with a password into OSRDYNE__BROKER__URI instead."
+        )
+    return given
+
+
+def read_body(data: str | None) -> bytes | None:
+    """The bytes of `-d`, checked to be JSON; None without it."""
+    if data is None:
+        return None
+    try:
+        if data == "-":
+            body = sys.stdin.buffer.read()
+        elif data.startswith("@"):
+            body = Path(data[1:]).read_bytes()
+        else:
+            body = data.encode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {data[1:]}: {error.strerror}", param_hint="--data") from error
+    try:
+        json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"this is not JSON: {error}", param_hint="--data") from error
+    return body
+
+
+def seconds(text: str) -> float:
+    try:
+        duration = parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--timeout") from error
+    if not isinstance(duration, float) or duration <= 0:
+        raise typer.BadParameter("must be longer than nothing", param_hint="--timeout")
+    return duration
+
+
+def parse_header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text!r} is not name=value", param_hint="--header")
+    return name, value

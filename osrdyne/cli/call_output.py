@@ -1,0 +1,192 @@
+"""Shows what `osrdyne call` gets: progress while it waits, then the answer or the error. It sends nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from osrdyne.cli.output import log_line, printable
+from osrdyne.client import Reply, RequestError, StartFailed
+from osrdyne.logs import mask_uri
+from osrdyne.protocol.messages import ARROW_TYPE
+
+_PIPE_WIDTH = 10_000
+"""Columns of a table that nobody looks at directly: nothing is folded."""
+_NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
+
+
+class CallOutput(StrEnum):
+    """How to print an answer. `table`: a table for rows, indented JSON otherwise. `json`: the body. `arrow`: an Arrow
+    stream, for another program."""
+
+    TABLE = "table"
+    JSON = "json"
+    ARROW = "arrow"
+
+
+class ProgressDisplay:
+    """Progress on standard error: a live line on a terminal, one line per message elsewhere, and only if wanted."""
+
+    def __init__(self, *, wanted: bool | None, terminal: bool) -> None:
+        shown = terminal if wanted is None else wanted
+        self._lines = shown and not terminal
+        self._live = (
+            Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            if shown and terminal
+            else None
+        )
+        self._task = None if self._live is None else self._live.add_task("connecting", total=None)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def waiting(self, path: str, key: str) -> None:
+        """The request is about to be sent."""
+        self._update(printable(f"{path} for {key}"), None, None)
+
+    def show(self, reply: Reply) -> None:
+        """A progress or partial answer has come."""
+        text, done, total = progress_of(reply)
+        if self._lines:
+            typer.echo(text, err=True)
+        self._update(text, done, total)
+
+    def _update(self, text: str, done: float | None, total: float | None) -> None:
+        if self._live is not None and self._task is not None:
+            self._live.update(self._task, description=text, completed=done, total=total)
+
+
+def progress_of(reply: Reply) -> tuple[str, float | None, float | None]:
+    """Text, how much is done, and of how much. Understands `{"step": 3, "of": 10}`, `done` and `total`, `message`."""
+    try:
+        value = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        return printable(reply.text), None, None
+    if not isinstance(value, dict):
+        return printable(value), None, None
+    done, total = (_number(value.get(short), value.get(long)) for short, long in (("step", "done"), ("of", "total")))
+    message = value.get("message")
+    if message is None:
+        message = f"{done:g} of {total:g}" if done is not None and total is not None else reply.text
+    return printable(message), done, total
+
+
+def _number(*values: object) -> float | None:
+    numbers = (float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool))
+    return next(numbers, None)
+
+
+def print_answer(reply: Reply, output: CallOutput) -> None:
+    if output is CallOutput.ARROW:
+        _print_arrow(reply)
+    elif output is CallOutput.JSON or not reply.body:
+        _write(reply.body, end=b"\n" if reply.body else b"")
+    else:
+        _print_readable(reply)
+
+
+def _print_arrow(reply: Reply) -> None:
+    if reply.content_type != ARROW_TYPE:
+        typer.echo(f"The answer is {reply.content_type or 'of no stated type'}: this path has no Arrow.", err=True)
+        raise typer.Exit(1)
+    _write(reply.body)
+
+
+def _print_readable(reply: Reply) -> None:
+    try:
+        value = json.loads(reply.body)
+    except (ValueError, RecursionError):
+        _write(reply.body, end=b"\n")
+        return
+    if not is_table(value):
+        typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(file=sys.stdout, width=width, highlight=False).print(to_table(value))
+    count = len(value["rows"])
+    more = "; there are more, the limit of rows is reached" if value.get("truncated") else ""
+    typer.echo(f"{count} {'row' if count == 1 else 'rows'}{more}", err=True)
+
+
+def is_table(value: Any) -> bool:
+    """Whether an answer has the shape `{"columns": [{"name", "type"}], "rows": [[…]]}`."""
+    if not isinstance(value, dict) or not isinstance(value.get("columns"), list):
+        return False
+    columns, rows = value["columns"], value.get("rows")
+    return (
+        all(isinstance(column, dict) and isinstance(column.get("name"), str) for column in columns)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(columns) for row in rows)
+    )
+
+
+def to_table(value: dict[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in value["columns"]:
+        is_number = str(column.get("type", "")).startswith(_NUMBERS)
+        table.add_column(Text(printable(column["name"])), justify="right" if is_number else "left", overflow="fold")
+    for row in value["rows"]:
+        table.add_row(*(_cell(cell) for cell in row))
+    return table
+
+
+def _cell(value: object) -> Text:
+    if value is None:
+        return Text("NULL", style="dim")
+    if isinstance(value, bool | dict | list):
+        return Text(printable(json.dumps(value, ensure_ascii=False)))
+    return Text(printable(value) if value != "" else "")
+
+
+def print_error(error: BaseException) -> None:
+    """What went wrong, in a sentence; below it what the answer says in detail, and the last words of a worker."""
+    for line in error_lines(error):
+        typer.echo(line, err=True)
+
+
+def error_lines(error: BaseException) -> list[str]:
+    if isinstance(error, KeyboardInterrupt):
+        return ["Interrupted; if the request was sent, the pool has been asked to cancel it."]
+    lines = [log_line(mask_uri(str(error)))]
+    if not isinstance(error, RequestError):
+        return lines
+    log = error.log_lines if isinstance(error, StartFailed) else ()
+    detail = (error.detail or "").splitlines()
+    if not log and detail:
+        lines += [log_line(line) for line in detail if line not in str(error)]
+    if log:
+        lines += ["The last lines of its log:", *(f"  {log_line(line)}" for line in log)]
+    if error.retry_after is not None:
+        lines.append(f"Try again in {error.retry_after:g} s.")
+    return lines
+
+
+def _write(body: bytes, *, end: bytes = b"") -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(body + (end if not body.endswith(end) else b""))
+    sys.stdout.buffer.flush()

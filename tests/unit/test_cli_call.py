@@ -1,0 +1,167 @@
+"""`osrdyne call` without a broker: arguments, printing, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from osrdyne.cli import call as module
+from osrdyne.cli.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
+from osrdyne.client import (
+    ClientClosed,
+    ConnectionLost,
+    PoolNotFound,
+    QueueFull,
+    Reply,
+    RequestExpired,
+    RequestFailed,
+    RequestTimeout,
+    StartFailed,
+)
+from osrdyne.client.errors import error_from_reply
+from osrdyne.config.models import Settings
+from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+
+ROWS = {
+    "columns": [{"name": "name", "type": "string"}, {"name": "n", "type": "bigint"}],
+    "rows": [["a[red]", 1], ["\x1b[2J", None]],
+    "truncated": True,
+}
+
+
+def reply(value: object) -> Reply:
+    return Reply(body=json.dumps(value).encode(), content_type="application/json")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RequestFailed("m"), 1),
+        (QueueFull("m"), 1),
+        (ClientClosed("m"), 1),
+        (PoolNotFound("m"), 2),
+        (RequestTimeout("m", sent=True), 3),
+        (RequestExpired("m"), 3),
+        (ConnectionLost("m"), 4),
+        (BrokerUnavailableError("m"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else type(value).__name__,
+)
+def test_each_end_has_its_exit_code(error: BaseException, code: int) -> None:
+    assert module.exit_code(error) == code
+
+
+def test_rows_become_a_table_that_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(reply(ROWS), CallOutput.TABLE)
+    printed = capsys.readouterr()
+    assert [line.split() for line in printed.out.splitlines() if line.strip() and "─" not in line] == [
+        ["name", "n"],
+        ["a[red]", "1"],
+        ["\\x1b[2J", "NULL"],
+    ]
+    assert printed.err == "2 rows; there are more, the limit of rows is reached\n"
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": "é"}, [1], {"columns": [{"name": "a"}], "rows": [[1, 2]]}, {"columns": [1], "rows": []}], ids=str
+)
+def test_other_answers_become_indented_json(value: object, capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(reply(value), CallOutput.TABLE)
+    assert capsys.readouterr().out == json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+@pytest.mark.parametrize("output", [CallOutput.TABLE, CallOutput.JSON])
+@pytest.mark.parametrize(("body", "printed"), [(b"", b""), (b"plain", b"plain\n"), (b"\xff\n", b"\xff\n")], ids=str)
+def test_body_that_is_not_json_is_printed_as_it_is(
+    output: CallOutput, body: bytes, printed: bytes, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    print_answer(Reply(body=body), output)
+    assert capfdbinary.readouterr().out == printed
+
+
+def test_answer_that_is_not_arrow_is_refused_where_arrow_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as raised:
+        print_answer(reply({}), CallOutput.ARROW)
+    assert (raised.value.exit_code, "no Arrow" in capsys.readouterr().err) == (1, True)
+
+
+def test_failed_start_shows_the_last_lines_of_the_log() -> None:
+    answer = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
+    error = error_from_reply(answer, key="k", path="/p")
+    assert isinstance(error, StartFailed)
+    assert error_lines(error) == [
+        "The worker could not be started: It died.",
+        "The last lines of its log:",
+        "  Traceback",
+        "  ValueError: \\x1b[1mno",
+        "Try again in 30 s.",
+    ]
+
+
+def test_detail_is_shown_below_the_error() -> None:
+    body = json.dumps({"error": {"message": "No."}}).encode()
+    error = error_from_reply(Reply("error", body=body, detail="No.\nAsk for less."), key="k", path="/p")
+    assert error is not None
+    assert error_lines(error) == ["The request failed: No.", "Ask for less."]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"step": 3, "of": 10}, ("3 of 10", 3, 10)),
+        ({"done": 1, "total": 2, "message": "loading"}, ("loading", 1, 2)),
+        ("half", ("half", None, None)),
+        ({"step": True}, ('{"step": true}', None, None)),
+    ],
+    ids=str,
+)
+def test_progress_of_common_shapes_is_understood(value: object, shown: tuple[str, object, object]) -> None:
+    assert progress_of(reply(value)) == shown
+
+
+@pytest.mark.parametrize(("wanted", "printed"), [(None, ""), (True, "3 of 10\n"), (False, "")], ids=str)
+def test_progress_beside_a_terminal_is_lines_if_wanted(
+    wanted: bool | None, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ProgressDisplay(wanted=wanted, terminal=False) as display:
+        display.waiting("/p", "k")
+        display.show(reply({"step": 3, "of": 10}))
+    assert capsys.readouterr().err == printed
+
+
+def test_body_comes_from_the_argument_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "body.json"
+    file.write_bytes(b'{"a": 1}')
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[2]")))
+    assert [module.read_body(data) for data in ("{}", f"@{file}", "-", None)] == [b"{}", b'{"a": 1}', b"[2]", None]
+
+
+@pytest.mark.parametrize("data", ["{", "select 1", "@/does/not/exist", ""])
+def test_body_that_cannot_be_read_is_wrong_usage(data: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"JSON|cannot read"):
+        module.read_body(data)
+
+
+@pytest.mark.parametrize("text", ["soon", "0s", "-1", ""])
+def test_timeout_that_is_none_is_wrong_usage(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        module.seconds(text)
+
+
+def test_header_is_name_and_value() -> None:
+    assert module.parse_header("a=b=c") == ("a", "b=c")
+    with pytest.raises(typer.BadParameter, match="name=value"):
+        module.parse_header("a")
+
+
+def test_broker_with_a_password_is_refused_as_a_flag() -> None:
+    with pytest.raises(ConfigurationError, match="OSRDYNE__BROKER__URI") as raised:
+        module.broker_uri("amqp://me:s3cret@host/", Settings())
+    assert "s3cret" not in str(raised.value)
+    assert module.broker_uri("amqp://host/", Settings()) == "amqp://host/"

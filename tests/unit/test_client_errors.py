@@ -1,0 +1,138 @@
+"""Replies and the errors they stand for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from osrdyne.client import (
+    ARROW_TYPE,
+    DeliveryLimitReached,
+    InvalidRequest,
+    NoCapacity,
+    NotRunning,
+    QueueFull,
+    Reply,
+    RequestCancelled,
+    RequestError,
+    RequestExpired,
+    RequestFailed,
+    RequestRejected,
+    StartFailed,
+    UnknownStatus,
+)
+from osrdyne.client.errors import error_from_reply
+from osrdyne.errors import InvalidMessageError, OsrdyneError
+from osrdyne.protocol.statuses import CODES, Status
+
+KINDS: dict[Status, type[RequestError]] = {
+    Status.ERROR: RequestFailed,
+    Status.EXPIRED: RequestExpired,
+    Status.REJECTED: RequestRejected,
+    Status.MAXLEN: QueueFull,
+    Status.DELIVERY_LIMIT: DeliveryLimitReached,
+    Status.CANCELLED: RequestCancelled,
+    Status.START_FAILED: StartFailed,
+    Status.CAPACITY: NoCapacity,
+    Status.NOT_RUNNING: NotRunning,
+    Status.INVALID: InvalidRequest,
+}
+
+
+def error_of(reply: Reply) -> RequestError:
+    error = error_from_reply(reply, key="k", path="/p")
+    assert error is not None
+    return error
+
+
+def failed(status: str, **error: object) -> Reply:
+    return Reply(status, body=json.dumps({"error": error}).encode())
+
+
+def test_ok_is_no_error() -> None:
+    assert error_from_reply(Reply(), key="k", path="/p") is None
+
+
+@pytest.mark.parametrize("status", [status for status in Status if status is not Status.OK])
+def test_every_status_has_an_error_of_its_own(status: Status) -> None:
+    error = error_of(Reply(status))
+    assert (type(error), error.status, error.code) == (KINDS[status], status, CODES[status])
+
+
+def test_error_carries_the_facts_of_the_answer() -> None:
+    reply = Reply("capacity", code=529, detail="Full.", worker_id="w", retry_after=2.5)
+    error = error_of(reply)
+    assert (error.code, error.detail, error.worker_id, error.retry_after) == (529, "Full.", "w", 2.5)
+    assert (str(error), error.fields) == ("The pool has no room for another key: Full.", {"key": "k", "path": "/p"})
+
+
+def test_failed_request_tells_the_handlers_words_and_code() -> None:
+    error = error_of(failed("error", code="no-such-view", message="There is no view x.", path="/sql", hint="y"))
+    assert str(error) == "The request failed (no-such-view): There is no view x."
+    assert (error.error.path, dict(error.error.details)) == ("/sql", {"hint": "y"})
+
+
+def test_code_that_repeats_the_status_is_not_repeated() -> None:
+    error = error_of(failed("capacity", code="capacity", message="Full."))
+    assert str(error) == "The pool has no room for another key: Full."
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": 1}', b"[" * 100_000], ids=range(5))
+def test_body_without_an_error_in_it_is_no_fault(body: bytes) -> None:
+    error = error_of(Reply("error", body=body, detail="first\nsecond"))
+    assert (str(error), error.error.message) == ("The request failed: first", "")
+
+
+def test_log_lines_of_a_failed_start_come_from_the_body_or_the_detail() -> None:
+    in_body = error_of(failed("start-failed", message="m", log_lines=["a", "b"]))
+    in_detail = error_of(Reply("start-failed", detail="It died.\na\nb"))
+    assert isinstance(in_body, StartFailed)
+    assert isinstance(in_detail, StartFailed)
+    assert in_body.log_lines == in_detail.log_lines == ("a", "b")
+
+
+def test_status_of_a_later_version_is_named() -> None:
+    error = error_of(Reply("quota-exceeded", detail="Slow down.", retry_after=3.0))
+    assert isinstance(error, UnknownStatus)
+    assert str(error) == "The request ended with an unknown status, 'quota-exceeded': Slow down."
+    assert (error.retry_after, error.code) == (3.0, None)
+
+
+def test_all_errors_are_request_errors_of_the_one_tree() -> None:
+    assert issubclass(RequestError, OsrdyneError)
+    assert all(issubclass(kind, RequestError) for kind in KINDS.values())
+
+
+def test_reply_from_the_wire_reads_byte_arrays_and_text() -> None:
+    headers = {"x-status": bytearray(b"error"), "x-code": 418, "x-worker-id": "w", "mine": 1}
+    reply = Reply.from_wire(headers=headers, body=b"1", content_type=None)
+    assert (type(reply), reply.status, reply.code, reply.worker_id, reply.headers) == (
+        Reply,
+        "error",
+        418,
+        "w",
+        {"mine": 1},
+    )
+
+
+def test_json_of_a_reply_that_is_something_else_says_what_it_is() -> None:
+    with pytest.raises(InvalidMessageError, match="text/plain"):
+        Reply(body=b"hello", content_type="text/plain").json()
+    assert Reply().json() is None
+
+
+def test_arrow_reply_becomes_a_table() -> None:
+    import pyarrow as pa
+
+    table = pa.table({"a": [1, 2]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    assert Reply(body=sink.getvalue().to_pybytes(), content_type=ARROW_TYPE).arrow() == table
+
+
+@pytest.mark.parametrize(("content_type", "match"), [(None, "accept=ARROW_TYPE"), (ARROW_TYPE, "not an Arrow stream")])
+def test_reply_that_is_no_arrow_stream_says_so(content_type: str | None, match: str) -> None:
+    with pytest.raises(InvalidMessageError, match=match):
+        Reply(body=b"{}", content_type=content_type).arrow()

@@ -1,0 +1,77 @@
+"""From the arguments of a call to the message on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.client.request import OutgoingRequest, build_request, encode_body
+from osrdyne.errors import InvalidKeyError, InvalidMessageError
+from osrdyne.protocol.deadlines import deadline_ms
+
+
+def build(key: str = "k", body: object = None, **options: Any) -> OutgoingRequest:
+    given: dict[str, Any] = {
+        "correlation_id": "id",
+        "timeout": 10.0,
+        "now": 1_700_000_000.25,
+        "app_id": "me",
+        **options,
+    }
+    return build_request(key, "/p", body, **given)
+
+
+@given(now=st.floats(1e9, 4e9), timeout=st.floats(0.001, 1e6))
+def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
+    message = build(now=now, timeout=timeout).message
+    told = message.headers["x-deadline"]
+    by_expiration = deadline_ms(headers={}, expiration=message.expiration, timestamp=message.timestamp, first_seen_ms=0)
+    assert told == by_expiration
+    assert isinstance(told, int)
+    assert abs(told / 1000 - (now + timeout)) < 0.002
+
+
+def test_one_way_request_without_timeout_has_neither_address_nor_deadline() -> None:
+    message = build(reply_to=None, has_deadline=False).message
+    assert (message.reply_to, message.expiration, "x-deadline" in message.headers) == (None, None, False)
+
+
+def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
+    headers = build(headers={"x-deadline": 1, "x-rpc-path": "/other", "mine": "kept"}).message.headers
+    assert (headers["x-deadline"], headers["x-rpc-path"], headers["mine"]) == (1_700_000_010_250, "/p", "kept")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+def test_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        build(timeout=timeout)
+
+
+@pytest.mark.parametrize("key", ["x" * 256, "漢" * 86, "\ud800"], ids=["256 bytes", "258 bytes", "surrogate"])
+def test_key_that_is_none_is_refused(key: str) -> None:
+    with pytest.raises(InvalidKeyError):
+        build(key)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoded"),
+    [
+        (None, (b"", None)),
+        (b"\x00raw", (b"\x00raw", None)),
+        (memoryview(b"view"), (b"view", None)),
+        ({"é": [1, None]}, ('{"é":[1,null]}'.encode(), "application/json")),
+        ("text", (b'"text"', "application/json")),
+        (0, (b"0", "application/json")),
+    ],
+)
+def test_body_is_bytes_as_they_are_or_json(body: object, encoded: tuple[bytes, str | None]) -> None:
+    assert encode_body(body) == encoded
+
+
+@pytest.mark.parametrize("body", [{1, 2}, object(), {"a": b"bytes"}, "\ud800"], ids=str)
+def test_body_that_json_cannot_express_is_refused(body: object) -> None:
+    with pytest.raises(InvalidMessageError, match="JSON"):
+        encode_body(body)

@@ -1,0 +1,49 @@
+"""The client without a broker: what it says when it cannot send."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.client import AsyncClient, Client, ClientClosed, ConnectionStatus
+from osrdyne.errors import ConfigurationError
+
+URI = "amqp://user:s3cret@localhost:1/"
+
+
+async def test_client_that_was_never_opened_says_so() -> None:
+    client = AsyncClient(URI, "pool")
+    with pytest.raises(ClientClosed, match="never opened"):
+        await client.call("k", timeout=1)
+    assert (client.status, client.in_flight) == (ConnectionStatus.CLOSED, 0)
+
+
+async def test_closing_twice_does_nothing() -> None:
+    client = AsyncClient(URI, "pool")
+    await client.close()
+    await client.close()
+    with pytest.raises(ClientClosed, match="is closed"):
+        await client.cast("k", timeout=1)
+
+
+def test_pool_id_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Not a pool"):
+        AsyncClient(URI, "Not a pool")
+
+
+async def test_uri_that_is_none_is_refused_without_repeating_it() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        async with AsyncClient("http://user:s3cret@localhost/", "pool"):
+            pass
+    assert "s3cret" not in str(raised.value)
+
+
+def test_blocking_client_can_be_closed_unopened() -> None:
+    client = Client(URI, "pool")
+    client.close()
+    with pytest.raises(ClientClosed):
+        client.cast("k")
+
+
+def test_no_secret_in_a_repr() -> None:
+    client = AsyncClient(URI, "pool")
+    assert "s3cret" not in f"{client!r} {vars(client)!r}"
