@@ -84,7 +84,7 @@ class LocalWorker:
             state=running if record.exit is None else InstanceState.EXITED,
             spec_hash=record.spec_hash,
             started_at=record.started_at,
-            external_id=f"pid {record.pid}",
+            external_id=str(record.pid),
             exit=record.exit,
         )
 

@@ -87,7 +87,7 @@ class SubprocessHarness(DriverHarness):
         return SubprocessDriver(self.options, replace(CONTEXT, pool=pool))
 
     async def kill(self, instance):
-        os.kill(int(instance.external_id.removeprefix("pid ")), signal.SIGKILL)
+        os.kill(int(instance.external_id), signal.SIGKILL)
 
 
 class TestSubprocessDriver(WorkerConformance):

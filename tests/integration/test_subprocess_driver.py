@@ -86,7 +86,7 @@ def is_running(pid):
 
 
 def pid_of(instance):
-    return int(instance.external_id.removeprefix("pid "))
+    return int(instance.external_id)
 
 
 async def lines_of(driver, instance, count):
