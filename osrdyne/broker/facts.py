@@ -70,10 +70,6 @@ class Whoami:
     tags: frozenset[str]
 
     @property
-    def is_administrator(self) -> bool:
-        return "administrator" in self.tags
-
-    @property
     def may_set_policies(self) -> bool:
         return bool(self.tags & {"administrator", "policymaker"})
 

@@ -63,10 +63,6 @@ class Topology:
     def queues(self) -> tuple[Queue, ...]:
         return tuple(item for item in self.declarations if isinstance(item, Queue))
 
-    @property
-    def bindings(self) -> tuple[QueueBinding, ...]:
-        return tuple(item for item in self.declarations if isinstance(item, QueueBinding))
-
 
 def pool_topology(pool: str) -> Topology:
     """The exchanges, queues and bindings of a pool. Source: PROTOCOL, "Names"."""

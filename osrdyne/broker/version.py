@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Self
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,7 +55,3 @@ class BrokerVersion:
     def has_default_delivery_limit(self) -> bool:
         """Whether a quorum queue without a delivery limit drops a message after 20 returns."""
         return self.major >= 4
-
-    @property
-    def default_max_message_bytes(self) -> int:
-        return 16 * _MIB if self.major >= 4 else 128 * _MIB
