@@ -106,13 +106,15 @@ class Responder:
 
 
 @contextmanager
-def responder_in_a_thread(uri: str, pool: str, answer: Answer = echo) -> Iterator[queue.SimpleQueue[Delivery]]:
+def responder_in_a_thread(
+    uri: str, pool: str, answer: Answer = echo, *, keys: Iterable[str] = ("k",)
+) -> Iterator[queue.SimpleQueue[Delivery]]:
     """A responder on a loop of its own, for tests that block theirs. Gives what comes on the cancel queue."""
     ready, done = threading.Event(), threading.Event()
     cancels: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
 
     async def run() -> None:
-        async with Responder(uri, pool, answer=answer) as responder:
+        async with Responder(uri, pool, keys, answer) as responder:
             ready.set()
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(watch(responder))
