@@ -1,0 +1,187 @@
+"""What goes wrong at the command line is one clear sentence and an exit code, never a traceback. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OSRDYNE = Path(sys.executable).with_name("osrdyne")
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    """Without the settings of whoever runs the tests; RabbitMQ where there is none."""
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSRDYNE")}
+    own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
+    return {**inherited, **own, "COLUMNS": "200", **more}
+
+
+def osrdyne(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [OSRDYNE, *arguments],
+        cwd=tmp_path,
+        env=environment(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def assert_sentence(done: subprocess.CompletedProcess[str], code: int, sentence: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "hidden" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "check-config", "doctor", "status"])
+def test_unknown_key_in_the_file_names_the_line(tmp_path: Path, command: str) -> None:
+    (tmp_path / "osrdyne.yaml").write_text("pool:\n  idd: x\n")
+    sentence = "pool.idd (file osrdyne.yaml:2): unknown setting; did you mean pool.id?"
+    assert_sentence(osrdyne(tmp_path, command), 2, sentence)
+
+
+def test_unknown_variable_is_named(tmp_path: Path) -> None:
+    done = osrdyne(tmp_path, "run", OSRDYNE__POOL__IDD="x")
+    assert_sentence(done, 2, "pool.idd (environment OSRDYNE__POOL__IDD): unknown setting; did you mean pool.id?")
+
+
+def test_wrong_uri_is_refused_without_being_shown(tmp_path: Path) -> None:
+    done = osrdyne(tmp_path, "run", OSRDYNE__BROKER__URI="amqp://user:hidden/1@host")
+    assert_sentence(done, 2, "broker.uri (environment OSRDYNE__BROKER__URI): must look like amqp://")
+
+
+def test_missing_secret_file_is_named(tmp_path: Path) -> None:
+    done = osrdyne(tmp_path, "run", "--set", "broker.management_uri_file=nowhere")
+    assert_sentence(done, 2, "broker.management_uri_file (flag --set): cannot read nowhere: No such file or directory")
+
+
+def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
+    assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "no driver is called 'nope'; known drivers: noop")
+
+
+def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "osrdyne.yaml").write_text("broker: {uri_file: uri, tls: {ca_file: /nowhere.pem}}")
+    (tmp_path / "uri").write_text("amqps://u:hidden@127.0.0.1:1")
+    variables = environment(tmp_path)
+    del variables["OSRDYNE__BROKER__URI"]
+    done = subprocess.run(
+        [OSRDYNE, "run", "--set", "api.port=0"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert_sentence(done, 2, "broker.tls.ca_file: cannot read /nowhere.pem")
+
+
+def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = osrdyne(tmp_path, "run", "--driver", "noop", "--log-level", "error", "--set", f"api.port={port}")
+    assert_sentence(done, 2, f"Port {port} on 127.0.0.1 is in use by another process")
+
+
+@pytest.mark.parametrize("command", [["status"], ["groups", "list"], ["groups", "show", "k"], ["poison", "list"]])
+def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
+    done = osrdyne(tmp_path, *command, "--api", "http://127.0.0.1:1")
+    assert_sentence(done, 1, "No osrdyne daemon answers at http://127.0.0.1:1: start one with `osrdyne run`")
+
+
+def test_something_else_on_the_port_is_no_daemon(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = subprocess.Popen(
+            [OSRDYNE, "status", "--api", f"http://127.0.0.1:{port}"],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = other.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+            _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr.count("\n")) == (1, 1)
+    assert "is not an osrdyne daemon" in stderr
+
+
+def test_wrong_usage_points_to_the_help(tmp_path: Path) -> None:
+    assert_sentence(osrdyne(tmp_path, "run", "--nope"), 2, "No such option: --nope. Try `osrdyne run --help`.")
+
+
+def test_doctor_without_a_broker_says_what_to_do_and_fails(tmp_path: Path) -> None:
+    done = osrdyne(tmp_path, "doctor", "--driver", "noop")
+    assert done.returncode == 1
+    assert "✘" in done.stdout
+    assert "checks failed" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert "hidden" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_daemon_without_a_broker_waits_for_it_and_ends_when_told(tmp_path: Path, number: int) -> None:
+    process = subprocess.Popen(
+        [OSRDYNE, "run", "--driver", "noop", "--set", "api.port=0"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "term ended" in line:
+            break
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    text = "".join([*lines, rest])
+    assert process.returncode == 0, text
+    assert "Traceback" not in text
+    assert "hidden" not in text
+
+
+def test_interrupted_command_exits_with_130(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        process = subprocess.Popen(
+            [OSRDYNE, "status", "--api", f"http://127.0.0.1:{port}"],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = silent.accept()
+        with connection:
+            connection.recv(1000)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "")
+
+
+def test_output_into_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [OSRDYNE, "check-config"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 1
