@@ -76,6 +76,7 @@ class Daemon:
             allowed_hosts=hosts_of(settings.api.host, settings.api.allowed_hosts),
         )
         self.api = ApiServer(app, settings.api)
+        self._leading = asyncio.Event()
         self._log: Logger = get_logger("daemon", pool=settings.pool.id)
 
     async def serve(self, stop: StopRequest) -> None:
@@ -91,6 +92,10 @@ class Daemon:
             await self._management.close()
             await self._driver.close()
         self._log.info("daemon stopped")
+
+    async def wait_leading(self) -> None:
+        """Wait until this daemon leads its pool for the first time."""
+        await self._leading.wait()
 
     async def _lead_until(self, stop: StopRequest) -> None:
         """Terms, one after the other, with a growing pause after each that failed."""
@@ -145,6 +150,7 @@ class Daemon:
 
     def _note_leading(self, term: Term) -> None:
         self._state.term = term
+        self._leading.set()
         self._metrics.leading.set(1)
         self._metrics.term.set(term.tracker.generation.term)
         self._state.note("leadership", ok=True, detail=f"leading in term {term.tracker.generation.term}")

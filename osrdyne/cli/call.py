@@ -70,7 +70,7 @@ def call(
     configure_logging(level="error")
     if output is CallOutput.ARROW and sys.stdout.isatty():
         raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
-    settings = load(config, assignments, pool=pool).settings
+    settings = load(config, assignments, pool=pool, client=True).settings
     uri = broker_uri(broker, settings)
     client = AsyncClient(
         uri,

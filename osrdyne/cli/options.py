@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from osrdyne.cli.remote import Remote
-from osrdyne.config.loading import LoadedSettings, load_settings
+from osrdyne.config.announcement import find_announcement
+from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
 
 
@@ -55,16 +58,25 @@ def load(
     pool: str | None = None,
     driver: str | None = None,
     log_level: str | None = None,
+    client: bool = False,
 ) -> LoadedSettings:
-    """The settings of a command. Raises `ConfigurationError`."""
+    """The settings of a command. Raises `ConfigurationError`.
+
+    `client`: the command talks to a daemon, so that without a configuration file a running `osrdyne dev` is meant.
+    """
+    file = config or os.environ.get(FILE_VARIABLE) or (None if Path(DEFAULT_FILE).exists() else _dev_stack(client))
     given = {"--pool": ("pool.id", pool), "--driver": ("driver.name", driver), "--log-level": ("log.level", log_level)}
     flags = {flag: f"{path}={value}" for flag, (path, value) in given.items() if value is not None}
-    return load_settings(file=config, assignments=assignments or (), flags=flags)
+    return load_settings(file=file, assignments=assignments or (), flags=flags)
+
+
+def _dev_stack(client: bool) -> str | None:
+    return find_announcement() if client else None
 
 
 def remote(api: str | None, config: str | None) -> Remote:
     """The daemon's HTTP API: `--api`, or the address that the configuration makes the daemon listen on."""
-    return Remote(api if api is not None else api_url(load(config, None).settings.api))
+    return Remote(api if api is not None else api_url(load(config, None, client=True).settings.api))
 
 
 def api_url(settings: ApiSettings) -> str:

@@ -1,0 +1,68 @@
+"""`osrdyne dev`: a whole stack in one command, for trying things and for writing workers."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
+from osrdyne.cli.run import start_logging
+from osrdyne.config.models import Settings
+
+SAMPLE_SCALES = ("0.001", "0.01")
+
+
+def dev(
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+    pool: PoolOption = None,
+    log_level: LogLevelOption = None,
+    app: Annotated[
+        str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Run this application instead of the SQL pipeline.")
+    ] = None,
+) -> None:
+    """Run a private RabbitMQ, a daemon and its workers until Ctrl-C; with sample data unless a worker is configured."""
+    given = [*(assignments or ()), *([f"worker.app={app}"] if app else ())]
+    settings = load(config, given, pool=pool, log_level=log_level).settings
+    start_logging(settings.log)
+    import uvloop
+
+    from osrdyne.dev_stack import sample_settings  # not before the settings are known to be right
+
+    console = Console(stderr=True)
+    if settings.worker == type(settings.worker)():
+        with console.status("Generating TPC-H sample data (once)"):
+            settings = sample_settings(settings, scales=SAMPLE_SCALES)
+    uvloop.run(_run(settings, console))
+
+
+async def _run(settings: Settings, console: Console) -> None:
+    from osrdyne.dev_stack import running_stack
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with console.status("Starting RabbitMQ and the daemon"):
+        stack = running_stack(settings)
+        running = await stack.__aenter__()
+    try:
+        _greet(running, console)
+        await stop.wait()
+    finally:
+        await stack.__aexit__(None, None, None)
+
+
+def _greet(settings: Settings, console: Console) -> None:
+    console.print(f"osrdyne dev is up: pool [bold]{settings.pool.id}[/bold], API http://127.0.0.1:{settings.api.port}")
+    if settings.worker.config.get("datasets"):
+        console.print("Try, in another terminal:")
+        console.print(
+            """  osrdyne call tpch/sf=0.01 /sql -d '{"query": "select count(*) from lineitem"}'""",
+            soft_wrap=True,
+            highlight=False,
+        )
+    console.print("Ctrl-C stops everything.")

@@ -1,0 +1,62 @@
+"""Where a running `osrdyne dev` is: a small configuration file that other commands of the same user find by themselves.
+
+Written when the stack is up, removed when it ends; one that a crash left behind is recognised by its process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+
+from osrdyne.config.models import Settings
+
+_PROCESS = "# process "
+
+
+def announcement_file() -> Path:
+    """Below `$XDG_RUNTIME_DIR` where there is one, else below the user's state directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(runtime or state) / "osrdyne" / "dev.yaml"
+
+
+def find_announcement() -> str | None:
+    """The configuration file of a stack that runs now, or None."""
+    file = announcement_file()
+    try:
+        first = file.read_text(encoding="utf-8").partition("\n")[0]
+    except OSError:
+        return None
+    process = first.removeprefix(_PROCESS)
+    return str(file) if process.isdigit() and psutil.pid_exists(int(process)) else None
+
+
+@contextmanager
+def announced(settings: Settings, *, api_port: int) -> Iterator[Path]:
+    """Keep the announcement in place; it holds the broker's password, so only this user can read it."""
+    file = announcement_file()
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    management = settings.broker.management_uri
+    content = {
+        "broker": {
+            "uri": settings.broker.uri.get_secret_value(),
+            "management_uri": management.get_secret_value() if management else None,
+        },
+        "pool": {"id": settings.pool.id},
+        "api": {"host": settings.api.host, "port": api_port},
+    }
+    text = f"{_PROCESS}{os.getpid()}\n{yaml.safe_dump(content)}"
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
+        stream.write(text)
+    unfinished.rename(file)
+    try:
+        yield file
+    finally:
+        if find_announcement() is not None and file.read_text(encoding="utf-8") == text:
+            file.unlink()

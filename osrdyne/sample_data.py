@@ -1,0 +1,61 @@
+"""Sample data for `osrdyne dev` and the demo: TPC-H tables, generated once into a cache directory.
+
+Made by `tpchgen-cli` (PyPI), which is part of the development set-up. Nothing else of osrdyne needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from osrdyne.errors import ConfigurationError
+
+TABLES = ("customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier")
+KEY_PATTERN = "tpch/sf={scale}"
+GENERATION_TIMEOUT = 600.0
+
+
+def default_directory() -> Path:
+    """Where sample data is kept between runs: below the user's cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "osrdyne" / "sample-data"
+
+
+def generate_tpch(directory: Path, scale: str) -> Path:
+    """Generate the tables at a scale factor (1 is 1 GB of text) as Parquet, unless they are there.
+
+    Returns the directory of the tables. Raises `ConfigurationError` when the generator is missing or fails.
+    """
+    target = directory / "tpch" / f"sf={scale}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    command = [_generator(), "parquet", "--scale-factor", scale, "--output-dir", str(unfinished)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=GENERATION_TIMEOUT)
+        unfinished.rename(target)
+    except subprocess.CalledProcessError as error:
+        raise ConfigurationError(f"tpchgen-cli failed: {error.stderr.strip()[-500:]}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def _generator() -> str:
+    found = shutil.which("tpchgen-cli", path=sysconfig.get_path("scripts")) or shutil.which("tpchgen-cli")
+    if found is None:
+        raise ConfigurationError("The sample data needs tpchgen-cli: pip install tpchgen-cli, or give --config.")
+    return found
+
+
+def sql_configuration(directory: Path) -> dict[str, object]:
+    """The `worker.config` of the SQL pipeline over the sample data."""
+    tables = [
+        {"view": table, "format": "parquet", "path": f"{KEY_PATTERN}/{table}.parquet", "cache": table == "lineitem"}
+        for table in TABLES
+    ]
+    return {"base_directory": str(directory), "datasets": [{"key": KEY_PATTERN, "tables": tables}]}
