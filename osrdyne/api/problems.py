@@ -21,9 +21,9 @@ from osrdyne.logs import mask_uri
 
 CONTENT_TYPE = "application/problem+json"
 
-_ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str]] = (
+_ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
-    (PoolConflictError, HTTPStatus.CONFLICT, "conflict", "Change what the message names, then try again."),
+    (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message says what helps
     (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
     (BrokerError, HTTPStatus.BAD_GATEWAY, "broker-error", "Run `osrdyne doctor` with the daemon's configuration."),
