@@ -123,22 +123,35 @@ def members(leaders: Iterable[ProcessHandle], *, carries_mark: Callable[[dict[st
     return found
 
 
-def kill_all(list_pids: Callable[[], set[int]]) -> None:
+def kill_all(list_pids: Callable[[], set[int]], *, grace: float = 0.0) -> None:
     """Kill what `list_pids` names, again until it names nothing that runs, so that nobody escapes by forking.
 
-    Raises `DriverUnavailableError` when something cannot be killed within a few seconds.
+    With `grace` they are asked to end first (SIGTERM) and have so many seconds together. Raises
+    `DriverUnavailableError` when something cannot be killed within a few seconds.
     """
+    if grace > 0:
+        _signal_all(list_pids, signal.SIGTERM, timeout=grace)
     deadline = time.monotonic() + _KILL_TIMEOUT
-    while handles := _open_all(list_pids()):
-        confirmed = list_pids()  # again, now that the handles pin the processes: a pid may have been recycled meanwhile
-        for handle in handles:
-            if handle.pid in confirmed:
-                handle.send(signal.SIGKILL)
-                _is_readable(handle.fd, timeout=max(0.0, deadline - time.monotonic()))
-            handle.close()
+    while pids := _signal_all(list_pids, signal.SIGKILL, timeout=max(0.0, deadline - time.monotonic())):
         if time.monotonic() > deadline:
-            pids = ", ".join(str(handle.pid) for handle in handles)
-            raise DriverUnavailableError(f"The processes {pids} of a worker do not end although they were killed.")
+            names = ", ".join(map(str, pids))
+            raise DriverUnavailableError(f"The processes {names} of a worker do not end although they were killed.")
+
+
+def _signal_all(list_pids: Callable[[], set[int]], number: signal.Signals, *, timeout: float) -> list[int]:
+    """Signal what `list_pids` names, and wait for its end; returns the pids that there were."""
+    handles = _open_all(list_pids())
+    # Asked again, now that the handles pin the processes: a pid may have been given to somebody else in between.
+    confirmed = list_pids() if handles else set()
+    deadline = time.monotonic() + timeout
+    for handle in handles:
+        if handle.pid in confirmed:
+            handle.send(number)
+    for handle in handles:
+        if handle.pid in confirmed:
+            _is_readable(handle.fd, timeout=max(0.0, deadline - time.monotonic()))
+        handle.close()
+    return [handle.pid for handle in handles]
 
 
 def _open_all(pids: Iterable[int]) -> list[ProcessHandle]:

@@ -45,6 +45,9 @@ _REFUSED_FOR_GOOD = frozenset(
         errno.ENAMETOOLONG,
     }
 )
+_LEFTOVER_GRACE = 1.0
+"""Seconds for what a worker has left behind to end by itself: Spark's JVM deletes its temporary files then."""
+
 _REBOOTED = Exit(reason="the host was restarted")
 _UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controller")
 
@@ -133,7 +136,7 @@ class LocalWorkers:
         ended = [worker for worker in self._workers.values() if _has_ended(worker)]
         if not ended:
             return
-        kill_all(self._others_of(ended))
+        kill_all(self._others_of(ended), grace=_LEFTOVER_GRACE)
         for worker in ended:
             end = self._end_of(worker)
             worker.record = replace(worker.record, exit=end)
