@@ -1,0 +1,80 @@
+"""One small Spark for the whole run, and the TPC-H tables at a tiny scale."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Call, Context
+from osrdyne_worker.pipelines.sql import REQUIRED_SETTINGS, open_data
+from osrdyne_worker.spark.session import SparkSessions
+
+SMALL_SPARK = {
+    "master": "local[2]",
+    "conf": {"spark.driver.memory": "768m", "spark.sql.shuffle.partitions": 2, "spark.default.parallelism": 2},
+}
+
+MakeCall = Callable[..., Call]
+
+
+@pytest.fixture(scope="session")
+def sessions() -> SparkSessions:
+    return SparkSessions(required=REQUIRED_SETTINGS)
+
+
+@pytest.fixture(scope="session")
+def spark(sessions: SparkSessions) -> Iterator[Any]:
+    """The session that all tests of this folder share, built as a worker builds its own."""
+    session = sessions.build(Context(key=Key("tests"), pool="tests", worker_config={"spark": SMALL_SPARK}))
+    yield session
+    sessions.close(session)
+
+
+@pytest.fixture(scope="session")
+def tpch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with `sf=0.001/<table>.parquet` for the eight tables of TPC-H."""
+    directory = tmp_path_factory.mktemp("tpch")
+    generator = Path(sys.executable).with_name("tpchgen-cli")
+    arguments = ["parquet", "-s", "0.001", "--output-dir", str(directory / "sf=0.001")]
+    subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=60)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tpch_config(tpch: Path) -> dict[str, Any]:
+    tables = sorted(path.stem for path in (tpch / "sf=0.001").iterdir())
+    return {
+        "datasets": [
+            {
+                "key": "tpch/sf={scale}",
+                "tables": [{"view": table, "path": f"{tpch}/sf={{scale}}/{table}.parquet"} for table in tables],
+            }
+        ]
+    }
+
+
+@pytest.fixture(scope="session")
+def make_call(spark: Any) -> MakeCall:
+    """Builds a call of a worker for `key`: its data is opened as at start, in a session with views of its own."""
+
+    def build(config: Mapping[str, Any], key: str, *, accept: str | None = None) -> Call:
+        context = Context(key=Key(key), pool="tests", config=config, session=spark.newSession())
+        context = replace(context, state=open_data(context))
+        headers = {} if accept is None else {"accept": accept}
+        return Call(context, Request(key=key, body=b"", headers=headers))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tpch_call(make_call: MakeCall, tpch_config: dict[str, Any]) -> Call:
+    """A call of the worker for the TPC-H data, shared by the tests that only ask."""
+    return make_call(tpch_config, "tpch/sf=0.001")

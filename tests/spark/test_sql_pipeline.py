@@ -1,0 +1,212 @@
+"""The handlers of the SQL pipeline on a real Spark."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
+from osrdyne_worker import Answer, Call, RequestError
+from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+
+QUERIES = Path(__file__).parents[1] / "queries"
+
+
+def load(name: str) -> dict[str, str]:
+    content: dict[str, str] = yaml.safe_load((QUERIES / name).read_text(encoding="utf-8"))
+    return content
+
+
+@pytest.fixture
+def call(tpch_call: Call) -> Call:
+    return tpch_call
+
+
+def answer(call: Call, query: str, *, limit: int | None = None) -> dict[str, Any]:
+    reply = pipeline.sql(call, SqlRequest(query=query, limit=limit))
+    assert reply.content_type == JSON_TYPE
+    document: dict[str, Any] = json.loads(reply.body)
+    return document
+
+
+def refusal(call: Call, query: str, *, limit: int | None = None) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        pipeline.sql(call, SqlRequest(query=query, limit=limit))
+    return caught.value
+
+
+def test_count_is_answered_with_names_types_and_rows(call: Call) -> None:
+    assert answer(call, "select count(*) as n from region") == {
+        "columns": [{"name": "n", "type": "bigint"}],
+        "rows": [[5]],
+        "row_count": 1,
+        "truncated": False,
+    }
+
+
+@pytest.mark.parametrize("name", load("tpch.yaml"))
+def test_tpch_query_passes_both_nets_and_runs(call: Call, name: str) -> None:
+    assert answer(call, load("tpch.yaml")[name])["columns"]
+
+
+@pytest.mark.parametrize("name", load("accepted.yaml"))
+def test_accepted_query_passes_both_nets_and_runs(call: Call, name: str) -> None:
+    assert answer(call, load("accepted.yaml")[name], limit=3)["columns"]
+
+
+TYPES: list[tuple[str, str, Any]] = [
+    ("cast('12345678901234567890.123456789' as decimal(38, 9))", "decimal(38,9)", "12345678901234567890.123456789"),
+    ("cast(0 as decimal(38, 18))", "decimal(38,18)", "0.000000000000000000"),
+    ("9223372036854775807", "bigint", 9223372036854775807),
+    ("cast(-128 as tinyint)", "tinyint", -128),
+    ("double('NaN')", "double", "NaN"),
+    ("double('-Infinity')", "double", "-Infinity"),
+    ("cast('Infinity' as float)", "float", "Infinity"),
+    ("0.1D", "double", 0.1),
+    ("true", "boolean", True),
+    ("null", "void", None),
+    ("'é漢🚄\"\\n'", "string", 'é漢🚄"\n'),
+    ("date '2024-02-29'", "date", "2024-02-29"),
+    ("date '12024-02-29'", "date", "12024-02-29"),
+    ("timestamp '2024-02-29 12:00:00+02:00'", "timestamp", "2024-02-29T10:00:00Z"),
+    ("timestamp '2024-02-29 12:00:00.000001Z'", "timestamp", "2024-02-29T12:00:00.000001Z"),
+    ("timestamp_ntz '2024-02-29 12:00:00'", "timestamp_ntz", "2024-02-29T12:00:00"),
+    ("x'00ff'", "binary", "AP8="),
+    ("interval '1 02:00:00.5' day to second", "interval day to second", "PT93600.5S"),
+    ("interval '-1' day", "interval day", "-PT86400S"),
+    ("interval '1-2' year to month", "interval year to month", "INTERVAL '1-2' YEAR TO MONTH"),
+    ("parse_json('{\"a\": [1, null]}')", "variant", '{"a":[1,null]}'),
+    ("array(1, null, 3)", "array<int>", [1, None, 3]),
+    ("array(array(1), array())", "array<array<int>>", [[1], []]),
+    ("named_struct('a', 1, 'b', date '2024-01-01')", "struct<a:int,b:date>", {"a": 1, "b": "2024-01-01"}),
+    ("map('k', 1.50BD)", "map<string,decimal(3,2)>", {"k": "1.50"}),
+    ("map(1, 'x', 2, null)", "map<int,string>", [[1, "x"], [2, None]]),
+    ("array(named_struct('m', map('k', x'01')))", "array<struct<m:map<string,binary>>>", [{"m": {"k": "AQ=="}}]),
+    ("cast(null as struct<a:int>)", "struct<a:int>", None),
+    ("array(double('NaN'))", "array<double>", ["NaN"]),
+]
+
+
+@pytest.mark.parametrize(("expression", "kind", "value"), TYPES, ids=[case[0][:40] for case in TYPES])
+def test_value_of_each_type_is_exact_in_json(call: Call, expression: str, kind: str, value: Any) -> None:
+    document = answer(call, f"select {expression} as v")
+    assert document["columns"] == [{"name": "v", "type": kind}]
+    assert document["rows"] == [[value]]
+
+
+def test_columns_of_one_name_are_all_answered(call: Call) -> None:
+    assert answer(call, "select 1 as a, 2 as a, interval '1-2' year to month as a")["rows"] == [
+        [1, 2, "INTERVAL '1-2' YEAR TO MONTH"]
+    ]
+
+
+def test_result_without_rows_keeps_its_columns(call: Call) -> None:
+    document = answer(call, "select n_name from nation where false")
+    assert (document["rows"], document["row_count"], document["truncated"]) == ([], 0, False)
+    assert document["columns"] == [{"name": "n_name", "type": "string"}]
+
+
+@pytest.mark.parametrize(("limit", "truncated"), [(24, True), (25, False), (26, False), (0, True)])
+def test_limit_cuts_and_says_so(call: Call, limit: int, truncated: bool) -> None:
+    document = answer(call, "select n_name from nation order by 1", limit=limit)
+    assert (document["row_count"], document["truncated"]) == (min(limit, 25), truncated)
+    assert len(document["rows"]) == document["row_count"]
+
+
+def test_limit_of_the_configuration_holds_by_default(make_call: Any, tpch_config: dict[str, Any]) -> None:
+    call = make_call({**tpch_config, "row_limit": 7, "max_row_limit": 9}, "tpch/sf=0.001")
+    assert answer(call, "select * from nation")["row_count"] == 7
+    assert refusal(call, "select * from nation", limit=10).error_code == "limit_too_large"
+
+
+def test_arrow_stream_carries_rows_types_and_the_flag(make_call: Any, tpch_config: dict[str, Any]) -> None:
+    call = make_call(tpch_config, "tpch/sf=0.001", accept=f"application/json;q=0.5, {ARROW_TYPE}")
+    reply = pipeline.sql(call, SqlRequest(query="select l_orderkey, l_tax, l_shipdate from lineitem", limit=100))
+    table = pa.ipc.open_stream(reply.body).read_all()
+    assert table.num_rows == 100
+    assert table.schema.types == [pa.int64(), pa.decimal128(15, 2), pa.date32()]
+    assert table.schema.metadata == {b"truncated": b"true", b"row_count": b"100"}
+    assert (reply.content_type, reply.headers["x-truncated"]) == (ARROW_TYPE, "true")
+
+
+def test_arrow_stream_of_no_rows_is_a_stream(make_call: Any, tpch_config: dict[str, Any]) -> None:
+    call = make_call(tpch_config, "tpch/sf=0.001", accept=ARROW_TYPE)
+    reply = pipeline.sql(call, SqlRequest(query="select 1 as a where false"))
+    assert pa.ipc.open_stream(reply.body).read_all().num_rows == 0
+
+
+ERRORS = [
+    ("select nope from nation", 400, "UNRESOLVED_COLUMN.WITH_SUGGESTION"),
+    ("select 1 / (n_nationkey - n_nationkey) from nation", 400, "DIVIDE_BY_ZERO"),
+    ("select cast(n_name as int) from nation", 400, "CAST_INVALID_INPUT"),
+    ("select sum(n_name) + array(1) from nation", 400, "DATATYPE_MISMATCH"),
+    ("select element_at(array(1), 5)", 400, "INVALID_ARRAY_INDEX_IN_ELEMENT_AT"),
+    ("select raise_error('on purpose') from nation", 500, "USER_RAISED_EXCEPTION"),
+    ("select n_name, count(*) from nation", 400, "MISSING_GROUP_BY"),
+    ("select upper()", 400, "WRONG_NUM_ARGS"),
+    ("select (select n_name from nation)", 400, "SCALAR_SUBQUERY_TOO_MANY_ROWS"),
+]
+
+
+@pytest.mark.parametrize(("query", "code", "condition"), ERRORS, ids=[case[2] for case in ERRORS])
+def test_error_of_spark_is_its_class_and_one_line(call: Call, query: str, code: int, condition: str) -> None:
+    error = refusal(call, query)
+    assert error.error_code.startswith(condition)
+    assert error.code == code
+    assert "\n" not in error.message
+    assert not any(word in error.message for word in ("Traceback", "org.apache", "\tat ", "Py4J"))
+
+
+def test_refused_query_says_where(call: Call) -> None:
+    error = refusal(call, "select * from csv.`/etc/passwd`")
+    assert (error.code, error.error_code, error.details) == (403, "table_not_allowed", {"line": 1, "column": 19})
+
+
+def test_explain_shows_the_plan_and_runs_nothing(call: Call) -> None:
+    plan = pipeline.explain(call, ExplainRequest(query="select count(*) from nation"))["plan"]
+    assert "HashAggregate" in plan
+    assert (
+        "== Analyzed Logical Plan =="
+        in pipeline.explain(call, ExplainRequest(query="select 1", mode="extended"))["plan"]
+    )
+
+
+def test_explain_of_a_command_is_refused(call: Call) -> None:
+    with pytest.raises(RequestError):
+        pipeline.explain(call, ExplainRequest(query="drop view nation"))
+
+
+def test_schema_names_views_and_columns(call: Call) -> None:
+    views = {view["name"]: view for view in pipeline.schema(call)["views"]}
+    assert len(views) == 8
+    assert views["region"]["columns"][0] == {"name": "r_regionkey", "type": "bigint", "nullable": True}
+
+
+def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> None:
+    tables = [{"view": name, "path": f"{tpch}/sf=0.001/{name}.parquet", "cache": name == "orders"} for name in
+              ("orders", "region")]  # fmt: skip
+    call = make_call({"datasets": [{"key": "x", "tables": tables}]}, "x")
+    orders, region = pipeline.cache_status(call)["views"]
+    assert orders["cached"]
+    assert orders["memory_bytes"] > 1000
+    assert orders["cached_partitions"] == orders["partitions"] > 0
+    assert (region["cached"], region["memory_bytes"]) == (False, 0)
+
+
+def test_version_names_spark_and_the_key(call: Call) -> None:
+    found = pipeline.versions(call)
+    assert found["spark"].startswith("4.")
+    assert found["key"] == "tpch/sf=0.001"
+
+
+def test_answer_is_an_answer_with_finite_json(call: Call) -> None:
+    reply = pipeline.sql(call, SqlRequest(query="select double('NaN') as x"))
+    assert isinstance(reply, Answer)
+    assert not any(isinstance(v, float) and math.isnan(v) for row in json.loads(reply.body)["rows"] for v in row)

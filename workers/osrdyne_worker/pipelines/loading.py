@@ -1,0 +1,166 @@
+"""Opens the data of one key as views of the session.
+
+Called by the SQL pipeline at start, and again by a request when the data was missing. A failure that belongs to the key
+(no such path, unreadable files) becomes a `DataProblemError`; any other goes through and fails the start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from osrdyne.errors import ConfigurationError, OsrdyneError
+from osrdyne.logs import get_logger
+from osrdyne_worker.pipelines.datasets import (
+    InvalidKeyPartError,
+    ResolvedDataset,
+    ResolvedTable,
+    SqlConfig,
+    UnknownDatasetError,
+    resolve,
+)
+from osrdyne_worker.spark.errors import SparkFailure, describe
+
+log = get_logger(__name__)
+
+_MISSING = re.compile(
+    r"PATH_NOT_FOUND|PATH_DOES_NOT_EXIST|TABLE_OR_VIEW_NOT_FOUND|DELTA_TABLE_NOT_FOUND|FILE_NOT_EXIST"
+)
+_UNREADABLE = re.compile(
+    r"UNABLE_TO_INFER_SCHEMA|FAILED_READ_FILE|CANNOT_READ_FILE|MALFORMED|CORRUPT|MISSING_TRANSACTION_LOG"
+)
+
+
+class DataProblemError(OsrdyneError):
+    """The data of this key cannot be served; every request is told why."""
+
+    def __init__(self, message: str, *, code: int, error_code: str, can_change: bool = False) -> None:
+        super().__init__(message, code=code, error_code=error_code)
+        self.code = code
+        self.error_code = error_code
+        self.can_change = can_change
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view that queries may name. `columns` are (name, type, nullable)."""
+
+    name: str
+    format: str
+    columns: tuple[tuple[str, str, bool], ...]
+    cached: bool
+
+
+def load(session: Any, config: SqlConfig, key: str) -> tuple[View, ...]:
+    """Make the views of `key`. Raises `DataProblemError` for what is wrong with this key only."""
+    try:
+        dataset = resolve(config, key)
+    except UnknownDatasetError as error:
+        raise DataProblemError(error.message, code=404, error_code="unknown_dataset") from None
+    except InvalidKeyPartError as error:
+        raise DataProblemError(error.message, code=400, error_code="invalid_key") from None
+    return _load_dataset(session, dataset)
+
+
+def _load_dataset(session: Any, dataset: ResolvedDataset) -> tuple[View, ...]:
+    views = []
+    for table in dataset.tables:
+        try:
+            views.append(_load_table(session, table))
+        except OsrdyneError:
+            raise
+        except Exception as error:
+            raise _translated(table, error) from error
+    return tuple(views)
+
+
+def _load_table(session: Any, table: ResolvedTable) -> View:
+    spec = table.spec
+    _check_directory(table)
+    frame = _filtered(_read(session, table), table, session)
+    frame.createOrReplaceTempView(spec.view)
+    if spec.cache:
+        session.catalog.cacheTable(spec.view)
+        session.table(spec.view).count()
+    log.info("view opened", view=spec.view, format=spec.format, cached=spec.cache)
+    columns = tuple((field.name, field.dataType.simpleString(), field.nullable) for field in frame.schema.fields)
+    return View(name=spec.view, format=spec.format, columns=columns, cached=spec.cache)
+
+
+def _read(session: Any, table: ResolvedTable) -> Any:
+    spec = table.spec
+    reader = session.read.options(**spec.options)
+    if spec.format == "table":
+        return reader.table(table.path)
+    if spec.columns is not None:
+        reader = reader.schema(spec.columns)
+    return reader.format(spec.format).load(table.path)
+
+
+def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
+    """Rows whose columns equal the parts of the key. The value is a literal of the column's type, never SQL."""
+    types = {field.name.lower(): field.dataType for field in frame.schema.fields}
+    for column, value in table.filters:
+        if column.lower() not in types:
+            raise ConfigurationError(
+                f"The view {table.spec.view} has a filter on {column!r}, which is not one of its columns: "
+                f"{', '.join(types)}."
+            )
+        literal = F.lit(value).try_cast(types[column.lower()])
+        if session.range(1).select(literal.isNull()).first()[0]:
+            kind = types[column.lower()].simpleString()
+            raise InvalidValueError(f"The key says {column}={value!r}, which is not a {kind}.")
+        frame = frame.where(F.col(f"`{column.replace('`', '``')}`") == literal)
+    return frame
+
+
+class InvalidValueError(DataProblemError):
+    """A part of the key does not fit the type of the column it is compared with."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code=400, error_code="invalid_key")
+
+
+def _check_directory(table: ResolvedTable) -> None:
+    """A symbolic link must not lead a local path out of its directory."""
+    if table.directory is None:
+        return
+    local = table.path.removeprefix("file://").removeprefix("file:")
+    root = os.path.realpath(table.directory)
+    if os.path.commonpath([root, os.path.realpath(local)]) != root:
+        raise DataProblemError(
+            f"The data of the view {table.spec.view} lies outside of its directory.", code=403, error_code="invalid_key"
+        )
+
+
+def _translated(table: ResolvedTable, error: Exception) -> Exception:
+    """What to raise instead of `error`: a problem of this key, of the configuration, or the error itself."""
+    failure = describe(error)
+    if failure is None:
+        return error
+    view, path = table.spec.view, table.path
+    if _MISSING.search(failure.condition):
+        return DataProblemError(
+            f"There is no data for the view {view}: {path} does not exist.",
+            code=404,
+            error_code="dataset_not_found",
+            can_change=True,
+        )
+    if _UNREADABLE.search(failure.condition) or _UNREADABLE.search(failure.message):
+        return DataProblemError(
+            f"The data of the view {view} at {path} cannot be read: {failure.message}",
+            code=500,
+            error_code="dataset_unreadable",
+            can_change=True,
+        )
+    if failure.is_query:
+        return _wrong_configuration(view, failure)
+    return error
+
+
+def _wrong_configuration(view: str, failure: SparkFailure) -> ConfigurationError:
+    return ConfigurationError(f"The view {view} cannot be opened as it is configured: {failure.message}")

@@ -1,0 +1,230 @@
+"""The SQL pipeline: answers queries over the data of its key. `osrdyne_worker.pipelines.sql:app` is its application.
+
+Owns the handlers; what may run is decided by `sql_guard` and `plan_guard`, what the data is by `datasets` and
+`loading`. It never gives Spark a text that the nets have not let through. See docs/sql-pipeline.md.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from osrdyne.logs import get_logger
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
+from osrdyne_worker import Answer, App, Call, Context, RequestError
+from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
+from osrdyne_worker.pipelines.loading import DataProblemError, View, load
+from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.plans import analyzed_plan, explained_plan, parsed_plan
+from osrdyne_worker.spark.results import Result, fetch
+from osrdyne_worker.spark.session import SparkSessions
+
+log = get_logger(__name__)
+
+ValueT = TypeVar("ValueT")
+
+REQUIRED_SETTINGS = {
+    # ${...} in a query would be replaced by settings and environment variables, secrets among them.
+    "spark.sql.variable.substitute": "false",
+    # csv.`/etc/passwd` is not a table, should both nets miss it.
+    "spark.sql.runSQLOnFiles": "false",
+}
+
+_REMEMBERED_QUERIES = 500
+_REMEMBERED_LENGTH = 10_000
+
+app = App(sessions=SparkSessions(required=REQUIRED_SETTINGS))
+
+
+class SqlRequest(BaseModel):
+    """Body of `/sql`. `limit` is the number of rows to answer with at most."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str
+    limit: int | None = Field(None, ge=0)
+
+
+class ExplainRequest(BaseModel):
+    """Body of `/explain`. `mode` is one of Spark's."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query: str
+    mode: Literal["simple", "extended", "codegen", "cost", "formatted"] = "formatted"
+
+
+class SqlData:
+    """The views of this worker's key, or why there are none; and which queries were checked already. Thread-safe."""
+
+    def __init__(
+        self, session: Any, config: SqlConfig, key: str, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.session = session
+        self.config = config
+        self.key = key
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._views: tuple[View, ...] = ()
+        self._problem: DataProblemError | None = None
+        self._tried_at = 0.0
+        self._check_remembered = lru_cache(maxsize=_REMEMBERED_QUERIES)(self._check)
+        self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
+
+    def load(self) -> None:
+        """Open the data; a problem of this key is kept for `views`, any other is raised."""
+        self._tried_at = self._monotonic()
+        try:
+            self._views, self._problem = load(self.session, self.config, self.key), None
+        except DataProblemError as problem:
+            log.warning("no data for this key", reason=problem.message, error_code=problem.error_code)
+            self._problem = problem
+
+    def views(self) -> tuple[View, ...]:
+        """The views; raises `RequestError` where there are none. Data that was missing is looked for again."""
+        with self._lock:
+            waited = self._monotonic() - self._tried_at
+            if self._problem and self._problem.can_change and waited >= self.config.retry_missing_interval:
+                self.load()
+            if self._problem:
+                raise RequestError(self._problem.message, self._problem.code, self._problem.error_code)
+            return self._views
+
+    def frame(self, query: str) -> Any:
+        """The checked query as a DataFrame, not yet run. Raises `QueryRefusedError`, or what Spark says of it."""
+        names = frozenset(view.name for view in self.views())
+        check = self._check_remembered if len(query) <= _REMEMBERED_LENGTH else self._check
+        check(query, names)
+        return self.session.sql(query)
+
+    def _check(self, query: str, views: frozenset[str]) -> None:
+        """Both nets. Whether a query passes depends on its text and the names of the views only."""
+        check_query(query, views=views, limits=self._limits)
+        parsed = parsed_plan(self.session, query)
+        if parsed is not None:
+            check_parsed(parsed, views=views)
+        analyzed = analyzed_plan(self.session.sql(query))
+        if analyzed is not None:
+            check_analyzed(analyzed, views=views)
+
+
+@app.on_start
+def open_data(context: Context) -> SqlData:
+    data = SqlData(context.session, parse_config(context.config), context.key)
+    data.load()
+    return data
+
+
+@app.handler("/sql")
+def sql(call: Call, request: SqlRequest) -> Answer:
+    data: SqlData = call.context.state
+    limit = _row_limit(data.config, request.limit)
+    result: Result = _guarded(lambda: fetch(data.frame(request.query), limit=limit))
+    headers: dict[str, object] = {"x-truncated": "true" if result.truncated else "false"}
+    if _wants_arrow(call.accept):
+        return Answer(result.to_arrow(), content_type=ARROW_TYPE, headers=headers)
+    return Answer(result.to_json(), content_type=JSON_TYPE, headers=headers)
+
+
+@app.handler("/explain")
+def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
+    data: SqlData = call.context.state
+    return {"plan": _guarded(lambda: explained_plan(data.frame(request.query), request.mode)), "mode": request.mode}
+
+
+@app.handler("/schema")
+def schema(call: Call) -> dict[str, Any]:
+    data: SqlData = call.context.state
+    return {"views": [_described(view) for view in data.views()]}
+
+
+@app.handler("/cache_status")
+def cache_status(call: Call) -> dict[str, Any]:
+    data: SqlData = call.context.state
+    stored = _stored(data.session)
+    return {
+        "views": [
+            {
+                "view": view.name,
+                "cached": view.cached and bool(data.session.catalog.isCached(view.name)),
+                **stored.get(f"In-memory table {view.name}", _NOT_STORED),
+            }
+            for view in data.views()
+        ]
+    }
+
+
+@app.handler("/version")
+def versions(call: Call) -> dict[str, str]:
+    data: SqlData = call.context.state
+    data.views()
+    return {
+        "osrdyne": version("osrdyne"),
+        "spark": data.session.version,
+        "python": platform.python_version(),
+        "key": data.key,
+    }
+
+
+_NOT_STORED = {"partitions": 0, "cached_partitions": 0, "memory_bytes": 0, "disk_bytes": 0}
+
+
+def _stored(session: Any) -> Mapping[str, dict[str, int]]:
+    """What Spark holds in its caches, by name; with Spark Connect it does not say."""
+    if not hasattr(session, "_jsparkSession"):
+        return {}
+    return {
+        info.name(): {
+            "partitions": info.numPartitions(),
+            "cached_partitions": info.numCachedPartitions(),
+            "memory_bytes": info.memSize(),
+            "disk_bytes": info.diskSize(),
+        }
+        for info in session.sparkContext._jsc.sc().getRDDStorageInfo()
+    }
+
+
+def _described(view: View) -> dict[str, Any]:
+    columns = [{"name": name, "type": kind, "nullable": nullable} for name, kind, nullable in view.columns]
+    return {"name": view.name, "format": view.format, "cached": view.cached, "columns": columns}
+
+
+def _row_limit(config: SqlConfig, asked: int | None) -> int:
+    limit = config.row_limit if asked is None else asked
+    if limit > config.max_row_limit:
+        raise RequestError(
+            f"limit is {limit}; this pool answers with at most {config.max_row_limit} rows (max_row_limit).",
+            400,
+            "limit_too_large",
+        )
+    return limit
+
+
+def _wants_arrow(accept: str | None) -> bool:
+    return any(part.partition(";")[0].strip().lower() == ARROW_TYPE for part in (accept or "").split(","))
+
+
+def _guarded(run: Callable[[], ValueT]) -> ValueT:
+    """Run the work on a query; a refusal or Spark's own error becomes the answer, in one line."""
+    try:
+        return run()
+    except QueryRefusedError as refused:
+        raise RequestError(refused.message, refused.code, refused.error_code, refused.details()) from None
+    except Exception as error:
+        failure = describe(error)
+        if failure is None:
+            raise
+        if not failure.is_query:
+            log.warning("a query failed in spark", condition=failure.condition, reason=failure.message)
+        details = {"sql_state": failure.sql_state} if failure.sql_state else {}
+        raise RequestError(failure.message, 400 if failure.is_query else 500, failure.condition, details) from None

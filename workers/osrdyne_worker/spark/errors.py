@@ -1,0 +1,75 @@
+"""What went wrong in Spark, in one line.
+
+Used by pipelines to answer a request whose query failed. A caller never sees a Java or Python stack, nor the plan that
+Spark appends to its messages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
+_JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: (\w{5}).*$")
+_MAX_LENGTH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class SparkFailure:
+    """`condition` is Spark's error class, such as `DIVIDE_BY_ZERO`; `is_query` says that the query is at fault."""
+
+    condition: str
+    message: str
+    sql_state: str | None = None
+    is_query: bool = False
+
+
+def describe(error: BaseException) -> SparkFailure | None:
+    """What Spark says about `error`, or None when it does not come from Spark."""
+    if isinstance(error, PySparkException):
+        text, condition, sql_state = str(error), error.getCondition(), error.getSqlState()
+    elif isinstance(error, Py4JJavaError):
+        text, condition, sql_state = _root_message(error), None, None
+    elif isinstance(error, Py4JError):
+        text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
+    else:
+        return None
+    line = _first_line(text)
+    found = _CONDITION.search(line)
+    state = _SQL_STATE.search(line)
+    condition = condition or (found[1] if found else "SPARK_ERROR")
+    sql_state = sql_state or (state[1] if state else None)
+    message = _SQL_STATE.sub("", line[found.end() :] if found else line).strip()[:_MAX_LENGTH]
+    return SparkFailure(
+        condition=condition,
+        message=message or condition,
+        sql_state=sql_state,
+        # SQLSTATE 22 is wrong data in an expression, 42 a wrong name or syntax.
+        is_query=isinstance(error, AnalysisException) or (sql_state or "").startswith(("22", "42")),
+    )
+
+
+def _root_message(error: Py4JJavaError) -> str:
+    """The message of the deepest cause that has one."""
+    cause, text = error.java_exception, ""
+    for _ in range(20):
+        if cause is None:
+            break
+        message = cause.toString()
+        if _CONDITION.search(message):
+            return str(message)
+        text, cause = str(message) or text, cause.getCause()
+    return text
+
+
+def _first_line(text: str) -> str:
+    """The first line with words in it, without the name of a Java class in front."""
+    for line in text.splitlines():
+        stripped = _JAVA_CLASS.sub("", line.strip())
+        if stripped and not stripped.startswith("at "):
+            return stripped
+    return ""

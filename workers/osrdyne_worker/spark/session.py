@@ -1,0 +1,254 @@
+"""The one SparkSession of a worker: how it is built, controlled and ended.
+
+`SparkSessions` is the runtime's `SessionFactory` for applications that use Spark: `App(sessions=SparkSessions())`. It
+reads the `spark` part of `WORKER_CONFIG` (`master`, `conf`). It knows no requests, only groups of jobs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from osrdyne.errors import ConfigurationError, StartFailedError
+from osrdyne.logs import get_logger
+from osrdyne_worker.runtime.app import Context
+
+log = get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+DEFAULTS: Mapping[str, str] = {
+    # A worker serves requests, not a web page; many workers on a host would fight for its port.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    # Finding the caller's line for every column costs time; requests have no such line.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # A first look at several partitions of a limited query saves a second job.
+    "spark.sql.limit.initialNumPartitions": "4",
+}
+"""Settings that a configuration may change."""
+
+_LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+"""Where all of Spark is one process, its ports need not be reached from elsewhere."""
+
+_SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
+_JVM_END_TIMEOUT = 10.0
+
+
+class SparkSessions:
+    """Builds and controls the SparkSession of this process; there is at most one at a time.
+
+    `required` are settings that the application depends on: they win over the configuration.
+    """
+
+    def __init__(self, *, required: Mapping[str, str] | None = None) -> None:
+        self._required = dict(required or {})
+
+    def build(self, context: Context) -> Any:
+        """The session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (the JVM ended)."""
+        settings = context.worker_config.get("spark") or {}
+        master = str(settings.get("master") or "local[*]")
+        conf = session_conf(master, settings.get("conf") or {}, self._required)
+        conf.setdefault("spark.app.name", app_name(context))
+        try:
+            import pyspark.sql  # noqa: F401
+        except ImportError as error:
+            raise ConfigurationError("This worker needs pyspark: install osrdyne[spark].") from error
+        # pyspark writes every failed query with its stack to stderr; failures are answered and logged by us.
+        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
+        if is_connect(master):
+            return _connect(master, conf)
+        _require_java()
+        return _start(master, conf)
+
+    def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
+        """Call `function` with the jobs of this thread in the group."""
+        if _is_connect_session(session):
+            tag = _tag(group_id)
+            session.addTag(tag)
+            try:
+                return function()
+            finally:
+                session.removeTag(tag)
+        java_context = session.sparkContext._jsc.sc()
+        java_context.setJobGroup(group_id, "osrdyne request", True)
+        try:
+            return function()
+        finally:
+            with suppress(Exception):  # a dead JVM has no groups
+                java_context.clearJobGroup()
+
+    def cancel(self, session: Any, group_id: str) -> None:
+        """Cancel the jobs of the group, running and future ones (Connect: running ones)."""
+        if _is_connect_session(session):
+            session.interruptTag(_tag(group_id))
+        else:
+            session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group_id)
+
+    def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
+        """Running jobs of the group and the tasks of all its jobs so far; nothing is known with Connect."""
+        found = {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
+        if _is_connect_session(session):
+            return found
+        tracker = session.sparkContext.statusTracker()
+        stages: set[int] = set()
+        for job_id in tracker.getJobIdsForGroup(group_id):
+            job = tracker.getJobInfo(job_id)
+            if job is not None:
+                found["jobs"] += job.status == "RUNNING"
+                stages.update(job.stageIds)
+        for stage_id in stages:
+            stage = tracker.getStageInfo(stage_id)
+            if stage is not None:
+                found["tasks_done"] += stage.numCompletedTasks
+                found["tasks_total"] += stage.numTasks
+        return found
+
+    def is_alive(self, session: Any) -> bool:
+        """False when the JVM has ended or its context was stopped (a Connect server: when the session ended)."""
+        try:
+            if _is_connect_session(session):
+                return not session.is_stopped
+            process = _jvm_process()
+            if process is not None and process.poll() is not None:
+                return False
+            return not session.sparkContext._jsc.sc().isStopped()
+        except Exception:  # whatever a dead JVM does to a call
+            return False
+
+    def close(self, session: Any) -> None:
+        """Stop the session, and end the JVM: it must not outlive its worker."""
+        try:
+            if self.is_alive(session):
+                session.stop()
+        except Exception:
+            log.warning("the spark session did not stop cleanly", exc_info=True)
+        if not _is_connect_session(session):
+            _end_jvm()
+
+
+def session_conf(master: str, configured: Mapping[str, Any], required: Mapping[str, str]) -> dict[str, str]:
+    """The settings of the session: defaults, then what is configured, then what the application requires."""
+    local = _LOCAL_DEFAULTS if master.startswith("local") else {}
+    return {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
+
+
+def app_name(context: Context) -> str:
+    """Pool and key as Spark shows them, without the characters that a command line cannot hold."""
+    name = f"osrdyne {context.pool} {context.key}".strip()
+    return "".join(character if character.isprintable() else "�" for character in name)
+
+
+def is_connect(master: str) -> bool:
+    """Whether `master` is the address of a Spark Connect server."""
+    return master.startswith("sc://")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _tag(group_id: str) -> str:
+    """A Connect tag may not hold a comma and must not be empty."""
+    return "osrdyne-" + hashlib.blake2s(group_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _is_connect_session(session: Any) -> bool:
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def _require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        where = f"JAVA_HOME is {home}, where there is no bin/java" if home else "there is no java on the PATH"
+        raise ConfigurationError(
+            f"Spark needs Java 17 or later, and {where}: install it (Debian: apt install default-jre-headless) "
+            "or set JAVA_HOME."
+        )
+
+
+def _start(master: str, conf: dict[str, str]) -> Any:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        # What is given to the gateway is on the JVM's command line, where everybody on the host can read it; secrets
+        # reach the JVM through the socket instead.
+        visible = SparkConf(loadDefaults=False).setMaster(master)
+        visible.setAll([(name, value) for name, value in conf.items() if not _SECRET.search(name)])
+        SparkContext._ensure_initialized(conf=visible)
+        return SparkSession.builder.master(master).config(map=dict(conf)).getOrCreate()
+    except PySparkException as error:
+        _end_jvm()
+        if error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise StartFailedError(
+                "Spark's Java process ended while it started; its messages are above in this worker's output. "
+                "Spark needs Java 17 or later and spark.driver.memory that the machine has."
+            ) from error
+        raise StartFailedError(f"Spark could not be started: {_first_line(error)}") from error
+    except BaseException:
+        _end_jvm()
+        raise
+
+
+def _connect(master: str, conf: dict[str, str]) -> Any:
+    try:
+        from pyspark.sql.connect.session import SparkSession
+    except ImportError as error:
+        raise ConfigurationError(
+            f"spark.master is a Spark Connect address, and its client is not complete ({error}): "
+            "install pyspark[connect]."
+        ) from error
+    runtime: dict[str, Any] = {name: value for name, value in conf.items() if name.startswith("spark.sql.")}
+    return SparkSession.builder.remote(master).config(map=runtime).getOrCreate()
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _jvm_process() -> subprocess.Popen[bytes] | None:
+    """The JVM that pyspark started for this process, if it did."""
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    return process
+
+
+def _end_jvm() -> None:
+    """End the JVM of this process and let pyspark forget it, so that another one could be started."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway, process = SparkContext._gateway, _jvm_process()
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    try:
+        gateway.shutdown()
+    except Exception:  # the JVM may be gone already
+        log.debug("the gateway to the JVM was closed already")
+    if process is None:
+        return
+    if process.stdin is not None:
+        process.stdin.close()  # the JVM ends when its standard input does
+    try:
+        process.wait(_JVM_END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        log.warning("the JVM did not end and is killed", pid=process.pid)
+        process.kill()
+        process.wait(_JVM_END_TIMEOUT)
