@@ -116,6 +116,7 @@ class EmbeddedBroker:
         if self.is_running:
             return
         server, port_mapper = find_server(), find_port_mapper()
+        await self.kill()  # what a node that ended by itself has left: its process entry and our end of the pipe
         self._prepare_files()
         self._launch(server, port_mapper)
         try:

@@ -62,11 +62,10 @@ class ManagementClient:
         uri = urlsplit(settings.effective_management_uri())
         self.vhost = vhost_of(settings.uri.get_secret_value())
         self.user = unquote(uri.username or "guest")
-        self._address = f"{uri.scheme}://{uri.hostname}:{uri.port or (443 if uri.scheme == 'https' else 80)}"
+        self._address = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
         self._clock = clock or SystemClock()
-        host = f"[{uri.hostname}]" if ":" in (uri.hostname or "") else uri.hostname
         self._client = httpx.AsyncClient(
-            base_url=httpx.URL(f"{uri.scheme}://{host}{f':{uri.port}' if uri.port else ''}{uri.path.rstrip('/')}/api/"),
+            base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
             auth=(self.user, unquote(uri.password or "guest")),
             timeout=settings.management_timeout,
             verify=ssl_context(settings.tls) if uri.scheme == "https" else False,

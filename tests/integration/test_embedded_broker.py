@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from osrdyne import amqp
@@ -96,6 +97,21 @@ async def test_a_killed_node_refuses_connections(directory: Path) -> None:
         await broker.kill()
         with pytest.raises(BrokerUnavailableError):
             await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
+
+
+async def test_a_node_that_crashed_is_started_again(directory: Path) -> None:
+    async with EmbeddedBroker(directory) as broker:
+        [node] = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process.name() == "beam.smp" and process.environ().get("HOME") == str(directory)
+        ]
+        node.kill()
+        async with asyncio.timeout(20):
+            while broker.is_running:
+                await asyncio.sleep(0.05)
+        await broker.start()
+        assert await count_ready(broker) == 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])

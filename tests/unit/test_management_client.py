@@ -59,6 +59,28 @@ async def test_names_are_percent_encoded_once() -> None:
     assert seen == [b"/api/policies/a%2Fb/p%2F%2541%20%C3%A9"]
 
 
+@pytest.mark.parametrize(
+    ("management_uri", "asked"),
+    [
+        (None, "http://rabbit.example:15672/api/whoami"),
+        ("http://u:p@[::1]:15672", "http://[::1]:15672/api/whoami"),
+        ("https://u:p@proxy.example/rabbit/", "https://proxy.example/rabbit/api/whoami"),
+    ],
+    ids=["derived", "ipv6", "behind-a-proxy"],
+)
+async def test_the_api_is_asked_below_its_own_address(management_uri: str | None, asked: str) -> None:
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(str(request.url))
+        return httpx.Response(200, json={})
+
+    secret = None if management_uri is None else SecretStr(management_uri)
+    settings = BrokerSettings(uri=SecretStr(URI), management_uri=secret)
+    await ManagementClient(settings, transport=httpx.MockTransport(handler)).whoami()
+    assert seen == [asked]
+
+
 async def test_credentials_travel_in_the_header_only() -> None:
     seen: list[httpx.Request] = []
 
