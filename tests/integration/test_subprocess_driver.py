@@ -48,6 +48,19 @@ print(child.pid, flush=True)
 time.sleep(600)
 """
 
+# A worker whose child tidies up when it is asked to end, as Spark's JVM does.
+TIDY = """
+import subprocess, sys, time
+code = '''
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(pathlib.Path("tidy").touch()))
+print("ready", flush=True)
+time.sleep(600)
+'''
+child = subprocess.Popen([sys.executable, "-c", code])
+time.sleep(600)
+"""
+
 # A worker that counts for ever.
 COUNTER = """
 import itertools, time
@@ -133,6 +146,16 @@ async def test_child_that_left_the_session_is_killed_too(tmp_path):
     [line] = await lines_of(driver, instance, 1)
     await driver.stop(instance.instance_id, grace=PATIENCE)
     assert not is_running(int(line))
+    await clean_up(driver)
+
+
+async def test_child_of_a_crashed_worker_may_tidy_up_first(tmp_path):
+    driver = make_driver(tmp_path, command=(sys.executable, "-c", TIDY), cwd=str(tmp_path))
+    instance = await driver.start(make_spec())
+    await lines_of(driver, instance, 1)
+    os.kill(pid_of(instance), signal.SIGKILL)
+    await exited(driver, instance)
+    assert (tmp_path / "tidy").exists()
     await clean_up(driver)
 
 
