@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
 
 from osrdyne import __version__
 from osrdyne.cli import groups, poison
+from osrdyne.cli.call import call
 from osrdyne.cli.check_config import check_config
+from osrdyne.cli.dev import dev
 from osrdyne.cli.doctor import doctor
 from osrdyne.cli.run import run
 from osrdyne.cli.status import status
@@ -66,14 +66,13 @@ def version() -> None:
 
 
 app.command()(run)
+app.command()(dev)
+app.command()(call)
 app.command("check-config")(check_config)
 app.command()(doctor)
 app.command()(status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(poison.app, name="poison")
-for _name in ("call", "dev"):
-    if find_spec(f"osrdyne.cli.{_name}") is not None:
-        app.command()(getattr(import_module(f"osrdyne.cli.{_name}"), _name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
