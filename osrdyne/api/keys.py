@@ -7,6 +7,7 @@ application routes on the raw path (see `guard`), and keys are read here from th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
@@ -38,13 +39,17 @@ async def status_keys(request: Request) -> set[Key] | None:
     """The keys of `/status?keys=`; None without the parameter.
 
     The reference client joins percent-encoded keys with commas, its server reads repeated parameters: both are
-    understood. A comma that is not encoded may also belong to a key, so the whole value counts as one, too; asking for
-    a key that does not exist changes nothing.
+    understood. A comma that is not encoded may also belong to a key, so the whole value counts as one, too, where it
+    can be one; asking for a key that does not exist changes nothing.
     """
     values = list(_raw_values(request, "keys"))
     if not values:
         return None
-    return {_decode(text, form=True) for value in values for text in {value, *value.split(",")}}
+    asked = {_decode(text, form=True) for value in values for text in value.split(",")}
+    for value in values:
+        with suppress(InvalidKeyError):  # many keys together are longer than one may be
+            asked.add(_decode(value, form=True))
+    return asked
 
 
 def _raw_values(request: Request, name: str) -> Iterator[str]:

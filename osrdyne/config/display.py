@@ -90,7 +90,7 @@ def masked_uri(uri: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         return MASK
-    if not parts.scheme or not host or "@" in parts.path:
+    if not parts.scheme or not host or parts.fragment or "@" in parts.path + parts.query:
         return MASK
     user = f"{parts.username}:{MASK}@" if parts.password is not None else f"{parts.username}@" if parts.username else ""
     address = f"[{host}]" if ":" in host else host

@@ -43,7 +43,9 @@ def _checked_uri(value: SecretStr | None, *, schemes: tuple[str, str], example: 
         return None
     try:
         parts = urlsplit(value.get_secret_value())
-        usable = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        # A password with a raw `/`, `?` or `#` ends the host early, and its rest would pass for a path.
+        whole = "@" not in parts.path + parts.query and not parts.fragment
+        usable = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0) and whole
     except ValueError:
         usable = False
     if not usable:

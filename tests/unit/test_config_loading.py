@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osrdyne.config.display import MASK, masked_uri, shown_settings
 from osrdyne.config.loading import LoadedSettings, load_settings
@@ -117,6 +119,7 @@ def test_null_gives_back_the_default_of_an_optional_setting() -> None:
         ("a: &a {b: 1}\nc:\n  <<: *a", "pool.yaml:3: merge keys (<<) are not supported"),
         ("pool: \x00", "pool.yaml is not valid YAML"),
         ("broker: {uri: 'amqp://u:p/w@host'}", "broker.uri (file pool.yaml:1): must look like amqp://"),
+        ("broker: {uri: 'amqp://u:1#w@host'}", "broker.uri (file pool.yaml:1): must look like amqp://"),
         ("broker: {uri: 'http://host'}", "broker.uri (file pool.yaml:1): must look like amqp://"),
         ("broker: {management_uri: 'amqp://h'}", "broker.management_uri (file pool.yaml:1): must look like http://"),
         ("broker: {tls: {key_file: k}}", "broker.tls (file pool.yaml:1): certificate_file and key_file belong"),
@@ -209,6 +212,11 @@ worker:
     assert "hidden" not in shown + repr(loaded)
 
 
+@given(st.text(min_size=1))
+def test_no_password_is_shown_whatever_it_holds(password: str) -> None:
+    assert f"1{password}0" not in masked_uri(f"amqp://user:1{password}0@host:5672/")
+
+
 @pytest.mark.parametrize(
     ("uri", "masked"),
     [
@@ -217,6 +225,8 @@ worker:
         ("amqps://h/%2F?password=x", "amqps://h/%2F?***"),
         ("amqp://u:p/w@h", MASK),
         ("amqp://u:1/w@h", MASK),
+        ("amqp://u:1?w@h", MASK),
+        ("amqp://u:1#w@h", MASK),
         ("no uri", MASK),
     ],
 )

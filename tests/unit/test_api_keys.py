@@ -1,0 +1,50 @@
+"""Every key survives its way through a URL, exactly once decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import quote, quote_plus, urlencode
+
+from fastapi import Request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+
+KEYS = st.text(st.characters(codec="utf-8"), max_size=63)
+"""63 characters of UTF-8 have at most 252 bytes."""
+
+
+def request(*, query: str = "", key: str = "") -> Request:
+    return Request({"type": "http", "query_string": query.encode("ascii"), "path_params": {"key": key}})
+
+
+@given(KEYS)
+def test_any_key_survives_the_path(key: str) -> None:
+    assert asyncio.run(path_key(request(key=quote(key, safe="")))) == key
+
+
+@given(KEYS)
+def test_any_key_survives_the_query_in_both_styles(key: str) -> None:
+    for encoded in (quote(key, safe=""), quote_plus(key)):
+        assert asyncio.run(query_key(request(query=f"x=1&key={encoded}"))) == key
+
+
+@given(st.sets(KEYS))
+def test_repeated_keys_are_a_set_or_nothing(keys: set[str]) -> None:
+    query = urlencode([("key", key) for key in keys])
+    assert asyncio.run(query_keys(request(query=query))) == (keys or None)
+
+
+@given(st.lists(KEYS, min_size=1))
+def test_keys_of_the_reference_client_are_all_asked_for(keys: list[str]) -> None:
+    joined = ",".join(quote(key, safe="") for key in keys)
+    asked = asyncio.run(status_keys(request(query=f"keys={joined}")))
+    assert asked is not None
+    assert set(keys) <= asked
+
+
+def test_many_keys_together_may_be_longer_than_one_key() -> None:
+    keys = [f"infra={number},timetable={number}" for number in range(100)]
+    query = "keys=" + ",".join(quote(key, safe="") for key in keys)
+    assert asyncio.run(status_keys(request(query=query))) == set(keys)
