@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import stat
 import subprocess
@@ -115,8 +116,13 @@ async def test_a_node_that_crashed_is_started_again(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
-async def test_a_node_ends_with_the_process_that_started_it(how: signal.Signals) -> None:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+async def test_a_node_ends_with_the_process_that_started_it(how: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # a killed process leaves its files, if no processes
+    )
     try:
         assert process.stdout is not None
         ports = [int(port) for port in (await asyncio.to_thread(process.stdout.readline)).split()]
