@@ -97,9 +97,11 @@ class App:
     A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
     on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
     validate: the JSON body is decoded into it, and a body that does not fit is answered `error` with code 400 and the
-    paths of the wrong fields. `bytes` and `str` take the body as it is. It returns an `Answer`, or a value that becomes one:
-    bytes, str, a pydantic model, a dataclass, anything else that JSON can hold, or None for an empty answer. To refuse
-    a request it raises `RequestError`; any other exception is logged and answered `error` with code 500.
+    paths of the wrong fields. `bytes` and `str` take the body as it is.
+
+    It returns an `Answer`, or a value that becomes one: bytes, str, a pydantic model, a dataclass, anything else that
+    JSON can hold, or None for an empty answer. To refuse a request it raises `RequestError`; any other exception is
+    logged and answered `error` with code 500.
     """
 
     def __init__(self, *, sessions: SessionFactory | None = None) -> None:

@@ -1,0 +1,264 @@
+"""The life of a worker process: starting, losing the broker, pausing, dying, stopping. On real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import httpx
+import pytest
+from worker_process import PATIENCE, Stage, WorkerProcess, stage
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status
+
+ODD_KEYS = {
+    "of the specification": "infra=42,timetable=24",
+    "255 bytes": "x" * 255,
+    "syntax": "/ % # * . : + _Pri0",
+    "letters": "é漢🚄",
+    "newlines and quotes": "a\r\n\"'`",
+    "percent": "%41",
+    "NUL": "a\0b",
+}
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker.amqp_uri, pool_id) as result:
+        yield result
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str) -> None:
+    async with stage(broker.amqp_uri, pool_id, key) as pool:
+        worker = await pool.start()
+        response = await pool.caller.call("/info")
+        await pool.send_control(Command.PAUSE)
+        await pool.until_reported(worker, Event.READY, times=2)
+    assert json.loads(response.body)["key"] == key
+
+
+async def test_worker_says_ready_only_after_loading(pool: Stage) -> None:
+    worker = await pool.start(config={"load_seconds": 0.5}, ready=False)
+    await pool.until_reported(worker, Event.STARTED)
+    assert Event.READY not in pool.events(worker)
+    await pool.until_reported(worker, Event.READY)
+
+
+async def test_failing_start_says_why_in_its_last_line(pool: Stage) -> None:
+    worker = await pool.start(config={"load_error": "no such table"}, ready=False)
+    assert await worker.wait() == 1
+    assert "RuntimeError: no such table (echo.py, line " in worker.lines[-1]
+    assert not any("Traceback" in line for line in worker.lines)
+    report = next(report for report in pool.reports if report.event is Event.FAILED)
+    assert str(report.details["reason"]).startswith("RuntimeError: no such table")
+
+
+@pytest.mark.parametrize(
+    ("app", "text"),
+    [
+        ("nowhere:app", "The module 'nowhere' cannot be imported: ModuleNotFoundError"),
+        ("json:dumps", "json:dumps is not an osrdyne_worker.App; it is function."),
+        ("echo", "must be given as module:attribute"),
+    ],
+)
+async def test_unusable_application_is_one_sentence(pool: Stage, app: str, text: str) -> None:
+    worker = await pool.start(app=app, ready=False)
+    assert await worker.wait() == 2
+    assert len(worker.lines) == 1
+    assert text in worker.lines[0]
+
+
+async def test_wrong_setting_is_one_sentence(pool: Stage) -> None:
+    worker = await pool.start(runtime={"concurrency": "many"}, ready=False)
+    assert await worker.wait() == 2
+    assert worker.lines == [
+        "osrdyne-worker: WORKER_CONFIG.runtime.concurrency must be a whole number from 1 to 64, not 'many'."
+    ]
+
+
+async def test_queue_that_comes_later_is_waited_for(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
+        await pool.start()
+        await pool.declare()
+        assert (await pool.caller.call("/echo", b"x")).body == b"x"
+
+
+async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
+        worker = await pool.start(runtime={"queue_missing_timeout": 1})
+        assert await worker.wait() == 3
+
+
+async def test_queue_that_goes_and_comes_back_is_served_again(pool: Stage) -> None:
+    worker = await pool.start()
+    await pool.channel.delete_queue(pool.names.request_queue(pool.key))
+    await pool.declare()
+    assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
+
+
+async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage) -> None:
+    first = await pool.start()
+    asked = await pool.caller.send("/sleep_thread", {"seconds": 2})
+    await pool.until_reported(first, Event.REQUEST_RECEIVED)
+    first.signal(signal.SIGKILL)
+    second = await pool.start()
+    response = await pool.caller.answer(asked)
+    assert (response.status, response.worker_id) == (Status.OK, second.environment.worker_id)
+
+
+async def test_crashing_handler_leaves_its_request_to_the_next(pool: Stage) -> None:
+    worker = await pool.start()
+    await pool.caller.send("/crash")
+    assert await worker.wait() == 9
+    assert await until_ready_requests(pool, 1)
+
+
+async def test_closed_connection_changes_nothing_but_the_connection(pool: Stage, broker: EmbeddedBroker) -> None:
+    worker = await pool.start(runtime={"concurrency": 2})
+    asked = await pool.caller.send("/sleep_thread", {"seconds": 2})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    await close_connection(broker, worker)
+    assert (await pool.caller.answer(asked)).status == Status.OK
+    assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
+
+
+async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
+    worker = await pool.start()
+    asked = await pool.caller.send("/sleep", {"seconds": 1})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    worker.signal(signal.SIGTERM)
+    assert (await pool.caller.answer(asked)).status == Status.OK
+    assert await worker.wait() == 0
+    assert Event.STOPPING in pool.events(worker)
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
+async def test_sigterm_gives_back_what_would_take_longer(pool: Stage, path: str) -> None:
+    worker = await pool.start(runtime={"stop_grace": 1})
+    await pool.caller.send(path, {"seconds": 60})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0
+    assert await until_ready_requests(pool, 1)
+
+
+async def test_sigterm_while_loading_ends_at_once(pool: Stage) -> None:
+    worker = await pool.start(config={"load_seconds": 600}, ready=False)
+    await pool.until_reported(worker, Event.STARTED)
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0
+
+
+async def test_drain_finishes_and_ends(pool: Stage) -> None:
+    worker = await pool.start(runtime={"stop_grace": 0.1})
+    asked = await pool.caller.send("/sleep", {"seconds": 1})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    await pool.send_control(Command.DRAIN)
+    assert (await pool.caller.answer(asked)).status == Status.OK
+    assert await worker.wait() == 0
+
+
+async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Stage) -> None:
+    worker = await pool.start(runtime={"processing_timeout": 0.3, "stuck_grace": 0.3})
+    response = await pool.caller.call("/hang")
+    assert response.status == Status.EXPIRED
+    assert await worker.wait() == 4
+    assert "'/hang' did not end" in worker.lines[-1]
+
+
+async def test_pause_stops_taking_and_resume_goes_on(pool: Stage) -> None:
+    worker = await pool.start()
+    await pool.send_control(Command.PAUSE)
+    await pool.until_reported(worker, Event.READY, times=2)
+    assert await until_consumers(pool, 0)
+    asked = await pool.caller.send("/echo", b"x")
+    assert await until_ready_requests(pool, 1)
+    await pool.send_control(Command.RESUME)
+    assert (await pool.caller.answer(asked)).body == b"x"
+
+
+async def test_older_generation_is_ignored(pool: Stage) -> None:
+    worker = await pool.start()
+    await pool.send_control(Command.RESUME, generation=7)
+    await pool.send_control(Command.PAUSE, generation=6)
+    report = await pool.until_reported(worker, Event.READY, times=3)
+    assert report.details["paused"] is False
+
+
+async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage) -> None:
+    worker = await pool.start(config={"load_seconds": 1}, ready=False)
+    await pool.until_reported(worker, Event.STARTED)
+    await asyncio.sleep(0.3)  # its control queue is there soon after
+    await pool.send_control(Command.PAUSE)
+    await pool.until_reported(worker, Event.STARTED, times=2)
+    await pool.until_reported(worker, Event.READY)
+    await pool.caller.send("/echo")
+    assert await until_ready_requests(pool, 1)
+
+
+async def test_highest_priority_runs_next(pool: Stage) -> None:
+    queues = tuple(pool.names.request_queue(Key("k"), priority) for priority in (0, 5))
+    for queue in queues:
+        await pool.declare_request_queue(queue)
+    worker = await pool.start(queues=queues)
+    first = await pool.caller.send("/sleep", {"seconds": 0.5}, queue=queues[1])
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    low = await pool.caller.send("/info", queue=queues[1])
+    high = await pool.caller.send("/info", queue=queues[0])
+    finished = [asyncio.create_task(pool.caller.answer(asked), name=asked) for asked in (first, high, low)]
+    order = []
+    for task in finished:
+        await task
+        order.append(task.get_name())
+        assert order == [first, high, low][: len(order)]
+
+
+async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
+    await pool.start()
+    queue = pool.names.request_queue(pool.key, 3)
+    await pool.declare_request_queue(queue)
+    await pool.send_control(Command.QUEUES, queues=[queue])
+    assert (await pool.caller.call("/echo", b"new", queue=queue)).body == b"new"
+    await pool.caller.send("/echo")
+    assert await until_ready_requests(pool, 1)
+
+
+async def until_ready_requests(pool: Stage, number: int) -> bool:
+    async with asyncio.timeout(PATIENCE):
+        while await pool.ready_requests() != number:
+            await asyncio.sleep(0.05)
+    return True
+
+
+async def until_consumers(pool: Stage, number: int) -> bool:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            channel = await pool.connection.channel()
+            info = await channel.declare_queue(pool.names.request_queue(pool.key), passive=True)
+            await channel.close()
+            if info.consumers == number:
+                return True
+            await asyncio.sleep(0.05)
+
+
+async def close_connection(broker: EmbeddedBroker, worker: WorkerProcess) -> None:
+    """Close it through the management API, once that has heard of it."""
+    wanted = f"osrdyne-worker {worker.environment.worker_id}"
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False) as client:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                connections = (await client.get("/api/connections")).json()
+                for connection in connections:
+                    if connection.get("client_properties", {}).get("connection_name") == wanted:
+                        path = f"/api/connections/{quote(connection['name'], safe='')}"
+                        (await client.delete(path)).raise_for_status()
+                        return
+                await asyncio.sleep(0.1)

@@ -1,0 +1,177 @@
+"""Requests through a real worker process and real RabbitMQ: every way a request can be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from worker_process import Stage, WorkerProcess, stage
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command
+from osrdyne.protocol.statuses import Status
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker.amqp_uri, pool_id) as result:
+        yield result
+
+
+@pytest.fixture
+async def worker(pool: Stage) -> WorkerProcess:
+    return await pool.start(runtime={"concurrency": 4, "stuck_grace": 0.5})
+
+
+pytestmark = pytest.mark.usefixtures("worker")
+
+
+@pytest.mark.parametrize("path", ["/echo", "/echo_thread", b"/echo"], ids=str)
+async def test_request_is_answered(pool: Stage, path: str | bytes) -> None:
+    response = await pool.caller.call(path, b"\x00\xffbody")
+    assert (response.status, response.code, response.body) == (Status.OK, 200, b"\x00\xffbody")
+    assert response.worker_id == f"{pool.names.pool}-w0"
+
+
+async def test_many_requests_at_once_get_their_own_answers(pool: Stage) -> None:
+    responses = await asyncio.gather(*(pool.caller.call("/echo", str(number).encode()) for number in range(200)))
+    assert [int(response.body) for response in responses] == list(range(200))
+
+
+async def test_body_that_does_not_fit_is_refused_with_the_field(pool: Stage) -> None:
+    response = await pool.caller.call("/sleep", {"seconds": "soon"})
+    error = json.loads(response.body)["error"]
+    assert (response.status, response.code, error["code"]) == (Status.ERROR, 400, "invalid_request")
+    assert error["fields"][0]["field"] == "seconds"
+
+
+async def test_unknown_path_lists_the_known_ones(pool: Stage) -> None:
+    response = await pool.caller.call("/nowhere")
+    error = json.loads(response.body)["error"]
+    assert (response.status, response.code, error["path"]) == (Status.ERROR, 404, "/nowhere")
+    assert "/echo" in error["known_paths"]
+
+
+async def test_failing_handler_is_answered_without_a_traceback(pool: Stage) -> None:
+    response = await pool.caller.call("/fail")
+    error = json.loads(response.body)["error"]
+    assert (response.status, response.code) == (Status.ERROR, 500)
+    assert error == {"code": "internal_error", "message": "ZeroDivisionError: as you wish", "path": "/fail"}
+
+
+async def test_refusing_handler_chooses_code_and_details(pool: Stage) -> None:
+    response = await pool.caller.call("/refuse")
+    error = json.loads(response.body)["error"]
+    assert (response.code, error["code"], error["hint"]) == (403, "refused", "ask somebody else")
+
+
+async def test_answer_that_is_too_large_is_an_error(pool: Stage) -> None:
+    worker = await pool.start(max_message_bytes=2048)
+    pool.workers[0].process.kill()
+    response = await pool.caller.call("/large", {"bytes": 4096})
+    error = json.loads(response.body)["error"]
+    assert (response.worker_id, response.code, error["code"]) == (worker.environment.worker_id, 413, "answer_too_large")
+
+
+async def test_past_deadline_is_answered_expired_and_not_run(pool: Stage) -> None:
+    response = await pool.caller.call("/crash", headers={"x-deadline": 1_000})
+    assert response.status == Status.EXPIRED
+    assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
+async def test_deadline_during_the_work_is_answered_expired(pool: Stage, path: str) -> None:
+    response = await pool.caller.call(path, {"seconds": 60}, expiration="300")
+    assert (response.status, response.code) == (Status.EXPIRED, 504)
+
+
+async def test_progress_comes_before_the_answer_in_order(pool: Stage) -> None:
+    asked = await pool.caller.send("/progress", {"steps": 3})
+    responses = [await pool.caller.answer(asked) for _ in range(4)]
+    assert [response.progress for response in responses] == [True, True, True, False]
+    assert [json.loads(response.body).get("step") for response in responses] == [1, 2, 3, None]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-rpc-path": 42},
+        {"x-rpc-path": b"\xff\xfe"},
+        {"x-deadline": "soon"},
+        {"accept": [1, {"a": None}]},
+        {"x-status": "ok", "x-worker-id": -1.5},
+    ],
+    ids=["path is a number", "path is not UTF-8", "deadline is text", "accept is a list", "reply headers"],
+)
+async def test_hostile_headers_are_answered_and_harmless(pool: Stage, headers: dict[str, object]) -> None:
+    await pool.caller.call(None, b"{}", headers=headers)
+    assert (await pool.caller.call("/echo", b"alive")).body == b"alive"
+
+
+async def test_compressed_body_is_refused(pool: Stage) -> None:
+    response = await pool.caller.call("/sleep", b"...", content_encoding="gzip")
+    assert response.code == 415
+
+
+async def test_request_without_reply_to_is_worked_on(pool: Stage, worker: WorkerProcess) -> None:
+    message = amqp.Message(b"x", headers={"x-rpc-path": "/echo"})
+    await pool.channel.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
+    report = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
+    assert (report.headers["x-path"], report.details["count"]) == ("/echo", 1)
+
+
+async def test_reports_name_received_completed_and_idle(pool: Stage, worker: WorkerProcess) -> None:
+    await pool.caller.call("/fail")
+    await pool.until_reported(worker, Event.IDLE)
+    assert pool.events(worker) == [
+        Event.STARTED,
+        Event.READY,
+        Event.REQUEST_RECEIVED,
+        Event.REQUEST_COMPLETED,
+        Event.IDLE,
+    ]
+    completed = await pool.until_reported(worker, Event.REQUEST_COMPLETED)
+    assert bytes(completed.headers["x-status"]) == b"error"  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
+async def test_cancel_ends_a_running_request(pool: Stage, worker: WorkerProcess, path: str) -> None:
+    reply_queue = await own_reply_queue(pool)
+    await send_with_reply_to(pool, path, reply_queue)
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
+    assert await status_in(pool, reply_queue) == b"cancelled"
+
+
+async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: WorkerProcess) -> None:
+    reply_queue = await own_reply_queue(pool)
+    await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
+    await pool.send_control(Command.RESUME)  # answered once the cancel has been read
+    await pool.until_reported(worker, Event.READY, times=2)
+    await send_with_reply_to(pool, "/crash", reply_queue)
+    assert await status_in(pool, reply_queue) == b"cancelled"
+
+
+async def own_reply_queue(pool: Stage) -> str:
+    name = f"{pool.names.pool}-replies"
+    await pool.channel.declare_queue(name)
+    return name
+
+
+async def send_with_reply_to(pool: Stage, path: str, reply_to: str) -> None:
+    message = amqp.Message(b'{"seconds": 60}', headers={"x-rpc-path": path}, correlation_id="c", reply_to=reply_to)
+    await pool.channel.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
+
+
+async def status_in(pool: Stage, queue: str) -> bytes:
+    async with asyncio.timeout(20):
+        while (delivery := await pool.channel.get(queue)) is None:
+            await asyncio.sleep(0.05)
+    await delivery.ack()
+    status = delivery.headers["x-status"]
+    assert isinstance(status, bytes | bytearray)
+    return bytes(status)

@@ -1,0 +1,240 @@
+"""A real worker in a process of its own, and the broker around it as the controller would have made it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from osrdyne import amqp
+from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
+from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One running worker. `lines` is what it has written so far."""
+
+    process: asyncio.subprocess.Process
+    environment: WorkerEnvironment
+    lines: list[str] = field(default_factory=list)
+    reading: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended and everything it wrote is in `lines`."""
+        async with asyncio.timeout(PATIENCE):
+            code = await self.process.wait()
+            if self.reading is not None:
+                await self.reading
+        return code
+
+    async def read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.lines.append(line.decode(errors="replace").rstrip())
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.wait()
+
+
+class Stage:
+    """One pool with one group: its exchanges and its queue, what workers report, and the workers."""
+
+    def __init__(
+        self, uri: str, connection: amqp.Connection, channel: amqp.Channel, names: PoolNames, key: Key
+    ) -> None:
+        self.uri = uri
+        self.connection = connection
+        self.channel = channel
+        self.names = names
+        self.key = key
+        self.reports: list[ActivityReport] = []
+        self.workers: list[WorkerProcess] = []
+        self.generation = 0
+        self.caller = Caller(self, channel)
+
+    async def declare(self, *, queues: tuple[QueueName, ...] = ()) -> None:
+        names = self.names
+        await self.channel.declare_exchange(names.requests_exchange, "direct")
+        await self.channel.declare_exchange(names.activity_exchange, "fanout")
+        await self.channel.declare_exchange(names.control_exchange, "topic")
+        await self.channel.declare_queue(names.activity_queue)
+        await self.channel.bind_queue(names.activity_queue, names.activity_exchange)
+        for queue in queues or (names.request_queue(self.key),):
+            await self.declare_request_queue(queue)
+        if not queues:
+            await self.channel.bind_queue(names.request_queue(self.key), names.requests_exchange, self.key)
+
+    async def declare_request_queue(self, queue: QueueName) -> None:
+        await self.channel.declare_queue(queue, arguments={"x-queue-type": "quorum", "x-delivery-limit": 20})
+
+    async def watch_activity(self) -> None:
+        channel = await self.connection.channel()
+        async for delivery in await channel.consume(self.names.activity_queue, no_ack=True):
+            report = report_from_wire(routing_key=delivery.routing_key, headers=delivery.headers, body=delivery.body)
+            assert report is not None
+            self.reports.append(report)
+
+    def events(self, worker: WorkerProcess) -> list[Event]:
+        return [report.event for report in self.reports if report.worker_id == worker.environment.worker_id]
+
+    async def until_reported(self, worker: WorkerProcess, event: Event, *, times: int = 1) -> ActivityReport:
+        """Wait for the worker's report number `times` of this event."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                mine = [report for report in self.reports if report.worker_id == worker.environment.worker_id]
+                matching = [report for report in mine if report.event is event]
+                if len(matching) >= times:
+                    return matching[times - 1]
+                assert worker.process.returncode is None, worker.lines
+                await asyncio.sleep(0.02)
+
+    async def start(
+        self,
+        *,
+        app: str = "workers.examples.echo:app",
+        runtime: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        queues: tuple[QueueName, ...] = (),
+        max_message_bytes: int = 2**24,
+        ready: bool = True,
+    ) -> WorkerProcess:
+        """Start a worker; with `ready`, wait until it takes requests."""
+        environment = WorkerEnvironment(
+            worker_id=WorkerId(f"{self.names.pool}-w{len(self.workers)}"),
+            key=self.key,
+            pool=self.names.pool,
+            amqp_uri=self.uri,
+            requests_queues=queues or (self.names.request_queue(self.key),),
+            activity_exchange=self.names.activity_exchange,
+            control_exchange=self.names.control_exchange,
+            max_message_bytes=max_message_bytes,
+            config={"runtime": dict(runtime or {}), "app": dict(config or {})},
+        )
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("WORKER_")}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "osrdyne_worker.runtime.main",
+            app,
+            env={**inherited, **environment.to_variables()},
+            cwd=ROOT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        worker = WorkerProcess(process, environment)
+        worker.reading = asyncio.create_task(worker.read())
+        self.workers.append(worker)
+        if ready:
+            await self.until_reported(worker, Event.READY)
+        return worker
+
+    async def send_control(self, command: Command, *, generation: int | None = None, **details: object) -> None:
+        """As the controller does: to the whole group, with a newer generation unless told otherwise."""
+        self.generation += 1
+        message = ControlMessage(command, Generation(1, generation or self.generation), details)
+        await self.channel.publish(
+            amqp.Message(message.wire_body()),
+            exchange=self.names.control_exchange,
+            routing_key=self.names.control_group_routing_key(self.key),
+        )
+
+    async def ready_requests(self) -> int:
+        channel = await self.connection.channel()
+        info = await channel.declare_queue(self.names.request_queue(self.key), passive=True)
+        await channel.close()
+        return info.ready
+
+
+class Caller:
+    """Asks by direct reply-to, with every field under the test's control."""
+
+    def __init__(self, stage: Stage, channel: amqp.Channel) -> None:
+        self._stage = stage
+        self._channel = channel
+        self._answers: dict[str, asyncio.Queue[Response]] = {}
+
+    async def listen(self) -> None:
+        async for delivery in await self._channel.consume("amq.rabbitmq.reply-to", no_ack=True):
+            response = Response.from_wire(
+                headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
+            )
+            self._answers[delivery.properties.correlation_id or ""].put_nowait(response)
+
+    async def send(
+        self,
+        path: str | bytes | None = "/echo",
+        body: object = b"",
+        *,
+        headers: Mapping[str, object] | None = None,
+        queue: QueueName | None = None,
+        expiration: str | None = None,
+        content_encoding: str | None = None,
+    ) -> str:
+        """Publish a request; its correlation id."""
+        correlation_id = secrets.token_hex(8)
+        self._answers[correlation_id] = asyncio.Queue()
+        message = amqp.Message(
+            body=body if isinstance(body, bytes) else json.dumps(body).encode(),
+            headers={**({} if path is None else {"x-rpc-path": path}), **(headers or {})},
+            correlation_id=correlation_id,
+            reply_to="amq.rabbitmq.reply-to",
+            content_encoding=content_encoding,
+            expiration=expiration,
+        )
+        exchange, routing_key = ("", queue) if queue else (self._stage.names.requests_exchange, self._stage.key)
+        await self._channel.publish(message, exchange=exchange, routing_key=routing_key)
+        return correlation_id
+
+    async def answer(self, correlation_id: str) -> Response:
+        """The next reply to that request, progress or not."""
+        async with asyncio.timeout(PATIENCE):
+            return await self._answers[correlation_id].get()
+
+    async def call(self, path: str | bytes | None = "/echo", body: object = b"", **fields: Any) -> Response:
+        return await self.answer(await self.send(path, body, **fields))
+
+
+@asynccontextmanager
+async def stage(uri: str, pool: str, key: str = "k", *, declare: bool = True) -> AsyncIterator[Stage]:
+    """Set the broker up, and end every worker at the end."""
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test"))
+    channel = await connection.channel(confirms=True)
+    result = Stage(uri, connection, channel, PoolNames(pool), Key(key))
+    await result.declare()
+    if not declare:
+        await channel.delete_queue(result.names.request_queue(result.key))
+    watching = asyncio.create_task(result.watch_activity())
+    listening = asyncio.create_task(result.caller.listen())
+    try:
+        yield result
+    finally:
+        for task in (watching, listening):
+            task.cancel()
+        for worker in result.workers:
+            await worker.kill()
+        await connection.close()
