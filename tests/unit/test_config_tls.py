@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+import certifi
 import pytest
 
 from osrdyne.config.models import TlsSettings
@@ -20,6 +21,10 @@ def test_defaults_check_the_broker() -> None:
 def test_verification_can_be_turned_off() -> None:
     context = ssl_context(TlsSettings(verify=False))
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+
+
+def test_authorities_of_a_file_are_trusted() -> None:
+    assert ssl_context(TlsSettings(ca_file=certifi.where())).cert_store_stats()["x509_ca"] > 0
 
 
 def test_missing_file_is_named() -> None:
