@@ -7,6 +7,7 @@ Losing the broker, or the token, ends a term: everything it knew is forgotten an
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -82,6 +83,7 @@ class Daemon:
     async def serve(self, stop: StopRequest) -> None:
         """Run until `stop` is requested, then end in order."""
         self.api.bind()
+        _raise_file_limit()
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
         try:
             async with asyncio.TaskGroup() as group:
@@ -169,6 +171,12 @@ class Daemon:
                 self._log.error("term ended by an unexpected error", exc_info=error)
         if any(isinstance(error, KeyboardInterrupt | SystemExit) for error in reasons):
             raise failure
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: the subprocess driver needs one for each worker."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

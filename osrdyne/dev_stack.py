@@ -65,7 +65,7 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
                 try:
                     with announced(effective, api_port=daemon.api.port):
                         await daemon.wait_leading()
-                        yield effective
+                        yield _with_port(effective, daemon.api.port)
                 finally:
                     stop.requested.set()
                     await asyncio.wait({serving})
@@ -81,3 +81,7 @@ def _with_state(settings: Settings, directory: Path) -> Settings:
         **settings.driver.options,
     }
     return settings.model_copy(update={"driver": settings.driver.model_copy(update={"options": options})})
+
+
+def _with_port(settings: Settings, port: int) -> Settings:
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})
