@@ -55,6 +55,12 @@ class WorkerProcess:
         async for line in self.process.stderr:
             self.lines.append(line.decode(errors="replace").rstrip())
 
+    async def until_line(self, text: str) -> None:
+        """Wait until it has written a line that holds `text`."""
+        async with asyncio.timeout(PATIENCE):
+            while not any(text in line for line in self.lines):
+                await asyncio.sleep(0.02)
+
     async def kill(self) -> None:
         if self.process.returncode is None:
             self.process.kill()

@@ -7,7 +7,6 @@ Everything it takes goes to the processor. It never settles a request.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import Channel, Consumer
-from osrdyne.errors import BrokerError, BrokerUnavailableError
+from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import QueueName
 from osrdyne_worker.runtime.ending import QueueMissing
@@ -24,9 +23,6 @@ from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 RETRY = Backoff(initial=0.5, factor=1.5, maximum=5.0)
-
-CHECK = Backoff(initial=1.0, maximum=60.0)
-"""When to ask whether the consumer is still there."""
 
 log = get_logger("worker")
 
@@ -103,7 +99,7 @@ class Intake:
     async def _queue_exists(self) -> bool:
         """Wait for the queue; False when it is not wanted any more."""
         since, attempts = self._clock.monotonic(), 0
-        while await self._link.look_up(self._queue) is None:
+        while not await self._link.queue_exists(self._queue):
             attempts += 1
             missing_for = self._clock.monotonic() - since
             if self._share is None:
@@ -133,7 +129,7 @@ class Intake:
 
     async def _hand_over(self, channel: Channel, consumer: Consumer, share: Share) -> None:
         """The consumer ends plainly once it is cancelled and everything that had come is handed over."""
-        watch = asyncio.create_task(self._watch(channel, consumer, share), name="intake-watch")
+        watch = asyncio.create_task(self._cancel_when_changed(channel, consumer, share), name="intake-watch")
         try:
             async for delivery in consumer:
                 self._processor.accept(delivery, rank=share.rank, link=self._link)
@@ -142,35 +138,14 @@ class Intake:
             await asyncio.wait({watch})
         self._processor.give_back()
 
-    async def _watch(self, channel: Channel, consumer: Consumer, share: Share) -> None:
-        """End the consumer when it is to be cancelled, or when RabbitMQ has forgotten it."""
+    async def _cancel_when_changed(self, channel: Channel, consumer: Consumer, share: Share) -> None:
+        while self._share == share:
+            await self._queues.changed()
+        await self._link.until_unblocked()
         try:
-            checks = 0
-            while not await self._share_changes(share, within=CHECK.delay(checks + 1)):
-                checks += 1
-                if await self._is_forgotten(channel):
-                    raise BrokerUnavailableError(f"RabbitMQ has forgotten the consumer of {self._queue}.")
-            await self._link.until_unblocked()
             await channel.cancel(consumer)
         except BrokerError as error:
             consumer.end(error)
-
-    async def _share_changes(self, share: Share, *, within: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within):
-                while self._share == share:
-                    await self._queues.changed()
-        return self._share != share
-
-    async def _is_forgotten(self, channel: Channel) -> bool:
-        """A queue deleted in the moment it is consumed takes the consumer along without a word (seen on 3.10.8).
-
-        While requests are here, nothing is concluded: a queue whose leader does not answer also says 0 (BROKER 1).
-        """
-        if self._processor.holds(channel):
-            return False
-        info = await self._link.look_up(self._queue)
-        return info is None or info.consumers == 0
 
     def _lose(self) -> None:
         """What came over the channel is RabbitMQ's again; closing it makes sure of that."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.aio.clock import Clock
-from osrdyne.amqp import Channel, Connection, ConnectionOptions, QueueInfo, connect
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 
 BLOCKED_INTERVAL = 0.5
@@ -65,24 +65,22 @@ class Link:
         while self.connection.is_blocked:
             await self._clock.sleep(BLOCKED_INTERVAL)
 
-    async def look_up(self, queue: str) -> QueueInfo | None:
-        """Look a queue up on a channel of its own; None when it does not exist.
-
-        A direct reply-to address can be looked up like a queue (BROKER 11).
-        """
+    async def queue_exists(self, queue: str) -> bool:
+        """Look a queue up on a channel of its own; a direct reply-to address is one as well (BROKER 11)."""
         async with self._scratch_lock:
             await self.until_unblocked()
             if self._scratch is None or self._scratch.is_closed:
                 self._scratch = await self.connection.channel()
             try:
-                return await self._scratch.declare_queue(queue, passive=True)
+                await self._scratch.declare_queue(queue, passive=True)
             except BrokerNotFoundError:
-                return None
+                return False
+            return True
 
     async def caller_is_gone(self, reply_to: str) -> bool:
         """Whether the caller behind a direct reply-to address has gone; False when that cannot be told."""
         try:
-            return await self.look_up(reply_to) is None
+            return not await self.queue_exists(reply_to)
         except BrokerError:
             return False
 

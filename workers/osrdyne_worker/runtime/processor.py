@@ -121,10 +121,6 @@ class Processor:
             if also_running or job.phase is Phase.WAITING:
                 self._interrupt(job, Interruption.GIVEN_BACK)
 
-    def holds(self, channel: Channel) -> bool:
-        """Whether a request that came over this channel is here."""
-        return any(job.delivery.channel is channel for job in self._jobs.values())
-
     def lose(self, channel: Channel) -> None:
         """A channel is closed: RabbitMQ has taken back what came over it."""
         for job in list(self._jobs.values()):
