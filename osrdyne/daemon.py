@@ -91,6 +91,7 @@ class Daemon:
                 await self._lead_until(stop)
                 api.cancel()
         finally:
+            self.api.close()
             await self._management.close()
             await self._driver.close()
         self._log.info("daemon stopped")

@@ -110,13 +110,7 @@ class Term:
 
     def _build_loops(self) -> None:
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
-        self.limits = GroupLimits(
-            max_concurrent_starts=lifecycle.max_concurrent_starts,
-            start_timeout=lifecycle.start_timeout,
-            start_attempts=lifecycle.start_attempts,
-            stop_grace=self._settings.worker.stop_grace,
-            resync_interval=lifecycle.resync_interval,
-        )
+        self.limits = group_limits(self._settings)
         listing = RequestQueueListing(self._management, self.names)
         self.queues_loop = RequestQueuesLoop(
             tracker=self.tracker,
@@ -318,6 +312,17 @@ class Term:
     async def _stop_worker(self, instance_id: InstanceId) -> None:
         await self._driver.stop(instance_id, grace=self.limits.stop_grace)
         await self._driver.remove(instance_id)
+
+
+def group_limits(settings: Settings) -> GroupLimits:
+    lifecycle = settings.lifecycle
+    return GroupLimits(
+        max_concurrent_starts=lifecycle.max_concurrent_starts,
+        start_timeout=lifecycle.start_timeout,
+        start_attempts=lifecycle.start_attempts,
+        stop_grace=settings.worker.stop_grace,
+        resync_interval=lifecycle.resync_interval,
+    )
 
 
 def worker_environment(settings: Settings, key: Key, names: PoolNames) -> WorkerEnvironment:
