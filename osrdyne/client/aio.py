@@ -39,8 +39,6 @@ ANSWER_SLACK = 3.0
 """Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. RabbitMQ's own
 clock for a message runs up to a second longer, because `timestamp` has whole seconds."""
 
-_BLOCKED = "RabbitMQ takes no requests at present, because of a memory or disk alarm"
-
 
 class ConnectionStatus(StrEnum):
     CONNECTED = "connected"
@@ -267,17 +265,22 @@ class AsyncClient:
             await self._state.changed()
 
     def _timed_out(self, request: OutgoingRequest) -> RequestTimeout:
-        if request.sent:
-            reason = "there was no answer"
-        else:
-            state = self._state.value
-            reason = f"it was not sent: {state.reason if isinstance(state, _Down) else _BLOCKED}"
+        reason = "there was no answer" if request.sent else f"it was not sent: {self._obstacle()}"
         return RequestTimeout(
             f"The request was given up after {request.timeout:g} s; {reason}.",
             sent=request.sent,
             key=request.key,
             path=request.path,
         )
+
+    def _obstacle(self) -> str:
+        match self._state.value:
+            case _Down(reason=reason):
+                return reason
+            case Session(is_blocked=True):
+                return "RabbitMQ takes no requests at present, because of a memory or disk alarm"
+            case _:
+                return "RabbitMQ did not answer"
 
     async def _keep_connected(self, session: Session) -> None:
         """Serve a session; when it is lost, open the next one. Ends only when reconnecting is off."""

@@ -42,7 +42,7 @@ ProgressCallback = Callable[[Reply], None]
 class PendingCall:
     """A call that waits for its last answer. `outcome` never holds an exception as such: nobody may be listening."""
 
-    key: Key
+    request: OutgoingRequest
     outcome: asyncio.Future[Reply | BaseException]
     on_progress: ProgressCallback | None
 
@@ -61,6 +61,7 @@ class Session:
         self._replies = replies
         self._pending: dict[str, PendingCall] = {}
         self._known_exchanges: set[str] = set()
+        self._looking = asyncio.Lock()
         self._cancels: set[asyncio.Task[None]] = set()
         self.ignored_replies = 0
 
@@ -99,8 +100,9 @@ class Session:
             await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with `ConnectionLost`."""
+        """Close the connection; calls under way end with `ConnectionLost`, and are cancelled where that can be said."""
         for call in self._pending.values():
+            self._cancel_soon(call.request)
             call.end(ConnectionLost(_LOST))
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=_CANCEL_TIMEOUT)
@@ -108,15 +110,14 @@ class Session:
 
     async def call(self, request: OutgoingRequest, on_progress: ProgressCallback | None) -> Reply:
         """Publish a request and wait for its last answer. Who is cancelled while waiting cancels the request."""
-        call = PendingCall(request.key, asyncio.get_running_loop().create_future(), on_progress)
+        call = PendingCall(request, asyncio.get_running_loop().create_future(), on_progress)
         if self._pending.setdefault(request.correlation_id, call) is not call:
             raise InvalidRequest(f"A call with the correlation id {request.correlation_id!r} is under way already.")
         try:
             await self.publish(request)
             outcome = await call.outcome
         except asyncio.CancelledError:
-            if request.sent and not self.is_over:
-                self._cancel_soon(request)
+            self._cancel_soon(request)
             raise
         finally:
             del self._pending[request.correlation_id]
@@ -138,10 +139,12 @@ class Session:
         """Ask the controller to cancel a call of this session; False when there is no such call."""
         call = self._pending.get(correlation_id)
         if call is not None:
-            await self._publish_cancel(correlation_id, call.key)
+            await self._publish_cancel(call.request)
         return call is not None
 
     def _cancel_soon(self, request: OutgoingRequest) -> None:
+        if not request.sent or self.is_over:
+            return
         task = asyncio.create_task(self._try_cancel(request), name="osrdyne client cancel")
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
@@ -149,16 +152,16 @@ class Session:
     async def _try_cancel(self, request: OutgoingRequest) -> None:
         try:
             async with asyncio.timeout(_CANCEL_TIMEOUT):
-                await self._publish_cancel(request.correlation_id, request.key)
+                await self._publish_cancel(request)
         except (OsrdyneError, TimeoutError) as error:
             log.info("request not cancelled", correlation_id=request.correlation_id, error=str(error))
 
-    async def _publish_cancel(self, correlation_id: str, key: Key) -> None:
+    async def _publish_cancel(self, request: OutgoingRequest) -> None:
         """Published on the channel of the request, the broker writes the same concrete address into `reply-to` as
         into the request's: that pair is the right to cancel (PROTOCOL)."""
         await self._require_exchange(self._names.cancel_exchange)
-        message = Message(correlation_id=correlation_id, reply_to=DIRECT_REPLY_TO, persistent=False)
-        await self._publish(message, self._names.cancel_exchange, key)
+        message = Message(correlation_id=request.correlation_id, reply_to=DIRECT_REPLY_TO, persistent=False)
+        await self._publish(message, self._names.cancel_exchange, request.key)
 
     async def _publish(self, message: Message, exchange: str, key: Key) -> None:
         try:
@@ -180,6 +183,12 @@ class Session:
         """Look once, on a channel of its own: publishing to a missing exchange would end all calls of this session."""
         if exchange in self._known_exchanges:
             return
+        async with self._looking:
+            if exchange not in self._known_exchanges:
+                await self._look_for(exchange)
+                self._known_exchanges.add(exchange)
+
+    async def _look_for(self, exchange: str) -> None:
         try:
             scratch = await self._connection.channel()
             try:
@@ -190,7 +199,6 @@ class Session:
             raise self._pool_not_found(exchange) from error
         except BrokerUnavailableError as error:
             raise ConnectionLost(_LOST) from error
-        self._known_exchanges.add(exchange)
 
     def _pool_not_found(self, exchange: str) -> PoolNotFound:
         return PoolNotFound(
@@ -212,4 +220,5 @@ class Session:
             try:
                 call.on_progress(reply)
             except Exception as error:  # the caller's code: its failure is the call's, and nobody else's
+                self._cancel_soon(call.request)
                 call.end(error)

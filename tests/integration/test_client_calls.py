@@ -159,6 +159,7 @@ async def test_failing_progress_callback_fails_its_call_only(broker: EmbeddedBro
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(LookupError, match="of the caller"):
             await client.call("k", on_progress=fail, timeout=10)
+        assert (await responder.next_cancel()).routing_key == "k"
         assert (await client.call("k", timeout=10)).text == "last"
 
 

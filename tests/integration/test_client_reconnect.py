@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import quote
 
@@ -12,7 +13,9 @@ from client_responder import Responder, silence
 from yarl import URL
 
 from osrdyne.aio.backoff import Backoff
+from osrdyne.broker import node_files
 from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.node_files import NodeIdentity
 from osrdyne.client import AsyncClient, ConnectionLost, ConnectionStatus, PoolNotFound, RequestTimeout
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
@@ -130,9 +133,39 @@ async def test_client_lives_through_a_restart_of_the_broker(own_broker: Embedded
                 assert (await waiting).body == b"waited"
 
 
-async def test_closing_ends_the_calls_under_way(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBroker, pool_id: str) -> None:
     async with Responder(broker.amqp_uri, pool_id, answer=silence) as responder, asyncio.TaskGroup() as group:
         async with AsyncClient(broker.amqp_uri, pool_id) as client:
             call = group.create_task(_outcome(client))
             await responder.requests.get()
         assert isinstance(await call, ConnectionLost)
+        assert (await responder.next_cancel()).routing_key == "k"
+
+
+async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
+    """Of the machine's memory; 0 raises RabbitMQ's memory alarm."""
+    environment = node_files.environment(broker.directory, NodeIdentity.load_or_create(broker.directory), os.environ)
+    command = ("/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", "set_vm_memory_high_watermark", str(share))
+    process = await asyncio.create_subprocess_exec(*command, env=environment)
+    assert await process.wait() == 0
+
+
+@pytest.mark.timeout(180)
+async def test_blocked_broker_is_told_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
+    client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=0.1)
+    async with (
+        Responder(own_broker.amqp_uri, pool_id, consume=False) as responder,
+        client,
+        asyncio.TaskGroup() as group,
+    ):
+        await set_memory_limit(own_broker, 0)
+        waiting = group.create_task(client.cast("k", "", b"waited", timeout=90))
+        await until(lambda: client.status is ConnectionStatus.BLOCKED)
+        with pytest.raises(RequestTimeout, match="alarm") as raised:
+            await client.call("k", timeout=0.2)
+        assert not raised.value.sent
+        await set_memory_limit(own_broker, 0.4)
+        await waiting
+        delivery = await responder.channel.get(responder.queue)
+    assert delivery is not None
+    assert delivery.body == b"waited"
