@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -23,14 +24,16 @@ from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.session import LeaderSession
+from osrdyne.broker.token import Token
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.registry import create_driver, driver_context
-from osrdyne.errors import BrokerError, OsrdyneError
+from osrdyne.errors import BrokerError, OsrdyneError, PoolConflictError
 from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.pins import PinStore
+from osrdyne.protocol.names import PoolNames
 from osrdyne.term import StopRequest, Term
 
 
@@ -127,13 +130,13 @@ class Daemon:
         async with LeaderSession(self._settings, clock=self._clock) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
-            acquiring = asyncio.ensure_future(session.token.acquire())
+            acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))
             stopping = asyncio.ensure_future(stop.requested.wait())
             try:
                 await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not acquiring.done():
                     return
-                previous, token = acquiring.result()
+                _, token = acquiring.result()
             finally:
                 acquiring.cancel()
                 stopping.cancel()
@@ -149,7 +152,16 @@ class Daemon:
                 clock=self._clock,
                 metrics=self._metrics,
             )
-            await term.run(stop, previous=previous, on_leading=lambda: self._note_leading(term))
+            await term.run(stop, on_leading=lambda: self._note_leading(term))
+
+    def _refuse_foreign_host(self, previous: Token) -> None:
+        """Workers of a driver of one host cannot be seen from another: two of a key would run (decision 0008)."""
+        if self._driver.same_host and previous.host not in {"", socket.gethostname()}:
+            raise PoolConflictError(
+                f"The pool {self._settings.pool.id} was last led on {previous.host}, and its driver "
+                f"{self._driver.name!r} sees workers of its own host only. Run the daemon there, or delete the queue "
+                f"{PoolNames(self._settings.pool.id).leader_queue} once no worker runs there."
+            )
 
     def _note_leading(self, term: Term) -> None:
         self._state.term = term

@@ -24,7 +24,6 @@ from osrdyne.broker.token import Token
 from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, InstanceId, WorkerSpec, new_worker_id
-from osrdyne.errors import PoolConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
@@ -211,11 +210,10 @@ class Term:
 
     # --- running
 
-    async def run(self, stop: StopRequest, *, previous: Token, on_leading: Callable[[], None]) -> None:
+    async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
         """Lead until `stop`, then end in order; raises when leadership is lost."""
         async with asyncio.TaskGroup() as group:
             keeping = start_endless(group, "leader session", self._session.run(self._token))
-            self._refuse_foreign_host(previous)
             await self._prepare()
             loops = self._start_loops(group)
             consumers = await self._start_processors(group)
@@ -229,15 +227,6 @@ class Term:
             if stop.stop_workers:
                 await self._stop_workers()
             keeping.cancel()
-
-    def _refuse_foreign_host(self, previous: Token) -> None:
-        """Workers of a driver of one host cannot be seen from another: two of a key would run."""
-        if self._driver.same_host and previous.host not in {"", self._token.host}:
-            raise PoolConflictError(
-                f"The pool {self.names.pool} was last led on {previous.host}, and its driver {self._driver.name!r} can "
-                f"only see workers of its own host. Run the daemon there, or delete the queue "
-                f"{self.names.leader_queue} once no worker runs there."
-            )
 
     async def _prepare(self) -> None:
         """Infrastructure, then what there is already (LIFECYCLE 8)."""

@@ -62,9 +62,10 @@ class TokenChannel:
         self._answered_at = clock.monotonic()
         self._log: Logger = get_logger("leader", pool=names.pool)
 
-    async def acquire(self) -> tuple[Token, Token]:
+    async def acquire(self, *, accept: Callable[[Token], None] | None = None) -> tuple[Token, Token]:
         """Wait until this channel is the active consumer and holds the token; returns (previous, own) tokens.
 
+        `accept` may refuse the previous token by raising; then nothing of it was changed.
         All tokens there are get taken, one with the next number is published and confirmed, and only then are the
         others acknowledged: there is never none (LIFECYCLE 1).
         """
@@ -76,6 +77,8 @@ class TokenChannel:
         while self._consumer.waiting():
             taken.append(await self._consumer.get())
         previous = max((Token.from_body(delivery.body) for delivery in taken), key=lambda token: token.term)
+        if accept is not None:
+            accept(previous)
         own = Token(previous.term + 1, self._host)
         self._held = taken
         await self._replace_token(own)
