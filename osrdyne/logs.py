@@ -33,7 +33,14 @@ def _mask_line(_: Any, __: str, line: Any) -> str:
 def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
     """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
     stream = stream or sys.stderr
-    as_json = json if json is not None else not stream.isatty()
+    _configure_events(level, as_json=json if json is not None else not stream.isatty(), stream=stream)
+    # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
+    # expected failures as errors; our own layers report those with context.
+    logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
+
+
+def _configure_events(level: str, *, as_json: bool, stream: TextIO | None) -> None:
+    """Set up structlog. `stream=None`: whatever standard error is when something is written."""
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -44,20 +51,24 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     else:
         # A plain traceback: the default one prints local variables, credentials among them.
         plain = structlog.dev.plain_traceback
-        processors.append(structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain))
+        colors = stream is not None and stream.isatty()
+        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain))
     processors.append(_mask_line)  # on the finished line, so that nested values and tracebacks are masked too
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
-    # expected failures as errors; our own layers report those with context.
-    logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 
 
 def get_logger(name: str, **bound: Any) -> Logger:
-    """A logger whose events carry `component=name` and the given keys."""
+    """A logger whose events carry `component=name` and the given keys.
+
+    In somebody else's program that has set up no logs, warnings go to standard error: structlog's own default would
+    print everything to standard output.
+    """
+    if not structlog.is_configured():
+        _configure_events("warning", as_json=False, stream=None)
     logger: Logger = structlog.get_logger(component=name, **bound)
     return logger

@@ -1,6 +1,7 @@
 """The `osrdyne` command: builds the Typer application and turns every failure into one sentence and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted. A traceback is shown only with `--debug`.
+Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted (`call` has two more). A
+traceback is shown only with `--debug`.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class OrphanProcessor:
                 await self._board.wait_bound(key)
                 await self._publish(delivery, request, key)
                 break
-            except QueueFullError as error:
-                detail = f"The request queue of this key is full: {error}. Try again later."
+            except QueueFullError:
+                detail = "The request queue of this key has reached its length limit. Try again later."
                 await self._refuse(delivery, request, Refusal(Status.MAXLEN, detail))
                 return
             except PublishRefusedError as error:
