@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
 from osrdyne.protocol.names import PoolNames
 
 RENEW_AT_MOST = 300.0
+Connect = Callable[[ConnectionOptions], Awaitable[Connection]]
 
 
 def connection_options(settings: Settings, *, purpose: str, heartbeat: float) -> ConnectionOptions:
@@ -44,9 +46,10 @@ def connection_options(settings: Settings, *, purpose: str, heartbeat: float) ->
 class LeaderSession:
     """The open connections of a daemon that leads, or waits to."""
 
-    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock, connect: Connect = connect) -> None:
         self._settings = settings
         self._clock = clock
+        self._connect_to_broker = connect
         self.names = PoolNames(settings.pool.id)
         self.control: Connection
         self.publishing: Connection
@@ -89,7 +92,7 @@ class LeaderSession:
         await self._ensure_token()
 
     async def _open_connection(self, options: ConnectionOptions) -> Connection:
-        connection = await connect(options)
+        connection = await self._connect_to_broker(options)
         self._open.append(connection)
         return connection
 

@@ -1,0 +1,285 @@
+"""Connections and channels of a `FakeBroker`: the same classes to whoever uses them, without a wire.
+
+A channel behaves as BROKER says: a refused command closes it, a cancelled command closes it, what it holds returns to
+its queue when it closes, and its consumers then end with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, QueueInfo
+from osrdyne.broker.session import Connect
+from osrdyne.errors import (
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    PublishRefusedError,
+)
+from osrdyne.testing.broker import FakeBroker, FakeQueue, Holder, Stored
+
+T = TypeVar("T")
+
+
+class FakeChannel(Channel):
+    """A channel of a `FakeConnection`."""
+
+    def __init__(self, broker: FakeBroker, *, confirms: bool = False) -> None:
+        self.broker = broker
+        self._confirms = confirms
+        self._closed = asyncio.Event()
+        self._reason: BaseException | None = None
+        self._tags = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._held: dict[int, tuple[FakeQueue, Holder]] = {}
+        self._holders: dict[str, tuple[FakeQueue, Holder, Consumer]] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    async def wait_closed(self) -> BaseException | None:
+        await self._closed.wait()
+        return self._reason
+
+    async def close(self) -> None:
+        self.end(None)
+
+    def end(self, reason: BaseException | None) -> None:
+        """The channel is closed, by us or by the broker; everything it holds goes back."""
+        if self.is_closed:
+            return
+        self._reason = reason
+        self._closed.set()
+        touched = {queue for queue, _ in self._held.values()} | {queue for queue, *_ in self._holders.values()}
+        for tag, (queue, holder) in sorted(self._held.items()):
+            self.broker.give_back(queue, holder.held.pop(tag))
+        for _, holder, consumer in self._holders.values():
+            holder.active = False
+            consumer.end(BrokerUnavailableError(f"The channel that consumed {consumer.queue} was closed."))
+        self._held.clear()
+        self._holders.clear()
+        for queue in touched:
+            queue.changed()
+
+    # --- commands
+
+    async def declare_queue(
+        self,
+        name: str,
+        *,
+        arguments: Mapping[str, object] | None = None,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        passive: bool = False,
+    ) -> QueueInfo:
+        if passive:
+            return await self._command("look_up", name, lambda: self.broker.look_up(name).info)
+        return await self._command("declare", name, lambda: self.broker.declare_queue(name, arguments or {}).info)
+
+    async def declare_exchange(
+        self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False
+    ) -> None:
+        await self._command("declare_exchange", name, lambda: self.broker.declare_exchange(name, kind, arguments or {}))
+
+    async def bind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+        await self._command("bind", queue, lambda: self.broker.bind(queue, exchange, routing_key))
+
+    async def unbind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+        await self._command("unbind", queue, lambda: self.broker.unbind(queue, exchange, routing_key))
+
+    async def delete_queue(self, name: str) -> int:
+        return await self._command("delete", name, lambda: self.broker.delete_queue(name))
+
+    async def ping(self) -> None:
+        await self._command("ping", "", lambda: None)
+
+    async def consume(
+        self,
+        queue: str,
+        *,
+        prefetch: int = 0,
+        no_ack: bool = False,
+        arguments: Mapping[str, object] | None = None,
+    ) -> Consumer:
+        return await self._command("consume", queue, lambda: self._consume(queue, prefetch))
+
+    def _consume(self, name: str, prefetch: int) -> Consumer:
+        queue = self.broker.look_up(name)
+        if not queue.running:
+            self.end(BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to consume queue {name}."))
+            self._check()
+        consumer = Consumer(name, tag=f"c{next(self._numbers)}")
+        holder = Holder(
+            deliver=lambda stored: consumer.put(self._deliver(queue, holder, stored)),
+            on_delete=lambda: self._queue_deleted(consumer),
+            prefetch=prefetch,
+        )
+        self._holders[consumer.tag] = (queue, holder, consumer)
+        queue.holders.append(holder)
+        queue.changed()
+        return consumer
+
+    def _queue_deleted(self, consumer: Consumer) -> None:
+        if self._holders.pop(consumer.tag, None) is not None:
+            consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
+
+    async def cancel(self, consumer: Consumer) -> None:
+        """What was delivered stays with this channel, which so still counts as a consumer."""
+        await self._command("cancel", consumer.queue, lambda: self._cancel(consumer))
+
+    def _cancel(self, consumer: Consumer) -> None:
+        queue, holder, _ = self._holders.pop(consumer.tag, (None, None, None))
+        if queue is not None and holder is not None:
+            holder.active = False
+            queue.changed()
+        consumer.end()
+
+    async def get(self, queue: str) -> Delivery | None:
+        return await self._command("get", queue, lambda: self._get(queue))
+
+    def _get(self, name: str) -> Delivery | None:
+        queue = self.broker.look_up(name)
+        if not queue.ready or not queue.running:
+            return None
+        holder = Holder(deliver=lambda stored: None, on_delete=lambda: None, active=False)
+        delivery = self._deliver(queue, holder, queue.ready.pop(0))
+        queue.holders.append(holder)
+        queue.changed()
+        return delivery
+
+    def _deliver(self, queue: FakeQueue, holder: Holder, stored: Stored) -> Delivery:
+        tag = next(self._tags)
+        holder.held[tag] = stored
+        self._held[tag] = (queue, holder)
+        properties = stored.message.properties()
+        if stored.returns:
+            properties.headers = {**stored.message.headers, "x-delivery-count": stored.returns}  # type: ignore[dict-item]
+        return Delivery(
+            channel=self,
+            tag=tag,
+            exchange=stored.exchange,
+            routing_key=stored.routing_key,
+            redelivered=stored.returns > 0,
+            body=stored.message.body,
+            properties=properties,
+        )
+
+    async def ack(self, tag: int) -> None:
+        await self._command("ack", self._queue_of(tag), lambda: self._settle(tag, counted=None))
+
+    async def nack(self, tag: int, *, requeue: bool) -> None:
+        await self._command("nack", self._queue_of(tag), lambda: self._settle(tag, counted=False))
+
+    async def reject(self, tag: int, *, requeue: bool) -> None:
+        await self._command("reject", self._queue_of(tag), lambda: self._settle(tag, counted=True))
+
+    def _queue_of(self, tag: int) -> str:
+        return self._held[tag][0].name if tag in self._held else ""
+
+    def _settle(self, tag: int, *, counted: bool | None) -> None:
+        if tag not in self._held:
+            raise BrokerConflictError(f"PRECONDITION_FAILED - unknown delivery tag {tag}")
+        queue, holder = self._held.pop(tag)
+        stored = holder.held.pop(tag)
+        if counted is not None:
+            self.broker.give_back(queue, stored, counted=counted)
+        queue.changed()
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        """With `confirms`, returns once the message is in its queues."""
+        self._check()
+        await self.broker.pass_hook("publish", exchange or routing_key, done=False)
+        self._check()
+        try:
+            routed = await self.broker.publish(message, exchange=exchange, routing_key=routing_key)
+        except BrokerNotFoundError as error:
+            self.end(error)
+            raise
+        await self.broker.pass_hook("publish", exchange or routing_key, done=True)
+        self._check()
+        if mandatory and not routed:
+            raise PublishRefusedError(f"Could not publish to {exchange or routing_key}: there is no queue for it")
+
+    async def _command(self, name: str, target: str, act: Callable[[], T]) -> T:
+        self._check()
+        try:
+            await self.broker.pass_hook(name, target, done=False)
+            self._check()
+            answer = act()
+            await self.broker.pass_hook(name, target, done=True)
+        except asyncio.CancelledError:
+            self.end(None)
+            raise
+        except BrokerError as error:
+            self.end(error)
+            raise
+        self._check()
+        return answer
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise BrokerUnavailableError(f"The channel was closed: {self._reason or 'by ourselves'}.")
+
+
+class FakeConnection(Connection):
+    """A connection to a `FakeBroker`; `cut` is what a lost network or a killed process does to it."""
+
+    def __init__(self, broker: FakeBroker, options: ConnectionOptions) -> None:
+        self.options = options
+        self.broker = broker
+        self.channels: list[FakeChannel] = []
+        self._closed = asyncio.Event()
+        self._reason: BaseException | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    @property
+    def is_blocked(self) -> bool:
+        return False
+
+    @property
+    def server_version(self) -> str:
+        return "4.3.0"
+
+    async def wait_closed(self) -> BaseException | None:
+        await self._closed.wait()
+        return self._reason
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        await self.broker.pass_hook("channel", "", done=True)
+        if self.is_closed:
+            raise BrokerUnavailableError("The connection to RabbitMQ is closed.")
+        self.channels = [channel for channel in self.channels if not channel.is_closed]
+        self.channels.append(FakeChannel(self.broker, confirms=confirms))
+        return self.channels[-1]
+
+    async def close(self) -> None:
+        self.cut(None)
+
+    def cut(self, reason: BaseException | None = None) -> None:
+        if not self.is_closed:
+            self._reason = reason
+            self._closed.set()
+            for channel in self.channels:
+                channel.end(reason or BrokerUnavailableError("The connection was closed."))
+
+
+def connect_to(broker: FakeBroker, connections: list[FakeConnection] | None = None) -> Connect:
+    """A `connect` function for this broker; what it opens is noted in `connections`."""
+
+    async def connect(options: ConnectionOptions) -> Connection:
+        await broker.pass_hook("connect", options.name, done=True)
+        connection = FakeConnection(broker, options)
+        if connections is not None:
+            connections.append(connection)
+        return connection
+
+    return connect

@@ -1,0 +1,286 @@
+"""A broker in memory, for tests that run the real leader in virtual time.
+
+`FakeBroker` holds what survives every connection: exchanges, bindings, policies and queues. `testing.amqp` puts
+connections and channels on top of it, `testing.management` the HTTP API, so that everything of ours above these two
+runs unchanged: token, probes, commands on request queues, loops and processors.
+
+Modelled, as in BROKER: direct, fanout and topic exchanges (topic by equal keys only) with alternate exchanges; quorum
+queues in order, with prefetch, unacknowledged messages that return to their place, single active consumers, delivery
+limits and dead letters; holders of unacknowledged messages that count as consumers, also cancelled ones; publishes
+that are routed at once and reach their queue `transit` seconds later, and are confirmed even if it is gone by then;
+totals that are `totals_age` seconds old. Not modelled: time-to-live (call `expire`), length limits, alarms, clusters.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import insort
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import NamedTuple
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Message, QueueInfo
+from osrdyne.broker.policies import PolicySpec
+from osrdyne.errors import BrokerConflictError, BrokerNotFoundError
+from osrdyne.protocol.statuses import Status
+
+_HISTORY = 60.0
+
+
+class Command(NamedTuple):
+    """Something a client asks: `declare`, `look_up`, `bind`, `unbind`, `delete`, `consume`, `cancel`, `get`, `ack`,
+    `nack`, `publish`, `list_queues`, … of `target` (a queue, an exchange). `done`: it has taken effect, and the answer
+    is on its way."""
+
+    name: str
+    target: str
+    done: bool
+
+
+Hook = Callable[[Command], Awaitable[None]]
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    """A message in a queue: its place in the queue's order, and how often it was given back."""
+
+    position: int
+    message: Message
+    exchange: str
+    routing_key: str
+    returns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A consumer as its queue sees it."""
+
+    deliver: Callable[[Stored], None]
+    on_delete: Callable[[], None]
+    prefetch: int = 0
+    held: dict[int, Stored] = field(default_factory=dict)
+    active: bool = True
+
+    @property
+    def has_room(self) -> bool:
+        return self.active and (self.prefetch == 0 or len(self.held) < self.prefetch)
+
+
+class FakeQueue:
+    """A quorum queue."""
+
+    def __init__(self, name: str, arguments: Mapping[str, object], clock: Clock) -> None:
+        self.name = name
+        self.arguments = dict(arguments)
+        self.ready: list[Stored] = []
+        self.holders: list[Holder] = []
+        self.running = True
+        """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
+        self._clock = clock
+        self._next_position = 0
+        self._totals: deque[tuple[float, int]] = deque([(clock.monotonic(), 0)])
+
+    @property
+    def info(self) -> QueueInfo:
+        """The answer to a passive declare; who holds a message counts as a consumer, cancelled or not (BROKER 1)."""
+        consumers = sum(holder.active or bool(holder.held) for holder in self.holders)
+        return QueueInfo(ready=len(self.ready), consumers=consumers) if self.running else QueueInfo(0, 0)
+
+    @property
+    def messages(self) -> int:
+        return len(self.ready) + sum(len(holder.held) for holder in self.holders)
+
+    def bodies(self) -> list[bytes]:
+        """Every message, ready or held, in the queue's order."""
+        stored = [*self.ready, *(held for holder in self.holders for held in holder.held.values())]
+        return [item.message.body for item in sorted(stored, key=attrgetter("position"))]
+
+    def total_at(self, moment: float) -> int:
+        """How many messages there were then."""
+        return next((count for at, count in reversed(self._totals) if at <= moment), 0)
+
+    def put(self, message: Message, *, exchange: str, routing_key: str) -> None:
+        self._next_position += 1
+        self.ready.append(Stored(self._next_position, message, exchange, routing_key))
+        self.changed()
+
+    def put_back(self, stored: Stored) -> None:
+        """Where it was: returned messages keep their place."""
+        insort(self.ready, stored, key=attrgetter("position"))
+
+    def changed(self) -> None:
+        """Hand out what can be handed out, and note the new total."""
+        while self.running and self.ready and (holder := self._next_holder()) is not None:
+            holder.deliver(self.ready.pop(0))
+            self.holders.remove(holder)  # round robin; a single active consumer stays the first
+            self.holders.insert(0 if self._is_single else len(self.holders), holder)
+        self.holders = [holder for holder in self.holders if holder.active or holder.held]
+        now = self._clock.monotonic()
+        self._totals.append((now, self.messages))
+        while len(self._totals) > 1 and self._totals[1][0] < now - _HISTORY:
+            self._totals.popleft()
+
+    @property
+    def _is_single(self) -> bool:
+        return self.arguments.get("x-single-active-consumer") is True
+
+    def _next_holder(self) -> Holder | None:
+        active = [holder for holder in self.holders if holder.active]
+        return next((holder for holder in (active[:1] if self._is_single else active) if holder.has_room), None)
+
+
+@dataclass(slots=True)
+class FakeExchange:
+    """An exchange with its bindings: (queue, routing key)."""
+
+    kind: str
+    arguments: Mapping[str, object]
+    bindings: set[tuple[str, str]] = field(default_factory=set)
+
+    def route(self, routing_key: str) -> list[str]:
+        return sorted({queue for queue, key in self.bindings if self.kind == "fanout" or key == routing_key})
+
+
+class FakeBroker:
+    """What survives all connections. `transit`: seconds from routing a message to its arrival in a queue."""
+
+    def __init__(self, clock: Clock, *, transit: float = 0.0, totals_age: float = 0.0) -> None:
+        self.clock = clock
+        self.transit = transit
+        self.totals_age = totals_age
+        self.queues: dict[str, FakeQueue] = {}
+        self.exchanges: dict[str, FakeExchange] = {"": FakeExchange("direct", {})}
+        self.policies: dict[str, PolicySpec] = {}
+        self.parameters: dict[str, object] = {}
+        self.commands: list[Command] = []
+        """What has taken effect, in order."""
+        self.hook: Hook | None = None
+        """Called before each command takes effect, and after; it may wait, raise, or cut connections."""
+
+    async def pass_hook(self, name: str, target: str, *, done: bool) -> None:
+        command = Command(name, target, done)
+        if done:
+            self.commands.append(command)
+        await self.clock.sleep(0)
+        if self.hook is not None:
+            await self.hook(command)
+
+    def count(self, name: str, target: str | None = None) -> int:
+        """How many commands of this kind have taken effect."""
+        return sum(command.name == name and target in (None, command.target) for command in self.commands)
+
+    # --- what clients ask
+
+    def declare_queue(self, name: str, arguments: Mapping[str, object]) -> FakeQueue:
+        queue = self.queues.setdefault(name, FakeQueue(name, arguments, self.clock))
+        if _declared(queue.arguments) != _declared(arguments):
+            raise BrokerConflictError(f"PRECONDITION_FAILED - inequivalent arg for queue {name}")
+        return queue
+
+    def look_up(self, name: str) -> FakeQueue:
+        if name not in self.queues:
+            raise BrokerNotFoundError(f"NOT_FOUND - no queue {name}")
+        return self.queues[name]
+
+    def declare_exchange(self, name: str, kind: str, arguments: Mapping[str, object]) -> None:
+        exchange = self.exchanges.setdefault(name, FakeExchange(kind, dict(arguments)))
+        if (exchange.kind, exchange.arguments) != (kind, dict(arguments)):
+            raise BrokerConflictError(f"PRECONDITION_FAILED - inequivalent arg for exchange {name}")
+
+    def exchange(self, name: str) -> FakeExchange:
+        if name not in self.exchanges:
+            raise BrokerNotFoundError(f"NOT_FOUND - no exchange {name}")
+        return self.exchanges[name]
+
+    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+        self.look_up(queue)
+        self.exchange(exchange).bindings.add((queue, routing_key))
+
+    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+        """What is not there is not an error."""
+        if exchange in self.exchanges:
+            self.exchanges[exchange].bindings.discard((queue, routing_key))
+
+    def delete_queue(self, name: str) -> int:
+        """How many messages were ready; those are lost, and so is what anybody holds."""
+        queue = self.queues.pop(name, None)
+        if queue is None:
+            return 0
+        for exchange in self.exchanges.values():
+            exchange.bindings = {binding for binding in exchange.bindings if binding[0] != name}
+        for holder in list(queue.holders):
+            holder.on_delete()
+        return len(queue.ready)
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str) -> bool:
+        """Route a message; whether any queue was found for it."""
+        queues = self.route(exchange, routing_key)
+        if self.transit > 0:
+            await self.clock.sleep(self.transit)
+        for name in queues:
+            if name in self.queues:
+                self.queues[name].put(message, exchange=exchange, routing_key=routing_key)
+        return bool(queues)
+
+    def route(self, exchange: str, routing_key: str) -> list[str]:
+        if exchange == "":
+            return [routing_key] if routing_key in self.queues else []
+        found = self.exchange(exchange)
+        alternate = found.arguments.get("alternate-exchange")
+        return found.route(routing_key) or (self.route(alternate, routing_key) if isinstance(alternate, str) else [])
+
+    def give_back(self, queue: FakeQueue, stored: Stored, *, counted: bool = True) -> None:
+        """A delivery was returned; beyond the delivery limit it dies. The caller calls `queue.changed` at the end."""
+        stored.returns += counted
+        limit = self._setting(queue, "delivery-limit")
+        if isinstance(limit, int) and stored.returns > limit:
+            self._die(queue, stored, Status.DELIVERY_LIMIT)
+        else:
+            queue.put_back(stored)
+
+    # --- what tests do
+
+    def expire(self, queue_name: str) -> None:
+        """Let the time of everything that is ready in the queue run out."""
+        queue = self.queues[queue_name]
+        expired, queue.ready = queue.ready, []
+        for stored in expired:
+            self._die(queue, stored, Status.EXPIRED)
+        queue.changed()
+
+    def set_running(self, queue_name: str, running: bool) -> None:
+        """Take the queue's Raft leader away, or bring it back."""
+        queue = self.queues[queue_name]
+        queue.running = running
+        queue.changed()
+
+    def bodies(self, queue_name: str) -> list[bytes]:
+        """Everything in a queue, ready or held, in order; empty when there is no such queue."""
+        return self.queues[queue_name].bodies() if queue_name in self.queues else []
+
+    # --- the inside
+
+    def _setting(self, queue: FakeQueue, name: str) -> object | None:
+        """An argument, or else what the policy of the highest priority says."""
+        if f"x-{name}" in queue.arguments:
+            return queue.arguments[f"x-{name}"]
+        policies = [policy for policy in self.policies.values() if re.search(policy.pattern, queue.name)]
+        policy = max(policies, key=attrgetter("priority"), default=None)
+        return None if policy is None else policy.definition.get(name)
+
+    def _die(self, queue: FakeQueue, stored: Stored, reason: Status) -> None:
+        exchange = self._setting(queue, "dead-letter-exchange")
+        if not isinstance(exchange, str):
+            return
+        headers = {"x-first-death-reason": str(reason), **stored.message.headers, "x-delivery-count": stored.returns}
+        dead = replace(stored.message, headers=headers, expiration=None)
+        for name in self.route(exchange, stored.routing_key):
+            self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)
+
+
+def _declared(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments RabbitMQ compares: those it knows (BROKER 14)."""
+    return {name: value for name, value in arguments.items() if not name.startswith("x-osrdyne-")}

@@ -1,0 +1,68 @@
+"""The HTTP API of a `FakeBroker`."""
+
+from __future__ import annotations
+
+from osrdyne.broker.facts import TOTALS_MAX_AGE, Binding, QueueTotals
+from osrdyne.broker.management import MAX_PAGE_SIZE, ManagementClient
+from osrdyne.broker.policies import PolicySpec
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.names import QueueName
+from osrdyne.testing.broker import FakeBroker
+
+
+class FakeManagement(ManagementClient):
+    """Answers from a `FakeBroker`, with totals that are `broker.totals_age` seconds old."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self.available = True
+        """False: every call fails, as when the management plugin is off."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
+        asked_at = self.broker.clock.monotonic()
+        await self._ask("list_queues", prefix)
+        return [self._totals(name, asked_at) for name in sorted(self.broker.queues) if name.startswith(prefix)]
+
+    def _totals(self, name: str, asked_at: float) -> QueueTotals:
+        queue = self.broker.queues[name]
+        known = asked_at - self.broker.totals_age
+        return QueueTotals(
+            name=QueueName(name),
+            arguments=queue.arguments,
+            messages=queue.total_at(known) if queue.running else 0,
+            ready=len(queue.ready) if queue.running else 0,
+            unacknowledged=None,
+            state="running" if queue.running else "down",
+            type=str(queue.arguments.get("x-queue-type", "classic")),
+            policy=None,
+            sampled_after=asked_at - TOTALS_MAX_AGE,
+        )
+
+    async def list_bindings(self, exchange: str) -> list[Binding]:
+        await self._ask("list_bindings", exchange)
+        found = self.broker.exchanges.get(exchange)
+        return [Binding(QueueName(queue), key) for queue, key in sorted(found.bindings)] if found else []
+
+    async def get_policy(self, name: str) -> PolicySpec | None:
+        await self._ask("get_policy", name)
+        return self.broker.policies.get(name)
+
+    async def put_policy(self, policy: PolicySpec) -> None:
+        await self._ask("put_policy", policy.name)
+        self.broker.policies[policy.name] = policy
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        await self._ask("get_global_parameter", name)
+        return self.broker.parameters.get(name)
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        await self._ask("put_global_parameter", name)
+        self.broker.parameters[name] = value
+
+    async def _ask(self, call: str, target: str) -> None:
+        await self.broker.pass_hook(call, target, done=False)
+        if not self.available:
+            raise BrokerUnavailableError("RabbitMQ's HTTP API did not answer in time.")

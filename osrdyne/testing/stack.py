@@ -1,0 +1,176 @@
+"""A leader on a broker in memory: the real session, term, loops and processors, in virtual time.
+
+    async with leading(clock) as stack:
+        stack.publish("a", b"1")
+        await clock.advance(1)
+
+Clients and workers of a test talk to the same broker through `stack.client` and `stack.worker`. A second `leading` on
+the same `FakeBroker` and `FakeBackend` is the next leader, or a rival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from pydantic import SecretStr
+
+from osrdyne.amqp import Consumer, Delivery, Message
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.metrics import Metrics
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.term import StopRequest, Term
+from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.management import FakeManagement
+
+POOL = "pool"
+LIFECYCLE = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.0)
+
+
+def settings_for(lifecycle: LifecycleSettings = LIFECYCLE) -> Settings:
+    uri = SecretStr("amqp://nobody@nowhere/")
+    return Settings(pool=PoolSettings(id=POOL), broker=BrokerSettings(uri=uri), lifecycle=lifecycle)
+
+
+@dataclass(slots=True)
+class Stack:
+    """A leader with everything a test wants to look at or to break."""
+
+    clock: VirtualClock
+    broker: FakeBroker
+    management: FakeManagement
+    driver: FakeDriver
+    settings: Settings
+    metrics: Metrics = field(default_factory=Metrics)
+    names: PoolNames = field(default_factory=lambda: PoolNames(POOL))
+    connections: list[FakeConnection] = field(default_factory=list)
+    stop: StopRequest = field(default_factory=lambda: StopRequest(asyncio.Event()))
+    term: Term = field(init=False)
+    leading: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] = field(init=False)
+
+    # --- as a client
+
+    async def publish(self, key: str, body: bytes = b"", **properties: object) -> None:
+        """A client's confirmed publish."""
+        message = Message(body=body, **properties)  # type: ignore[arg-type]
+        await FakeChannel(self.broker, confirms=True).publish(
+            message, exchange=self.names.requests_exchange, routing_key=key, mandatory=True
+        )
+
+    def waiting(self, key: str) -> list[bytes]:
+        """The requests in the queue of a key."""
+        return self.broker.bodies(self.names.request_queue(Key(key)))
+
+    def orphans(self) -> list[bytes]:
+        return self.broker.bodies(self.names.orphan_queue)
+
+    # --- as a worker
+
+    async def consume(self, key: str) -> Consumer:
+        """A worker's consumer; `crash` ends it."""
+        channel = FakeChannel(self.broker)
+        return await channel.consume(self.names.request_queue(Key(key)), prefetch=1)
+
+    async def take(self, key: str) -> Delivery:
+        """A worker has taken one request, and neither answered nor acknowledged it yet."""
+        consumer = await self.consume(key)
+        await self.clock.settle()
+        return await consumer.get()
+
+    async def report(self, key: str, event: Event, worker_id: str | None = None, **details: object) -> None:
+        """What the worker of the key (the oldest, if no other is named) reports."""
+        name = worker_id or str(self.driver.workers_of(Key(key))[0].instance.worker_id)
+        report = ActivityReport(key, event, name, details)
+        await FakeChannel(self.broker).publish(
+            Message(body=report.wire_body(), headers=report.wire_headers()),
+            exchange=self.names.activity_exchange,
+            routing_key=key,
+        )
+        await self.clock.settle()
+
+    # --- what is true
+
+    def is_bound(self, key: str) -> bool:
+        """Whether the broker would route a request of this key to its queue."""
+        return self.broker.route(self.names.requests_exchange, key) == [self.names.request_queue(Key(key))]
+
+    def has_queue(self, key: str) -> bool:
+        return self.names.request_queue(Key(key)) in self.broker.queues
+
+    def running(self, key: str) -> int:
+        """Workers of the key that run."""
+        return sum(worker.instance.state == "running" for worker in self.driver.workers_of(Key(key)))
+
+    # --- the leader
+
+    async def lead(self) -> None:
+        """One life of a leader, as the daemon leads it."""
+        async with LeaderSession(
+            self.settings, clock=self.clock, connect=connect_to(self.broker, self.connections)
+        ) as session:
+            _, token = await session.token.acquire()
+            self.term = Term(
+                self.settings,
+                session=session,
+                token=token,
+                driver=self.driver,
+                management=self.management,
+                pinned=[Key(key) for key in self.settings.pool.pinned_keys],
+                clock=self.clock,
+                metrics=self.metrics,
+            )
+            await self.term.run(self.stop, on_leading=self.leading.set)
+
+    async def end(self) -> BaseException | None:
+        """Kill the leader: nothing is finished, nothing is closed in order. The error it had ended with, if any."""
+        for connection in self.connections:
+            connection.cut()
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({self.task})
+        return None if self.task.cancelled() else self.task.exception()
+
+
+def make_stack(
+    clock: VirtualClock,
+    *,
+    broker: FakeBroker | None = None,
+    driver: FakeDriver | None = None,
+    settings: Settings | None = None,
+) -> Stack:
+    broker = broker or FakeBroker(clock)
+    return Stack(
+        clock=clock,
+        broker=broker,
+        management=FakeManagement(broker),
+        driver=driver or FakeDriver(clock, pool=POOL),
+        settings=settings or settings_for(),
+    )
+
+
+@asynccontextmanager
+async def leading(
+    clock: VirtualClock,
+    *,
+    broker: FakeBroker | None = None,
+    driver: FakeDriver | None = None,
+    settings: Settings | None = None,
+) -> AsyncIterator[Stack]:
+    """A leader at work. At the end it is killed; an error that ended its term before is raised here."""
+    stack = make_stack(clock, broker=broker, driver=driver, settings=settings)
+    async with asyncio.TaskGroup() as group:
+        stack.task = group.create_task(stack.lead(), name="leader")
+        await clock.settle()
+        await stack.leading.wait()
+        yield stack
+        await clock.settle()
+        if not stack.task.done():
+            stack.task.cancel()
