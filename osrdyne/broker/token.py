@@ -40,7 +40,7 @@ class Token:
         try:
             decoded = json.loads(body)
             return cls(int(decoded["term"]), str(decoded.get("host", "")))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls(0, "")
 
 
@@ -59,6 +59,8 @@ class TokenChannel:
         self._consumer: Consumer | None = None
         self._held: list[Delivery] = []
         self._commands: asyncio.Queue[tuple[Callable[[Channel], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._lost = False
         self._answered_at = clock.monotonic()
         self._log: Logger = get_logger("leader", pool=names.pool)
 
@@ -100,13 +102,18 @@ class TokenChannel:
     async def run(self, token: Token, *, renew_interval: float) -> None:
         """Own the channel for the term: carry out commands, renew the token.
 
-        Ends only by raising `LeadershipLostError`.
+        Ends only by raising a `BrokerError`; every command that waits then, or comes later, fails.
         """
         assert self._consumer is not None
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(), name="token channel closed")
-            group.create_task(self._renew(token, renew_interval), name="token renewal")
-            group.create_task(self._serve(), name="token channel commands")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(), name="token channel closed")
+                group.create_task(self._renew(token, renew_interval), name="token renewal")
+                group.create_task(self._serve(), name="token channel commands")
+        finally:
+            self._lost = True
+            for answer in list(self._pending):
+                self._fail(answer, LeadershipLostError("The leader token is lost."))
 
     async def _watch(self) -> None:
         reason = await self._channel.wait_closed()
@@ -127,24 +134,32 @@ class TokenChannel:
                 result = await command(self._channel)
             except OsrdyneError as error:
                 lost = LeadershipLostError(f"A command on the channel of the leader token failed: {error}")
-                if not answer.done():
-                    answer.set_exception(lost)
-                    answer.exception()
+                self._fail(answer, lost)
                 raise lost from error
             self._answered_at = self._clock.monotonic()
             if not answer.done():
                 answer.set_result(result)
+
+    @staticmethod
+    def _fail(answer: asyncio.Future[Any], error: LeadershipLostError) -> None:
+        if not answer.done():
+            answer.set_exception(error)
+            answer.exception()  # counts as seen, also when whoever asked is gone
 
     async def do(self, command: Callable[[Channel], Awaitable[T]]) -> T:
         """Carry out a command on T, in order. It runs to its end also when the caller is cancelled.
 
         Raises `LeadershipLostError` when it failed: then the term is over.
         """
+        if self._lost or self._channel.is_closed:
+            raise LeadershipLostError("The leader token is lost.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._pending.add(answer)
+        answer.add_done_callback(self._pending.discard)
         self._commands.put_nowait((command, answer))
         return await answer
 
     async def confirm(self) -> None:
         """Return if T has answered within the lease, else ask it something that cannot fail (LIFECYCLE 23)."""
-        if self._clock.monotonic() - self._answered_at > self._lease:
-            await self.do(Channel.ping)
+        if self._lost or self._channel.is_closed or self._clock.monotonic() - self._answered_at > self._lease:
+            await self.do(lambda channel: channel.ping())
