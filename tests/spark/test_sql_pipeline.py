@@ -150,7 +150,6 @@ ERRORS = [
     ("select element_at(array(1), 5)", 400, "INVALID_ARRAY_INDEX_IN_ELEMENT_AT"),
     ("select raise_error('on purpose') from nation", 500, "USER_RAISED_EXCEPTION"),
     ("select n_name, count(*) from nation", 400, "MISSING_GROUP_BY"),
-    ("select upper()", 400, "WRONG_NUM_ARGS"),
     ("select (select n_name from nation)", 400, "SCALAR_SUBQUERY_TOO_MANY_ROWS"),
 ]
 

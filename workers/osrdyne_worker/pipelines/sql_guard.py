@@ -231,6 +231,8 @@ def _token_start(line: int, last_column: int, width: int) -> tuple[int, int]:
 def _syntax_error(error: ParseError) -> QueryRefusedError:
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or "it is not valid SQL").rstrip(".")
+    if "<class" in description:  # sqlglot's words for its own tree
+        description = "a function has too few or too many arguments, or a clause is incomplete"
     return QueryRefusedError(
         f"The query cannot be read: {description}.",
         error_code="syntax_error",

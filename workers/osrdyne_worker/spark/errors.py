@@ -48,8 +48,8 @@ def describe(error: BaseException) -> SparkFailure | None:
         condition=condition,
         message=message or condition,
         sql_state=sql_state,
-        # SQLSTATE 22 is wrong data in an expression, 42 a wrong name or syntax.
-        is_query=isinstance(error, AnalysisException) or (sql_state or "").startswith(("22", "42")),
+        # SQLSTATE 21 is a wrong number of rows, 22 wrong data in an expression, 42 a wrong name or syntax.
+        is_query=isinstance(error, AnalysisException) or (sql_state or "").startswith(("21", "22", "42")),
     )
 
 

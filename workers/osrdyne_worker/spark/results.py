@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-_TEXT_ONLY = frozenset({"variant", "interval", "geometry", "geography", "void"})
+_TEXT_ONLY = frozenset({"variant", "yearmonthinterval", "interval", "geometry", "geography", "void"})
 """Types that have no exact Arrow type: they leave Spark as text."""
 
 
@@ -69,7 +69,7 @@ def _needs_text(kind: DataType) -> bool:
         return _needs_text(kind.keyType) or _needs_text(kind.valueType)
     if isinstance(kind, StructType):
         return any(_needs_text(field.dataType) for field in kind.fields)
-    return kind.simpleString().split(" ")[0].split("(")[0] in _TEXT_ONLY
+    return kind.typeName() in _TEXT_ONLY
 
 
 def _with_text(frame: Any, fields: list[Any]) -> Any:

@@ -1,0 +1,57 @@
+"""The second net on Spark's real plans: it refuses by itself what the first one would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.errors import AnalysisException, PySparkException
+
+from osrdyne_worker import Call
+from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
+from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.spark.plans import analyzed_plan, parsed_plan
+
+QUERIES = Path(__file__).parents[1] / "queries"
+VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})
+# Two parsers differ here, and neither reading is dangerous: Spark reads these as plain queries over the views, by plain
+# names, ignores the options of a view, or (first names) refuses to resolve them when they are analysed.
+HARMLESS = {
+    "common_table_out_of_scope", "common_table_of_subquery", "current_user_bare",
+    "column_identifier", "table_identifier", "leading_semicolon", "table_statement", "from_first", "pipe",
+    "nonsense",
+    "options_of_a_table",
+    "variable_in_string", "comment_first", "scalar_function_as_table",
+}  # fmt: skip
+
+
+def refused() -> list[Any]:
+    groups = yaml.safe_load((QUERIES / "refused.yaml").read_text(encoding="utf-8"))
+    found = {name: query for queries in groups.values() for name, query in queries.items()}
+    return [pytest.param(query, id=name) for name, query in found.items() if name not in HARMLESS]
+
+
+@pytest.mark.parametrize("query", refused())
+def test_attack_is_refused_by_the_plan_alone(tpch_call: Call, query: str) -> None:
+    session = tpch_call.context.session
+    with pytest.raises((QueryRefusedError, PySparkException)):
+        check_parsed(parsed_plan(session, query) or "", views=VIEWS)
+
+
+@pytest.mark.parametrize("query", ["select * from nation, hidden", "select current_user", "select user"])
+def test_name_that_only_the_analyser_knows_is_refused(tpch_call: Call, query: str) -> None:
+    session = tpch_call.context.session
+    session.range(3).createOrReplaceTempView("hidden")
+    with pytest.raises((QueryRefusedError, AnalysisException)):
+        check_analyzed(analyzed_plan(session.sql(query)) or "", views=VIEWS)
+
+
+def test_files_as_tables_are_off_in_spark_itself(tpch_call: Call) -> None:
+    with pytest.raises(AnalysisException):
+        tpch_call.context.session.sql("select * from text.`/etc/hostname`")
+
+
+def test_braces_are_not_replaced_by_spark_itself(tpch_call: Call) -> None:
+    assert tpch_call.context.session.sql("select '${spark.app.name}'").first()[0] == "${spark.app.name}"

@@ -1,0 +1,161 @@
+"""Which data belongs to a key: patterns, paths, filters and the configuration's own errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.errors import ConfigurationError
+from osrdyne_worker.pipelines.datasets import (
+    InvalidKeyPartError,
+    KeyPattern,
+    ResolvedTable,
+    UnknownDatasetError,
+    parse_config,
+    resolve,
+)
+
+
+def config(key: str = "tpch/sf={scale}", **table: Any) -> dict[str, Any]:
+    return {"datasets": [{"key": key, "tables": [{"view": "t", "path": "/data/sf={scale}/t.parquet", **table}]}]}
+
+
+def only_table(values: dict[str, Any], key: str) -> ResolvedTable:
+    return resolve(parse_config(values), key).tables[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "parts"),
+    [
+        ("tpch", "tpch", {}),
+        ("tpch", "tpch2", None),
+        ("tpch/sf={scale}", "tpch/sf=0.01", {"scale": "0.01"}),
+        ("tpch/sf={scale}", "xtpch/sf=0.01", None),
+        ("tpch/sf={scale}", "tpch/sf=", None),
+        ("tpch/sf={scale}", "tpch/sf=a/b", None),
+        ("tpch/sf={scale}", "tpch/sf=..", None),
+        ("tpch/sf={scale}", "tpch/sf=1\n", {"scale": "1\n"}),
+        ("infra={infra},timetable={timetable}", "infra=42,timetable=24", {"infra": "42", "timetable": "24"}),
+        ("a={a},b={b}", "a=1,b=2,b=3", {"a": "1", "b": "2,b=3"}),
+        (r"log/{day:\d{4}-\d\d}", "log/2024-01", {"day": "2024-01"}),
+        (r"log/{day:\d{4}-\d\d}", "log/24-01", None),
+        (r"n={n:\d+}", "n=12\n", None),
+        ("path/{rest:.*}", "path/a/b", {"rest": "a/b"}),
+        ("{{x}}.{a}", "{x}.1", {"a": "1"}),
+        ("a.c", "abc", None),
+        ("{any}", "漢 🚄 é % # * . : \" '", {"any": "漢 🚄 é % # * . : \" '"}),
+    ],
+)
+def test_pattern_matches_a_whole_key_or_not(pattern: str, key: str, parts: dict[str, str] | None) -> None:
+    assert KeyPattern(pattern).match(key) == parts
+
+
+@given(st.text(min_size=1).filter(lambda text: "/" not in text and text not in (".", "..")))
+def test_pattern_gives_back_any_part_unchanged(part: str) -> None:
+    assert KeyPattern("k={part}").match(f"k={part}") == {"part": part}
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{a", "a}", "{}", "{1a}", "{a}{a}", "{a:(}", "{a:(x)}", "{a b}"], ids=lambda text: text
+)
+def test_pattern_that_cannot_be_read_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError):
+        KeyPattern(pattern)
+
+
+def test_first_dataset_that_matches_counts() -> None:
+    datasets = [*config("x={a}", path="/one")["datasets"], *config("x=1", path="/two")["datasets"]]
+    assert only_table({"datasets": datasets}, "x=1").path == "/one"
+
+
+def test_key_of_no_dataset_names_the_key_and_the_patterns() -> None:
+    with pytest.raises(UnknownDatasetError, match=r"'other'.*'tpch/sf=\{scale\}'"):
+        resolve(parse_config(config()), "other")
+
+
+def test_parts_of_the_key_fill_path_and_filters() -> None:
+    table = only_table(config(filters={"tenant": "t-{scale}"}), "tpch/sf=0.01")
+    assert table.path == "/data/sf=0.01/t.parquet"
+    assert table.filters == (("tenant", "t-0.01"),)
+    assert table.directory == "/data"
+
+
+@pytest.mark.parametrize(
+    "part", ["a*", "a?", "[a]", "{a", "a\\b", "a\x00b", "a\nb", "s3:", "~root", "a^b"], ids=lambda part: ascii(part)
+)
+def test_part_that_would_be_syntax_in_a_path_is_refused(part: str) -> None:
+    with pytest.raises(InvalidKeyPartError, match="scale"):
+        only_table(config(), f"tpch/sf={part}")
+
+
+@pytest.mark.parametrize("part", ["..", ".", ".hidden", "_SUCCESS", " "])
+def test_part_that_is_a_whole_step_may_not_be_special(part: str) -> None:
+    with pytest.raises(InvalidKeyPartError):
+        only_table(config("k={scale:.*}", path="/data/{scale}/t"), f"k={part}")
+
+
+def test_part_with_a_slash_is_refused_in_a_path() -> None:
+    with pytest.raises(InvalidKeyPartError):
+        only_table(config("k={scale:.*}", path="/data/{scale}"), "k=a/../../etc")
+
+
+def test_part_with_any_text_is_fine_in_a_filter() -> None:
+    part = "' OR 1=1; drop view x -- ../*"
+    table = only_table(config("k={scale:.*}", path="/data/t", filters={"a": "{scale}"}), f"k={part}")
+    assert table.filters == (("a", part),)
+
+
+@pytest.mark.parametrize("part", ["0.01", "é漢🚄", "a b", "50%", "#1", "a,b", "x='y'", "A%41"])
+def test_part_with_harmless_text_is_fine_in_a_path(part: str) -> None:
+    assert only_table(config(), f"tpch/sf={part}").path == f"/data/sf={part}/t.parquet"
+
+
+@pytest.mark.parametrize(
+    ("path", "base", "expected", "directory"),
+    [
+        ("tpch/{scale}", "/data", "/data/tpch/1", "/data"),
+        ("/data/x/{scale}", "/data", "/data/x/1", "/data"),
+        ("/data/x/{scale}", None, "/data/x/1", "/data/x"),
+        ("/data/fixed", None, "/data/fixed", None),
+        ("s3a://bucket/{scale}/t", "/data", "s3a://bucket/1/t", None),
+        ("file:///data/{scale}", None, "file:///data/1", "///data"),
+    ],
+)
+def test_local_path_knows_the_directory_it_may_not_leave(
+    path: str, base: str | None, expected: str, directory: str | None
+) -> None:
+    table = only_table({**config("k={scale}", path=path), "base_directory": base}, "k=1")
+    assert (table.path, table.directory) == (expected, directory)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dataset": []}, "worker.config.dataset: Extra"),
+        (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh: Extra"),
+        (config(format="text"), "worker.config.datasets.0.tables.0.format"),
+        (config(view="a.b"), "plain name"),
+        (config("k={a}"), "{scale} is not a part of the key pattern"),
+        (config(filters={"c": "{nope}"}), "{nope} is not a part"),
+        (config("{a"), "is not closed"),
+        (config(path="relative/{scale}"), "set base_directory"),
+        (config(format="table", path="db.{scale}"), "fixed name"),
+        ({"base_directory": "data"}, "absolute"),
+        ({"row_limit": 10, "max_row_limit": 5}, "max_row_limit"),
+        ({"datasets": [{"key": "k", "tables": []}]}, "worker.config.datasets.0.tables"),
+        ({"datasets": [{"key": "k", "tables": [{"view": v, "path": "/x"} for v in "aA"]}]}, "there twice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_configuration_is_refused_with_its_place(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_config(values)
+    assert words in caught.value.message
+
+
+def test_empty_configuration_has_no_datasets() -> None:
+    with pytest.raises(UnknownDatasetError, match="known keys are none"):
+        resolve(parse_config({}), "any")
