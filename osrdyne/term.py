@@ -182,6 +182,7 @@ class Term:
             publisher=publisher,
             replier=replier,
             workers=self.worker_board,
+            delivery_limit=self._settings.requests.delivery_limit,
             clock=clock,
             metrics=metrics,
         )

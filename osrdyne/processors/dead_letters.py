@@ -57,6 +57,7 @@ class DeadLetterResponder:
         publisher: Publisher,
         replier: Replier,
         workers: WorkerBoard,
+        delivery_limit: int,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -64,6 +65,9 @@ class DeadLetterResponder:
         self._publisher = publisher
         self._replier = replier
         self._workers = workers
+        self._deliveries = (
+            delivery_limit + 1
+        )  # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1
         self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("dead_letters")
@@ -84,10 +88,9 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
-        deliveries = request.delivery_count + 1
         if reason == Status.DELIVERY_LIMIT:
-            await self._keep(delivery, deliveries)
-        detail = _DETAILS.get(reason, f"The request was dead-lettered: {reason}.").format(deliveries=deliveries)
+            await self._keep(delivery)
+        detail = _DETAILS.get(reason, f"The request was dead-lettered: {reason}.").format(deliveries=self._deliveries)
         await self._replier.answer(request, reason, detail + self._waiting(request.key, reason))
         await delivery.ack()
         self._metrics.dead_letters.labels(reason=reason if reason in _DETAILS else "other").inc()
@@ -99,9 +102,9 @@ class DeadLetterResponder:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 
-    async def _keep(self, delivery: Delivery, deliveries: int) -> None:
+    async def _keep(self, delivery: Delivery) -> None:
         """Put the request into the poison inventory, and only return when it is there."""
-        entry = poison_entry(delivery, deliveries=deliveries, now_ms=now_ms(self._clock))
+        entry = poison_entry(delivery, deliveries=self._deliveries, now_ms=now_ms(self._clock))
         failures = 0
         while True:
             try:
