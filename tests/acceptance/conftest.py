@@ -1,0 +1,48 @@
+"""Daemons for tests: real processes, that end with the test and have shown nobody a traceback."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_process import DaemonProcess, MakeDaemon
+from durable_caller import DurableCaller, durable_caller
+
+from osrdyne.config.models import BrokerSettings
+
+
+@pytest.fixture
+async def make_daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[MakeDaemon]:
+    """Makes a daemon of the test's pool, with these settings over short delays; the test starts it."""
+    daemons: list[DaemonProcess] = []
+    numbers = itertools.count()
+
+    def make(
+        *, amqp_uri: str | None = None, management_uri: str | None = None, pool: str | None = None, **settings: Any
+    ) -> DaemonProcess:
+        directory = tmp_path / f"daemon-{next(numbers)}"
+        directory.mkdir()
+        daemon = DaemonProcess(
+            directory,
+            amqp_uri=amqp_uri or broker_settings.uri.get_secret_value(),
+            management_uri=management_uri or broker_settings.effective_management_uri(),
+            pool=pool or pool_id,
+            settings=settings,
+        )
+        daemons.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in daemons:
+        await daemon.close()
+    for daemon in daemons:
+        assert "Traceback" not in daemon.log()
+
+
+@pytest.fixture
+async def caller(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[DurableCaller]:
+    async with durable_caller(broker_settings.uri.get_secret_value(), pool_id) as connected:
+        yield connected

@@ -1,0 +1,315 @@
+"""A daemon as its users run it, `osrdyne run` in a process of its own, and what tests do to it and see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+import yaml
+
+from osrdyne.client import AsyncClient
+from osrdyne.drivers.subprocess_environment import Marks
+from osrdyne.drivers.subprocess_processes import environment_of, session_leaders
+
+ROOT = Path(__file__).parents[2]
+OSRDYNE = Path(sys.executable).with_name("osrdyne")
+LAUNCHER = Path(__file__).with_name("echo_launcher.py")
+PATIENCE = 60.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
+
+T = TypeVar("T")
+
+
+async def until(
+    condition: Callable[[], T | Awaitable[T]], what: str, *, timeout: float = PATIENCE, interval: float = 0.05
+) -> T:
+    """The first true value of `condition`."""
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                value = condition()
+                if isinstance(value, Awaitable):
+                    value = await value
+                if value:
+                    return value
+                await asyncio.sleep(interval)
+    except TimeoutError:
+        raise AssertionError(f"this did not happen within {timeout:g} s: {what}") from None
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """Without the settings of whoever runs the tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSRDYNE")}
+    return {**inherited, "COLUMNS": "200", **more}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """`more` over `base`, section by section."""
+    result = dict(base)
+    for name, value in more.items():
+        before = result.get(name)
+        result[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker's main process, as the host shows it."""
+
+    pid: int
+    key: str
+    worker_id: str
+
+
+class DaemonProcess:
+    """One daemon of one pool; started again after its end it finds the same configuration and state directory."""
+
+    def __init__(
+        self, directory: Path, *, amqp_uri: str, management_uri: str, pool: str, settings: Mapping[str, Any]
+    ) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.amqp_uri = amqp_uri
+        self.api = f"http://127.0.0.1:{free_port()}"
+        self.config = directory / "osrdyne.yaml"
+        self.state = directory / "state" / pool
+        self.log_file = directory / "daemon.log"
+        self.variables: dict[str, str] = {}
+        self._faults = directory / "faults.json"
+        self._process: subprocess.Popen[bytes] | None = None
+        launcher = [sys.executable, str(LAUNCHER), str(self._faults)]
+        base = {
+            "pool": {"id": pool},
+            "broker": {"uri": amqp_uri, "management_uri": management_uri, "retry_interval": "2s"},
+            "driver": {
+                "name": "subprocess",
+                "options": {"command": launcher, "cwd": str(ROOT), "state_directory": str(directory / "state")},
+            },
+            "worker": {"app": "workers.examples.echo:app", "stop_grace": "5s"},
+            "lifecycle": {"settle_delay": "1s", "stop_delay": "1s", "start_attempts": 1},
+            "api": {"port": int(self.api.rpartition(":")[2])},
+            "log": {"level": "debug", "format": "json"},
+        }
+        self.settings = merged(base, settings)
+        self.write_settings()
+
+    def write_settings(self, **changes: Mapping[str, Any]) -> None:
+        self.settings = merged(self.settings, changes)
+        self.config.touch(mode=0o600)
+        self.config.write_text(yaml.safe_dump(self.settings, allow_unicode=True))
+
+    def set_faults(self, faults: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the launcher does to workers of these keys; see `echo_launcher`."""
+        self._faults.write_text(json.dumps(faults))
+
+    # --- the process
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self, *arguments: str) -> None:
+        """Start it, and wait for nothing."""
+        assert not self.is_running
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [OSRDYNE, "run", "-c", str(self.config), *arguments],
+                cwd=self.directory,
+                env=own_environment(**self.variables),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    async def start(self, *arguments: str) -> None:
+        """Start it, and wait until it leads."""
+        self.launch(*arguments)
+        await self.until_leading()
+
+    async def until_leading(self) -> None:
+        async def leads() -> bool:
+            assert self.is_running, self.log()
+            return bool((await self.get("/v1/leadership")).get("leading"))
+
+        await until(leads, "the daemon leads")
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.send_signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(PATIENCE)
+
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended by itself."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait, PATIENCE)
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        self.send_signal(number)
+        return await self.wait()
+
+    async def restart(self) -> None:
+        """kill -9, and start again."""
+        self.kill()
+        await self.start()
+
+    async def close(self) -> None:
+        """End the daemon and every worker it has left."""
+        if self.is_running:
+            self.kill()
+        workers = [psutil.Process(worker.pid) for worker in self.workers() if psutil.pid_exists(worker.pid)]
+        for worker in workers:
+            for process in [*worker.children(recursive=True), worker]:
+                process.kill()
+        await until(lambda: not self.workers(), "the workers are gone")
+
+    # --- what it says
+
+    def log(self) -> str:
+        return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
+
+    def events(self, event: str, **fields: object) -> list[dict[str, Any]]:
+        """The log entries of this event that have these fields."""
+        entries = [json.loads(line) for line in self.log().splitlines() if line.startswith("{") and line.endswith("}")]
+        return [
+            entry
+            for entry in entries
+            if entry.get("event") == event and all(entry.get(name) == value for name, value in fields.items())
+        ]
+
+    async def until_event(self, event: str, *, timeout: float = PATIENCE, **fields: object) -> dict[str, Any]:
+        found = await until(
+            lambda: self.events(event, **fields), f"the daemon logs {event!r} {fields}", timeout=timeout
+        )
+        return found[0]
+
+    async def get(self, path: str, **parameters: str) -> dict[str, Any]:
+        """What the HTTP API answers; empty while nobody does."""
+        async with httpx.AsyncClient(base_url=self.api, trust_env=False, timeout=PATIENCE) as http:
+            try:
+                answer: dict[str, Any] = (await http.get(path, params=parameters)).json()
+            except httpx.TransportError:
+                return {}
+            return answer
+
+    async def post(self, path: str, **parameters: str) -> None:
+        async with httpx.AsyncClient(base_url=self.api, trust_env=False, timeout=PATIENCE) as http:
+            headers = {"content-type": "application/json"}
+            (await http.post(path, params=parameters, headers=headers)).raise_for_status()
+
+    async def groups(self) -> dict[str, dict[str, Any]]:
+        return {group["key"]: group for group in (await self.get("/v1/groups")).get("groups", [])}
+
+    async def until_group(self, key: str, condition: Callable[[dict[str, Any]], Any], what: str) -> dict[str, Any]:
+        """The group, once it exists and fulfils the condition."""
+
+        async def look() -> dict[str, Any] | None:
+            group = (await self.groups()).get(key)
+            return group if group is not None and condition(group) else None
+
+        found = await until(look, f"group {key!r}: {what}")
+        assert found is not None
+        return found
+
+    async def until_gone(self, key: str) -> None:
+        """Wait until the daemon has forgotten the group."""
+
+        async def gone() -> bool:
+            assert self.is_running
+            return key not in await self.groups()
+
+        await until(gone, f"group {key!r} is gone")
+
+    # --- what the host shows
+
+    def workers(self) -> list[SeenWorker]:
+        """The main processes of this pool's workers."""
+        found = []
+        for pid in session_leaders():
+            variables = environment_of(pid)
+            marks = None if variables is None else Marks.from_variables(variables, self.state)
+            if marks is not None and _is_alive(pid):
+                found.append(SeenWorker(pid, str(marks.key), str(marks.worker_id)))
+        return found
+
+    def pids(self, key: str) -> list[int]:
+        return [worker.pid for worker in self.workers() if worker.key == key]
+
+    @asynccontextmanager
+    async def watching_for_twins(self, interval: float = 0.2) -> AsyncIterator[None]:
+        """Assert that no key has two workers at any moment."""
+
+        async def watch() -> None:
+            while True:
+                keys = [worker.key for worker in self.workers()]
+                twins.update(key for key in keys if keys.count(key) > 1)
+                await asyncio.sleep(interval)
+
+        twins: set[str] = set()
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+            assert not watching.done(), watching.exception()
+        finally:
+            watching.cancel()
+        assert not twins
+
+    # --- what its users do
+
+    def client(self, **options: Any) -> AsyncClient:
+        return AsyncClient(self.amqp_uri, self.pool, name="osrdyne acceptance test", **options)
+
+    def osrdyne(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another `osrdyne` command with this daemon's configuration."""
+        return subprocess.run(
+            [OSRDYNE, *arguments[: _command_length(arguments)], "-c", str(self.config),
+             *arguments[_command_length(arguments):]],
+            cwd=self.directory,
+            env=own_environment(**self.variables),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )  # fmt: skip
+
+
+MakeDaemon = Callable[..., DaemonProcess]
+"""The fixture `make_daemon`."""
+
+
+def _command_length(arguments: tuple[str, ...]) -> int:
+    return 2 if arguments[0] in {"groups", "poison"} else 1
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,132 @@
+"""A caller that loses nothing: requests published with confirms, answers in a durable queue. It survives the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+
+from daemon_process import PATIENCE, until
+
+from osrdyne import amqp
+from osrdyne.errors import BrokerError
+from osrdyne.protocol.messages import NO_ACTIVATE_HEADER, PATH_HEADER, Response
+from osrdyne.protocol.names import Key, PoolNames
+
+
+class DurableCaller:
+    """`answers` holds what came back, by correlation id; a confirmed request must get one, and may get more."""
+
+    def __init__(self, uri: str, pool: str) -> None:
+        self._options = amqp.ConnectionOptions(uri=uri, name="osrdyne durable caller", heartbeat=5)
+        self._names = PoolNames(pool)
+        self._queue = f"{pool}-test-replies"
+        self._channel: amqp.Channel | None = None
+        self.answers: dict[str, list[Response]] = defaultdict(list)
+        self.confirmed: list[str] = []
+
+    async def run(self) -> None:
+        """Collect answers, for ever; connect again whenever the connection is lost."""
+        while True:
+            with suppress(BrokerError):
+                connection = await amqp.connect(self._options)
+                try:
+                    channel = await connection.channel(confirms=True)
+                    await channel.declare_queue(self._queue, arguments={"x-queue-type": "quorum"})
+                    self._channel = await connection.channel(confirms=True)
+                    await self._collect(channel)
+                finally:
+                    self._channel = None
+                    await connection.close()
+            await asyncio.sleep(0.1)
+
+    async def _collect(self, channel: amqp.Channel) -> None:
+        async for delivery in await channel.consume(self._queue, prefetch=100):
+            response = Response.from_wire(
+                headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
+            )
+            if not response.progress:
+                self.answers[delivery.properties.correlation_id or ""].append(response)
+            await delivery.ack()
+
+    async def until_connected(self) -> None:
+        await until(lambda: self._channel, "the caller is connected")
+
+    async def send(
+        self,
+        key: str,
+        path: str = "/info",
+        body: object = None,
+        *,
+        expiration: float | None = None,
+        no_activate: bool = False,
+    ) -> str:
+        """Publish; returns the correlation id once the broker has confirmed. Tries until it has."""
+        correlation_id = secrets.token_hex(8)
+        headers: dict[str, object] = {PATH_HEADER: path}
+        if no_activate:
+            headers[NO_ACTIVATE_HEADER] = True
+        message = amqp.Message(
+            body=b"" if body is None else json.dumps(body).encode(),
+            headers=headers,
+            correlation_id=correlation_id,
+            reply_to=self._queue,
+            content_type="application/json",
+            expiration=None if expiration is None else str(int(expiration * 1000)),
+        )
+        while True:
+            await self.until_connected()
+            channel = self._channel
+            if channel is not None:
+                with suppress(BrokerError):
+                    await channel.publish(
+                        message, exchange=self._names.requests_exchange, routing_key=Key(key), mandatory=True
+                    )
+                    self.confirmed.append(correlation_id)
+                    return correlation_id
+            await asyncio.sleep(0.05)
+
+    async def answer(self, correlation_id: str, *, timeout: float = PATIENCE) -> Response:
+        found = await until(lambda: self.answers.get(correlation_id), "the request is answered", timeout=timeout)
+        return found[0]
+
+    async def call(self, key: str, path: str = "/info", body: object = None, *, expiration: float | None = None,
+                   no_activate: bool = False) -> Response:  # fmt: skip
+        return await self.answer(await self.send(key, path, body, expiration=expiration, no_activate=no_activate))
+
+    async def info(self, key: str) -> dict[str, object]:
+        """What the worker of `key` says of itself."""
+        response = await self.call(key)
+        assert response.status == "ok", response
+        told: dict[str, object] = json.loads(response.body)
+        assert told["key"] == key
+        return told
+
+    def unanswered(self, correlation_ids: Iterable[str] | None = None) -> list[str]:
+        wanted = self.confirmed if correlation_ids is None else correlation_ids
+        return [one for one in wanted if not self.answers.get(one)]
+
+    async def until_all_answered(self) -> None:
+        """Every request confirmed so far has an answer, and each of its answers has the same status."""
+        await until(lambda: not self.unanswered(), "every confirmed request is answered")
+
+    def statuses(self) -> set[str]:
+        return {str(answer.status) for one in self.confirmed for answer in self.answers[one]}
+
+
+@asynccontextmanager
+async def durable_caller(uri: str, pool: str) -> AsyncIterator[DurableCaller]:
+    caller = DurableCaller(uri, pool)
+    running = asyncio.create_task(caller.run())
+    try:
+        await caller.until_connected()
+        yield caller
+        if running.done():
+            running.result()
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running

@@ -1,0 +1,22 @@
+"""Starts an echo worker, or fails to, key by key. A worker command for tests; its argument is a JSON file:
+
+`{KEY: {"config": {…}}}` adds to the application's configuration, `{KEY: {"exit": 3, "says": "…"}}` ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+file = Path(sys.argv[1])
+fault = json.loads(file.read_text()).get(os.environ["WORKER_KEY"], {}) if file.exists() else {}
+if "exit" in fault:
+    print(fault["says"], file=sys.stderr, flush=True)
+    sys.exit(fault["exit"])
+config = json.loads(os.environ["WORKER_CONFIG"])
+config["app"].update(fault.get("config", {}))
+os.environ["WORKER_CONFIG"] = json.dumps(config)
+worker = Path(sys.executable).with_name("osrdyne-worker")
+os.execv(worker, [str(worker), "workers.examples.echo:app"])

@@ -1,0 +1,97 @@
+"""Workers that are killed, crash or cannot start: their callers get an answer, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from daemon_process import DaemonProcess, MakeDaemon, until
+from durable_caller import DurableCaller
+
+from osrdyne.client import StartFailed
+
+
+async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    daemon = make_daemon()
+    await daemon.start()
+    before = await caller.info("k")
+    request = await caller.send("k", "/sleep", {"seconds": 1})
+    await daemon.until_group("k", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
+    os.kill(int(str(before["pid"])), signal.SIGKILL)
+    assert (await caller.answer(request)).status == "ok"
+    after = await caller.info("k")
+    assert after["pid"] != before["pid"]
+    assert len(daemon.workers()) == 1
+
+
+BROKEN = {"exit": 3, "says": "cannot open the data of this key"}
+
+
+async def test_group_that_cannot_start_answers_and_recovers(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon()
+    daemon.set_faults({"broken": BROKEN})
+    await daemon.start()
+    pid = (await caller.info("other"))["pid"]
+    async with daemon.client() as client:
+        with pytest.raises(StartFailed) as caught:
+            await client.call("broken", "/info", timeout=30)
+        assert BROKEN["says"] in caught.value.log_lines
+        assert "exit code 3" in str(caught.value)
+        assert caught.value.retry_after is not None
+        with pytest.raises(StartFailed):  # at once, without another attempt
+            await client.call("broken", "/info", timeout=5)
+        assert len(daemon.events("worker started", key="broken")) == 1
+        assert (await client.call("other", "/info", timeout=5)).json()["pid"] == pid
+        daemon.set_faults({})
+
+        async def recovered() -> bool:
+            reply = await client.call("broken", "/info", timeout=30, raise_on_error=False)
+            return reply.ok
+
+        await until(recovered, "a request after the back-off starts it", interval=1.0)
+    assert len(daemon.events("worker started", key="broken")) == 2
+
+
+async def test_error_of_the_application_at_start_reaches_the_caller(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    daemon = make_daemon()
+    daemon.set_faults({"k": {"config": {"load_error": "the table lineitem is missing"}}})
+    await daemon.start()
+    answer = await caller.call("k")
+    assert answer.status == "start-failed"
+    assert "the table lineitem is missing" in str(answer.detail)
+
+
+async def test_command_that_does_not_exist_is_named(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(driver={"options": {"command": ["/nowhere/worker"]}})
+    await daemon.start()
+    for answer in [await caller.call("k"), await caller.call("k")]:
+        assert answer.status == "start-failed"
+        assert "/nowhere/worker: No such file or directory" in str(answer.detail)
+        assert "driver.options.command" in str(answer.detail)
+
+
+async def poison(daemon: DaemonProcess) -> list[dict[str, object]]:
+    listed = daemon.osrdyne("poison", "list", "-o", "json")
+    assert listed.returncode == 0, listed.stderr
+    messages: list[dict[str, object]] = json.loads(listed.stdout)
+    return messages
+
+
+async def test_request_that_crashes_every_worker_becomes_poison(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(requests={"delivery_limit": 3})
+    await daemon.start()
+    answer = await caller.call("k", "/crash", {"why": "test"})
+    assert answer.status == "delivery_limit"
+    assert len(daemon.events("worker ended", key="k")) >= 4  # a limit of 3 is reached by the fourth delivery
+    assert "4 times" in str(answer.detail)
+    [message] = await poison(daemon)
+    assert (message["key"], message["path"], message["reason"]) == ("k", "/crash", "delivery_limit")
+    shown = daemon.osrdyne("poison", "show", "1")
+    assert '{"why": "test"}' in shown.stdout
+    assert (await caller.info("k"))["redelivered"] is False
