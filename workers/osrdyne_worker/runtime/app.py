@@ -40,7 +40,7 @@ class Context:
     key: Key
     pool: str = ""
     worker_id: str = ""
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     worker_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     session: Any = field(default=None, repr=False)
     state: Any = field(default=None, repr=False)

@@ -20,6 +20,7 @@ from osrdyne.protocol.messages import Response
 from osrdyne_worker.runtime.app import App, Route, SessionFactory
 from osrdyne_worker.runtime.call import Call, RequestError
 from osrdyne_worker.runtime.codec import Decoder, answer_to_response, decoder_for, error_response
+from osrdyne_worker.runtime.failures import describe
 
 log = get_logger("worker")
 
@@ -148,14 +149,6 @@ class Dispatcher:
         return RequestError(
             f"{asked}; known paths: {listed}.", code=404, error_code="unknown_path", details={"known_paths": known}
         )
-
-
-def describe(error: BaseException) -> str:
-    """One line about an exception: its type and what it says, without a traceback."""
-    if isinstance(error, OsrdyneError):
-        return error.message
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__
 
 
 def _arguments(target: Target, call: Call) -> tuple[Any, ...]:

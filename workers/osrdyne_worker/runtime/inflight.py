@@ -47,6 +47,7 @@ class InFlight:
     rank: int
     received_at: float
     started: bool = False
+    is_reported: bool = False
     phase: Phase = Phase.WAITING
     interruption: Interruption | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)

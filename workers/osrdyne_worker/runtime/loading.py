@@ -9,16 +9,16 @@ import asyncio
 import importlib
 import inspect
 import sys
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from osrdyne.errors import ConfigurationError, OsrdyneError
+from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.runtime.app import AnyFunction, App, Context
+from osrdyne_worker.runtime.failures import describe_with_place
 
 log = get_logger("worker")
 
@@ -37,7 +37,9 @@ def import_app(reference: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise ConfigurationError(f"The module {module_name!r} cannot be imported: {failure_reason(error)}") from error
+        raise ConfigurationError(
+            f"The module {module_name!r} cannot be imported: {describe_with_place(error)}"
+        ) from error
     app = getattr(module, attribute, None)
     if not isinstance(app, App):
         raise ConfigurationError(f"{reference} is not an osrdyne_worker.App; it is {type(app).__name__}.")
@@ -104,14 +106,3 @@ def _call(function: AnyFunction, argument: Any) -> Any:
         return function(argument)
     except (SystemExit, StopIteration) as error:  # would end the event loop, or get stuck in the future
         raise RuntimeError(f"{function.__qualname__} ended with {type(error).__name__}: {error}") from error
-
-
-def failure_reason(error: BaseException) -> str:
-    """One line for whoever waits for this worker: what happened and where, no traceback."""
-    if isinstance(error, OsrdyneError):
-        return error.message
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0][:1000]}" if lines else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return text + place

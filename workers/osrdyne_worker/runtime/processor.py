@@ -7,44 +7,28 @@ channel all come in as interruptions. Source: PROTOCOL, "Worker loop".
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Mapping
-from enum import Enum, auto
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
-from osrdyne.errors import BrokerError, OsrdyneError, PublishRefusedError
+from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.deadlines import is_past
-from osrdyne.protocol.messages import Request, Response
-from osrdyne.protocol.statuses import Status
+from osrdyne.protocol.messages import Response
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
-from osrdyne_worker.runtime.call import Answer, Call, CallCancelledError
+from osrdyne_worker.runtime.call import Call
 from osrdyne_worker.runtime.cancels import CancelMemory
-from osrdyne_worker.runtime.codec import answer_to_response
+from osrdyne_worker.runtime.decisions import Result, Settlement, first_look, result_of, time_left, time_to_work
 from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.runtime.ending import BeyondHelp
 from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
 from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import DIRECT_REPLY_TO, ReplySender
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 log = get_logger("worker")
-
-
-class Settlement(Enum):
-    """What happens to a request that gets no reply."""
-
-    GIVE_BACK = auto()
-    REJECT = auto()
-    ABANDON = auto()
-    DROP = auto()
-
-
-Result = Response | Settlement
 
 
 class Processor:
@@ -74,7 +58,7 @@ class Processor:
         self._jobs: dict[int, InFlight] = {}
         self._cancels = CancelMemory(clock)
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
+        self._progress = ProgressSender(sender, spawn)
         self._count = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,7 +85,7 @@ class Processor:
             rank=rank,
             received_at=self._clock.monotonic(),
         )
-        call.attach(partial(self._send_progress, job))
+        call.attach(partial(self._progress.send, job))
         self._jobs[self._count] = job
         self._idle.clear()
         self._reporter.received()
@@ -143,16 +127,29 @@ class Processor:
             if job.phase is not Phase.SETTLING:
                 await self._settle(job, result)
         except BrokerError as error:
-            log.warning("a request was dropped; RabbitMQ delivers it again", path=job.request.path, reason=str(error))
-            job.link.fail()
+            self._dropped(job, error)
         except Exception:
             log.exception("a request could not be processed")
-            job.link.fail()
+            await self._reject(job)
         finally:
             job.disarm()
+            if not job.is_reported:
+                self._reporter.dropped()
             del self._jobs[number]
             if not self._jobs:
                 self._idle.set()
+
+    def _dropped(self, job: InFlight, error: BrokerError) -> None:
+        """Without an acknowledgement RabbitMQ delivers it again; it must notice that soon."""
+        log.warning("a request was dropped; RabbitMQ delivers it again", path=job.request.path, reason=error.message)
+        if not job.delivery.channel.is_closed:
+            job.link.fail()
+
+    async def _reject(self, job: InFlight) -> None:
+        try:
+            await job.delivery.reject(requeue=True)
+        except BrokerError as error:
+            self._dropped(job, error)
 
     async def _work(self, job: InFlight) -> Result:
         """Everything up to the result; an interruption is a result, the end of the worker is not."""
@@ -166,38 +163,25 @@ class Processor:
             if job.interruption is None or task is None or task.uncancel() > 0:
                 raise
         if job.interruption is not None:
-            return self._interrupted(job.interruption)
+            return result_of(job.interruption)
         return result
 
     def _first_look(self, job: InFlight) -> Result | None:
         request = job.request
-        if job.interruption is not None:
-            return self._interrupted(job.interruption)
-        if self._cancels.was_cancelled(request.correlation_id, request.reply_to):
-            return self._interrupted(Interruption.CANCELLED)
-        left = self._time_left(request)
-        if left is not None:
-            if left <= 0:
-                return Response(Status.EXPIRED, detail="The deadline had passed when a worker got the request.")
+        left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
+        was_cancelled = self._cancels.was_cancelled(request.correlation_id, request.reply_to)
+        early = first_look(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
+        if early is None and left is not None:
             self._arm(job, left)
-        return None
-
-    def _time_left(self, request: Request) -> float | None:
-        """Seconds to the deadline; None without one."""
-        if request.deadline_ms is None:
-            return None
-        skew_ms = int(self._settings.max_clock_skew * 1000)
-        now = now_ms(self._clock)
-        if is_past(request.deadline_ms, now_ms=now, skew_ms=skew_ms):
-            return 0.0
-        return max(0.001, (request.deadline_ms + skew_ms - now) / 1000)
+        return early
 
     async def _run_in_slot(self, job: InFlight) -> Result:
         if not self._slots.try_acquire():
             await self._slots.acquire(job.rank)
         try:
             job.phase = Phase.RUNNING
-            self._arm(job, self._time_to_work(job.request))
+            left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
+            self._arm(job, time_to_work(left, self._settings))
             if await self._is_abandoned(job):
                 return Settlement.ABANDON
             return await self._dispatcher.run(job.call, group_id=job.group_id)
@@ -206,11 +190,6 @@ class Processor:
             return Settlement.REJECT
         finally:
             self._slots.release()
-
-    def _time_to_work(self, request: Request) -> float:
-        left = self._time_left(request)
-        limit = self._settings.processing_timeout
-        return limit if left is None else min(left, limit)
 
     async def _is_abandoned(self, job: InFlight) -> bool:
         reply_to = job.request.reply_to
@@ -247,23 +226,10 @@ class Processor:
 
     async def _settle_stuck(self, job: InFlight, reason: Interruption) -> None:
         try:
-            await self._settle(job, self._interrupted(reason))
+            await self._settle(job, result_of(reason))
         except BrokerError as error:
-            log.warning("a request was dropped; RabbitMQ delivers it again", reason=str(error))
+            self._dropped(job, error)
         self._give_up(BeyondHelp(f"The handler of {job.request.path!r} did not end when it was told to."))
-
-    def _interrupted(self, reason: Interruption) -> Result:
-        match reason:
-            case Interruption.EXPIRED:
-                limit = self._settings.processing_timeout
-                detail = f"The work was not done by the deadline, or took longer than {limit:g} s; it was cancelled."
-                return Response(Status.EXPIRED, detail=detail)
-            case Interruption.CANCELLED:
-                return Response(Status.CANCELLED, detail="The caller cancelled the request.")
-            case Interruption.GIVEN_BACK:
-                return Settlement.GIVE_BACK
-            case Interruption.LOST:
-                return Settlement.DROP
 
     async def _settle(self, job: InFlight, result: Result) -> None:
         job.phase = Phase.SETTLING
@@ -294,34 +260,9 @@ class Processor:
                 await job.delivery.reject(requeue=True)
             case Settlement.DROP:
                 pass
-        self._reporter.dropped()
 
     def _completed(self, job: InFlight, status: str) -> None:
+        job.is_reported = True
         path = job.request.path if self._dispatcher.knows(job.request.path) else ""
         duration = self._clock.monotonic() - job.received_at
         self._reporter.completed(Outcome(status, path, job.request.redelivered), duration_ms=int(duration * 1000))
-
-    def _send_progress(self, job: InFlight, answer: Answer) -> None:
-        response = answer_to_response(answer, progress=True)
-        sending = self._sender.send(job.link.replies, job.request, response)
-        if threading.get_ident() == self._loop_thread:
-            task = self._spawn(_quietly(sending))
-            job.progress.add(task)
-            task.add_done_callback(job.progress.discard)
-            return
-        future = asyncio.run_coroutine_threadsafe(sending, self._loop)
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                job.call.raise_if_cancelled()
-            except OsrdyneError as error:
-                raise CallCancelledError("The progress could not be sent.") from error
-
-
-async def _quietly(sending: Coroutine[Any, Any, None]) -> None:
-    """Send progress for a coroutine, which cannot wait for it; the answer will find out that the link is lost."""
-    try:
-        await sending
-    except OsrdyneError as error:
-        log.debug("progress was not sent", reason=str(error))

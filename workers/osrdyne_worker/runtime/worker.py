@@ -28,9 +28,10 @@ from osrdyne_worker.runtime.app import App
 from osrdyne_worker.runtime.control import WantedState, apply_control, listen
 from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.ending import BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
+from osrdyne_worker.runtime.failures import describe_with_place
 from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link, open_link
-from osrdyne_worker.runtime.loading import Loader, failure_reason, first_context
+from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.settings import runtime_settings
@@ -123,7 +124,7 @@ class Worker:
             if self._settings.debug:
                 log.exception("the start of the application failed")
             self._loading_done = True
-            self.end(StartFailed(failure_reason(error)))
+            self.end(StartFailed(describe_with_place(error)))
             return
         self._loading_done = self._ready = True
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))

@@ -1,0 +1,177 @@
+"""Bodies of requests and replies, and what an App accepts as a handler."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.messages import JSON_TYPE, Request
+from osrdyne_worker import Answer, App, Call, Context, RequestError
+from osrdyne_worker.runtime.codec import answer_to_response, decoder_for, error_response, field_path
+from osrdyne_worker.runtime.replies import fitting, reply_message
+
+
+class Query(BaseModel):
+    query: str
+    limit: int = Field(10, gt=0)
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+def decode(request_type: Any, body: bytes) -> Any:
+    app = App()
+
+    def handler(call: Call, request: Any) -> None: ...
+
+    handler.__annotations__["request"] = request_type
+    app.handler("/p")(handler)
+    decoder = decoder_for(app.routes()["/p"])
+    assert decoder is not None
+    return decoder(body)
+
+
+@pytest.mark.parametrize(
+    ("request_type", "body", "value"),
+    [
+        (Query, b'{"query": "q"}', Query(query="q")),
+        (Point, b'{"x": 1}', Point(1)),
+        (dict, b'{"a": [1]}', {"a": [1]}),
+        (dict[str, int], b"", {}),
+        (list[int], b"[1, 2]", [1, 2]),
+        (bytes, b"\xff", b"\xff"),
+        (str, "é".encode(), "é"),
+        (Any, b"17", 17),
+    ],
+    ids=str,
+)
+def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: Any) -> None:
+    assert decode(request_type, body) == value
+
+
+@pytest.mark.parametrize(
+    ("request_type", "body", "code", "text"),
+    [
+        (Query, b"{", "invalid_json", "The body is not JSON"),
+        (Query, b"\xff", "invalid_json", "The body is not JSON"),
+        (Query, b"[" * 100_000, "invalid_json", "The body is not JSON"),
+        (Query, b"", "invalid_request", "Field query is wrong: Field required"),
+        (Query, b'{"query": "q", "limit": 0}', "invalid_request", "Field limit is wrong"),
+        (Query, b"[]", "invalid_request", "The body is wrong"),
+        (Point, b'{"x": "a", "y": "b"}', "invalid_request", "(1 more)"),
+        (str, b"a\xff", "invalid_text", "at byte 1"),
+    ],
+)
+def test_body_that_does_not_fit_is_refused(request_type: Any, body: bytes, code: str, text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(request_type, body)
+    assert (caught.value.code, caught.value.error_code) == (400, code)
+    assert text in caught.value.message
+
+
+def test_refusal_does_not_repeat_the_values() -> None:
+    with pytest.raises(RequestError) as caught:
+        decode(Point, b'{"x": "hunter2"}')
+    assert "hunter2" not in json.dumps([caught.value.message, caught.value.details])
+
+
+def test_field_path_reads_like_code() -> None:
+    assert field_path(("tables", 0, "columns", 2, "name")) == "tables[0].columns[2].name"
+
+
+@pytest.mark.parametrize(
+    ("value", "body", "content_type"),
+    [
+        (None, b"", None),
+        (b"\x00", b"\x00", "application/octet-stream"),
+        ("é", "é".encode(), "text/plain; charset=utf-8"),
+        ({"d": date(2024, 1, 2)}, b'{"d":"2024-01-02"}', JSON_TYPE),
+        (Query(query="q"), b'{"query":"q","limit":10}', JSON_TYPE),
+        (Point(1, 2), b'{"x":1,"y":2}', JSON_TYPE),
+        ([float("nan")], b"[null]", JSON_TYPE),
+        (Answer([1], content_type="x/y", code=201), b"[1]", "x/y"),
+    ],
+    ids=["none", "bytes", "text", "dict", "model", "dataclass", "nan", "answer"],
+)
+def test_answer_becomes_a_response(value: Any, body: bytes, content_type: str | None) -> None:
+    response = answer_to_response(value)
+    assert (response.body, response.content_type, response.progress) == (body, content_type, False)
+
+
+def test_answer_that_json_cannot_hold_is_an_error_of_the_handler() -> None:
+    with pytest.raises(RequestError) as caught:
+        answer_to_response({"a": object()})
+    assert (caught.value.code, caught.value.error_code) == (500, "invalid_answer")
+
+
+def test_error_response_has_the_documented_body() -> None:
+    response = error_response(RequestError("no", 403, "refused", {"hint": "h"}), path="/p")
+    assert json.loads(response.body) == {"error": {"code": "refused", "message": "no", "path": "/p", "hint": "h"}}
+    assert (response.status, response.code, response.detail) == ("error", 403, "no")
+
+
+def test_too_large_progress_stays_progress() -> None:
+    response = fitting(answer_to_response(b"xx", progress=True), Request("k", b""), 1)
+    assert (response.code, response.progress) == (413, True)
+
+
+@pytest.mark.parametrize(("reply_to", "persistent"), [("amq.rabbitmq.reply-to.g1h2", False), ("replies", True)])
+def test_reply_is_persistent_where_it_can_be_stored(reply_to: str, persistent: bool) -> None:
+    request = Request("k", b"", reply_to=reply_to, correlation_id="c")
+    message = reply_message(request, answer_to_response(b"x"), worker_id="w")
+    assert (message.persistent, message.correlation_id) == (persistent, "c")
+    assert message.headers["x-worker-id"] == "w"
+
+
+def test_path_with_two_handlers_is_refused() -> None:
+    app = App()
+    app.handler("/p")(lambda call: None)
+    with pytest.raises(ConfigurationError, match="two handlers"):
+        app.handler("/p")
+
+
+@pytest.mark.parametrize("hook", ["on_start", "on_stop", "default_handler"])
+def test_second_hook_is_refused(hook: str) -> None:
+    app = App()
+    getattr(app, hook)(lambda context: None)
+    with pytest.raises(ConfigurationError, match="already"):
+        getattr(app, hook)(lambda context: None)
+
+
+@pytest.mark.parametrize("handler", [lambda: None, lambda a, b, c: None, lambda *, call: None])
+def test_handler_with_other_parameters_is_refused(handler: Any) -> None:
+    app = App()
+    app.handler("/p")(handler)
+    with pytest.raises(ConfigurationError, match=r"must take \(call\) or \(call, request\)"):
+        app.routes()
+
+
+def test_request_type_that_cannot_be_found_is_refused() -> None:
+    app = App()
+
+    @app.handler("/p")
+    def handler(call: Call, request: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(ConfigurationError, match="'Nowhere' is not defined"):
+        app.routes()
+
+
+def test_request_type_that_pydantic_does_not_know_is_refused() -> None:
+    class Opaque: ...
+
+    with pytest.raises(ConfigurationError, match="cannot be validated"):
+        decode(Opaque, b"{}")
+
+
+def test_repr_of_a_context_hides_what_may_be_secret() -> None:
+    context = Context(key="k", worker_config={"app": {"password": "hunter2"}}, config={"password": "hunter2"})  # type: ignore[arg-type]
+    assert "hunter2" not in repr(context)

@@ -1,0 +1,223 @@
+"""The worker's small values: settings, control state, cancels, slots, the window of its reports, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.names import QueueName
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker.runtime.activity import Outcome, ReportWindow
+from osrdyne_worker.runtime.cancels import MAX_REMEMBERED, CancelMemory
+from osrdyne_worker.runtime.control import WantedState, apply_control
+from osrdyne_worker.runtime.failures import describe, describe_with_place
+from osrdyne_worker.runtime.inflight import Slots
+from osrdyne_worker.runtime.intake import Share, share_of
+from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
+
+Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")
+
+
+def test_settings_that_are_not_told_have_defaults() -> None:
+    assert runtime_settings({}) == RuntimeSettings()
+
+
+def test_settings_of_a_newer_controller_are_left_alone() -> None:
+    assert runtime_settings({"runtime": {"concurrency": 3, "shoe_size": 42}}) == RuntimeSettings(concurrency=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("concurrency", 0),
+        ("concurrency", 65),
+        ("concurrency", True),
+        ("concurrency", 1.5),
+        ("stop_grace", -1),
+        ("stop_grace", "10s"),
+        ("stop_grace", float("nan")),
+        ("processing_timeout", float("inf")),
+        ("debug", "yes"),
+    ],
+)
+def test_wrong_setting_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.runtime\.{name} must be"):
+        runtime_settings({"runtime": {name: value}})
+
+
+def message(command: Command, counter: int, **details: object) -> ControlMessage:
+    return ControlMessage(command, Generation(1, counter), details)
+
+
+def test_pause_is_repeated_and_resume_of_the_same_generation_wins() -> None:
+    state = WantedState((Q,))
+    for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
+        state = apply_control(state, message(command, 4))
+    assert state == WantedState((Q,), paused=False, generation=Generation(1, 4))
+
+
+def test_message_of_an_older_leader_is_ignored() -> None:
+    state = apply_control(WantedState((Q,)), ControlMessage(Command.RESUME, Generation(2, 1)))
+    assert not apply_control(state, message(Command.PAUSE, 99)).paused
+
+
+def test_queues_replace_the_queues() -> None:
+    state = apply_control(WantedState((Q,)), message(Command.QUEUES, 1, queues=["high", "low", "high"]))
+    assert state.queues == (HIGH, LOW)
+
+
+@pytest.mark.parametrize("queues", [None, [], "q", [1], [""], {"q": 1}])
+def test_queues_that_are_none_change_nothing(queues: object) -> None:
+    state = WantedState((Q,))
+    assert apply_control(state, message(Command.QUEUES, 1, queues=queues)) is state
+
+
+@pytest.mark.parametrize(
+    ("queue", "queues", "share"),
+    [
+        (Q, (Q,), Share(rank=0, prefetch=8)),
+        (HIGH, (HIGH, LOW), Share(rank=0, prefetch=1)),
+        (LOW, (HIGH, LOW), Share(rank=1, prefetch=1)),
+        (Q, (HIGH, LOW), None),
+        (Q, (), None),
+    ],
+    ids=["alone", "highest", "lowest", "foreign", "paused"],
+)
+def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share: Share | None) -> None:
+    assert share_of(queue, queues, 8) == share
+
+
+def test_cancel_needs_both_names() -> None:
+    memory = CancelMemory(VirtualClock())
+    memory.remember("c", "r")
+    assert memory.was_cancelled("c", "r")
+    assert not memory.was_cancelled("c", "other")
+    assert not memory.was_cancelled(None, "r")
+
+
+async def test_cancel_is_forgotten_after_an_hour() -> None:
+    clock = VirtualClock()
+    memory = CancelMemory(clock)
+    memory.remember("c", "r")
+    await clock.advance(3601)
+    assert not memory.was_cancelled("c", "r")
+
+
+def test_cancels_take_bounded_memory() -> None:
+    memory = CancelMemory(VirtualClock())
+    for number in range(MAX_REMEMBERED + 1):
+        memory.remember(str(number), "r")
+    assert not memory.was_cancelled("0", "r")
+    assert memory.was_cancelled(str(MAX_REMEMBERED), "r")
+
+
+async def test_slot_goes_to_the_highest_rank_then_the_longest_waiting() -> None:
+    slots, order = Slots(1), list[str]()
+
+    async def take(name: str, rank: int) -> None:
+        await slots.acquire(rank)
+        order.append(name)
+        slots.release()
+
+    await slots.acquire(0)
+    waiting = [asyncio.ensure_future(take(name, rank)) for name, rank in [("low", 2), ("a", 1), ("b", 1), ("high", 0)]]
+    await asyncio.sleep(0)
+    slots.release()
+    await asyncio.gather(*waiting)
+    assert order == ["high", "a", "b", "low"]
+
+
+async def test_slot_granted_in_the_moment_of_cancellation_is_passed_on() -> None:
+    slots = Slots(1)
+    await slots.acquire(0)
+    first, second = asyncio.ensure_future(slots.acquire(0)), asyncio.ensure_future(slots.acquire(0))
+    await asyncio.sleep(0)
+    slots.release()  # the turn is first's, which has not run yet
+    first.cancel()
+    await asyncio.wait_for(second, 1)
+    assert first.cancelled()
+
+
+async def test_cancelled_waiter_leaves_the_queue() -> None:
+    slots = Slots(1)
+    await slots.acquire(0)
+    waiter = asyncio.ensure_future(slots.acquire(0))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    await asyncio.wait({waiter})
+    slots.release()
+    assert slots.try_acquire()
+
+
+def events(drafts: list[Any]) -> list[tuple[Event, Any]]:
+    return [(draft.event, draft.details.get("count")) for draft in drafts]
+
+
+OK = Outcome("ok", "/sql", redelivered=False)
+
+
+def test_first_request_of_a_quiet_worker_is_reported_at_once() -> None:
+    window = ReportWindow()
+    window.received()
+    assert window.due_in(100.0) == 0
+    assert events(window.take(100.0)) == [(Event.REQUEST_RECEIVED, 1)]
+    assert window.due_in(100.25) == 0.75
+
+
+def test_requests_within_a_second_are_one_report_with_counts() -> None:
+    window = ReportWindow()
+    for duration in (10, 20, 60):
+        window.received()
+        window.completed(OK, duration_ms=duration)
+    drafts = window.take(1.0)
+    assert events(drafts) == [(Event.REQUEST_RECEIVED, 3), (Event.REQUEST_COMPLETED, 3), (Event.IDLE, None)]
+    assert (drafts[1].headers["x-duration-ms"], drafts[1].details["duration_ms_max"]) == (30, 60)
+    assert drafts[1].headers["x-status"] == bytearray(b"ok")
+
+
+def test_different_outcomes_are_different_reports() -> None:
+    window = ReportWindow()
+    for outcome in (OK, Outcome("error", "/sql", redelivered=False), OK):
+        window.received()
+        window.completed(outcome, duration_ms=1)
+    assert events(window.take(1.0))[1:3] == [(Event.REQUEST_COMPLETED, 2), (Event.REQUEST_COMPLETED, 1)]
+
+
+def test_idle_follows_only_on_a_busy_worker() -> None:
+    window = ReportWindow()
+    window.received()
+    window.take(1.0)
+    window.dropped()
+    assert events(window.take(2.0)) == [(Event.IDLE, None)]
+    assert window.take(3.0) == []
+
+
+def test_worker_that_said_busy_says_idle() -> None:
+    window = ReportWindow()
+    window.told_busy()
+    assert events(window.take(1.0)) == [(Event.IDLE, None)]
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_failure_is_one_line_with_its_place() -> None:
+    text = describe_with_place(raised(ValueError("no table\nof that name\n\tat Foo.java")))
+    assert text.startswith("ValueError: no table of that name (test_worker_values.py, line ")
+
+
+def test_failure_shows_no_password() -> None:
+    assert "secret" not in describe(ValueError("cannot reach jdbc://me:secret@db/x"))
+
+
+def test_failure_without_words_is_its_type() -> None:
+    assert describe(KeyError()) == "KeyError"
