@@ -1,0 +1,325 @@
+"""The tracker in virtual time, and against a naive model that looks at every group at every moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from osrdyne.pool.state import Delays, GroupStatus
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+from osrdyne.testing.clock import VirtualClock
+
+A, B = Key("a"), Key("b")
+DELAYS = Delays(unbind=100.0, stop=50.0)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(monotonic=0.0)
+
+
+@pytest.fixture
+def tracker(clock: VirtualClock) -> PoolStateTracker:
+    return PoolStateTracker(term=3, delays=DELAYS, clock=clock)
+
+
+async def pass_time(clock: VirtualClock, tracker: PoolStateTracker, seconds: float) -> None:
+    await clock.advance(seconds)
+    tracker.advance()
+
+
+class TestTimers:
+    async def test_idle_group_is_unbound_and_then_due_to_stop(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        running = asyncio.create_task(tracker.run())
+        tracker.require_worker_group(A)
+        await clock.advance(99.0)
+        assert tracker.status(A) is GroupStatus.ACTIVE
+        await clock.advance(1.0)
+        assert (tracker.status(A), tracker.stop_due_keys()) == (GroupStatus.UNBOUND, set())
+        await clock.advance(50.0)
+        assert tracker.stop_due_keys() == {A}
+        assert await tracker.stop_due.wait(0) is True
+        running.cancel()
+
+    async def test_timer_of_a_shorter_wait_is_not_missed_while_a_longer_one_runs(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        running = asyncio.create_task(tracker.run())
+        tracker.require_worker_group(A, 500.0)
+        await clock.advance(1.0)
+        tracker.require_worker_group(B)
+        await clock.advance(100.0)
+        assert (tracker.status(A), tracker.status(B)) == (GroupStatus.ACTIVE, GroupStatus.UNBOUND)
+        running.cancel()
+
+    async def test_activity_in_time_keeps_the_group_active(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        for _ in range(10):
+            tracker.require_worker_group(A)
+            await pass_time(clock, tracker, 99.0)
+        assert tracker.status(A) is GroupStatus.ACTIVE
+
+    async def test_clock_that_nobody_looked_at_for_long_makes_one_transition_at_a_time(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        """A daemon that was suspended does not skip the time between unbinding and stopping."""
+        tracker.require_worker_group(A)
+        await pass_time(clock, tracker, 1_000.0)
+        assert (tracker.status(A), tracker.stop_due_keys()) == (GroupStatus.UNBOUND, set())
+
+    async def test_steady_use_keeps_one_timer_for_each_of_a_hundred_thousand_keys(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        keys = [Key(str(number)) for number in range(100_000)]
+        for _ in range(3):
+            for key in keys:
+                tracker.require_worker_group(key)
+            await clock.advance(10.0)
+        assert len(tracker._timers) == len(keys)
+
+
+class TestHolds:
+    """LIFECYCLE 12: nopin."""
+
+    async def test_held_group_stays_active_until_it_is_released(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        tracker.hold(A)
+        tracker.require_worker_group(A)
+        await pass_time(clock, tracker, 1_000.0)
+        assert tracker.status(A) is GroupStatus.ACTIVE
+        tracker.release(A)
+        await pass_time(clock, tracker, 0.0)
+        assert tracker.status(A) is GroupStatus.UNBOUND
+
+    async def test_two_holds_need_two_releases(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
+        for _ in range(2):
+            tracker.hold(A)
+        tracker.require_worker_group(A)
+        tracker.release(A)
+        await pass_time(clock, tracker, 1_000.0)
+        assert (tracker.status(A), tracker.is_held(A)) == (GroupStatus.ACTIVE, True)
+
+    async def test_held_group_is_not_retired(self, tracker: PoolStateTracker) -> None:
+        tracker.hold(A)
+        tracker.require_worker_group(A)
+        assert tracker.retire(A) is False
+
+
+class TestPins:
+    async def test_pinned_group_never_leaves_active(self, clock: VirtualClock) -> None:
+        tracker = PoolStateTracker(term=1, delays=DELAYS, clock=clock, pinned=[A])
+        await pass_time(clock, tracker, 1_000_000.0)
+        assert (tracker.status(A), tracker.retire(A)) == (GroupStatus.ACTIVE, False)
+
+    async def test_unpinned_group_has_its_whole_delay_from_then_on(self, clock: VirtualClock) -> None:
+        tracker = PoolStateTracker(term=1, delays=DELAYS, clock=clock, pinned=[A])
+        await pass_time(clock, tracker, 1_000.0)
+        tracker.unpin(A)
+        await pass_time(clock, tracker, 99.0)
+        assert tracker.status(A) is GroupStatus.ACTIVE
+        await pass_time(clock, tracker, 1.0)
+        assert tracker.status(A) is GroupStatus.UNBOUND
+
+    async def test_unpinning_what_is_not_pinned_requires_nothing(self, tracker: PoolStateTracker) -> None:
+        tracker.unpin(A)
+        assert tracker.status(A) is None
+
+
+class TestEnd:
+    async def test_retired_group_is_due_at_once(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
+        tracker.require_worker_group(A)
+        assert tracker.retire(A) is True
+        await pass_time(clock, tracker, 0.0)
+        assert tracker.end(A) is True
+        assert (tracker.status(A), tracker.keys()) == (None, [])
+
+    async def test_group_that_is_not_due_is_not_ended(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
+        tracker.require_worker_group(A)
+        await pass_time(clock, tracker, 100.0)
+        assert tracker.end(A) is False
+
+    async def test_group_required_since_it_was_due_is_not_ended(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        tracker.require_worker_group(A)
+        tracker.retire(A)
+        await pass_time(clock, tracker, 0.0)
+        tracker.require_worker_group(A)
+        assert (tracker.end(A), tracker.status(A)) == (False, GroupStatus.ACTIVE)
+
+    async def test_held_group_is_not_ended(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
+        tracker.require_worker_group(A)
+        tracker.retire(A)
+        await pass_time(clock, tracker, 0.0)
+        tracker.hold(A)
+        assert tracker.end(A) is False
+
+
+class TestGenerations:
+    """LIFECYCLE 24."""
+
+    async def test_generation_grows_with_every_change_and_only_then(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        first = tracker.require_worker_group(A)
+        assert tracker.require_worker_group(A) == first
+        await pass_time(clock, tracker, 100.0)
+        unbound = tracker.generation_of(A)
+        again = tracker.require_worker_group(A)
+        assert first < unbound < again == tracker.generation
+
+    async def test_generation_of_a_key_that_ended_and_came_back_has_grown(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        first = tracker.require_worker_group(A)
+        tracker.retire(A)
+        await pass_time(clock, tracker, 0.0)
+        tracker.end(A)
+        assert tracker.require_worker_group(A) > first
+
+    async def test_later_term_has_the_greater_generation(self, clock: VirtualClock, tracker: PoolStateTracker) -> None:
+        for number in range(100):
+            tracker.require_worker_group(Key(str(number)))
+        assert PoolStateTracker(term=4, delays=DELAYS, clock=clock).generation > tracker.generation
+
+
+class TestSubscriptions:
+    async def test_subscriber_begins_with_all_groups_and_hears_of_changes_only(
+        self, clock: VirtualClock, tracker: PoolStateTracker
+    ) -> None:
+        tracker.require_worker_group(A)
+        changes = tracker.subscribe()
+        assert changes.take() == {A}
+        tracker.require_worker_group(A)
+        tracker.require_worker_group(B)
+        assert changes.take() == {B}
+        await pass_time(clock, tracker, 100.0)
+        assert changes.take() == {A, B}
+
+    async def test_adopting_a_known_key_changes_nothing(self, tracker: PoolStateTracker) -> None:
+        tracker.require_worker_group(A)
+        changes = tracker.subscribe()
+        changes.take()
+        tracker.adopt(A, GroupStatus.UNBOUND)
+        assert (tracker.status(A), changes.take()) == (GroupStatus.ACTIVE, set())
+
+
+@dataclass
+class Naive:
+    """A group as the specification words it."""
+
+    status: GroupStatus
+    until: float
+    due: bool = False
+
+
+class TrackerMachine(RuleBasedStateMachine):
+    """Any order of events and times leads to the state that looking at every group every second gives."""
+
+    keys = st.sampled_from([A, B, Key("é"), Key("")])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = VirtualClock(monotonic=0.0)
+        self.tracker = PoolStateTracker(term=1, delays=DELAYS, clock=self.clock)
+        self.groups: dict[Key, Naive] = {}
+        self.held: list[Key] = []
+        self.pinned: set[Key] = set()
+        self.seen: dict[Key, object] = {}
+
+    def model_require(self, key: Key, extra: float = 0.0) -> None:
+        until = self.clock.monotonic() + DELAYS.unbind + extra
+        group = self.groups.get(key)
+        if group is not None and group.status is GroupStatus.ACTIVE:
+            until = max(until, group.until)
+        self.groups[key] = Naive(GroupStatus.ACTIVE, until)
+
+    def stays(self, key: Key) -> bool:
+        return key in self.held or key in self.pinned
+
+    @rule(key=keys, extra=st.sampled_from([0.0, 1.0, 300.0]))
+    def require(self, key: Key, extra: float) -> None:
+        generation = self.tracker.require_worker_group(key, extra)
+        self.model_require(key, extra)
+        assert self.seen.get(key, generation) <= generation  # type: ignore[operator]
+        self.seen[key] = generation
+
+    @rule(key=keys)
+    def hold(self, key: Key) -> None:
+        self.tracker.hold(key)
+        self.held.append(key)
+        self.tracker.require_worker_group(key)
+        self.model_require(key)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.held))
+        self.tracker.release(key)
+        self.held.remove(key)
+
+    @rule(key=keys)
+    def pin(self, key: Key) -> None:
+        self.tracker.pin(key)
+        self.pinned.add(key)
+        self.model_require(key)
+
+    @rule(key=keys)
+    def unpin(self, key: Key) -> None:
+        self.tracker.unpin(key)
+        if key in self.pinned:
+            self.pinned.discard(key)
+            self.model_require(key)
+
+    @rule(key=keys, status=st.sampled_from(GroupStatus))
+    def adopt(self, key: Key, status: GroupStatus) -> None:
+        self.tracker.adopt(key, status)
+        if key not in self.groups:
+            delay = DELAYS.unbind if status is GroupStatus.ACTIVE else DELAYS.stop
+            self.groups[key] = Naive(status, self.clock.monotonic() + delay)
+
+    @rule(key=keys)
+    def retire(self, key: Key) -> None:
+        retired = self.tracker.retire(key)
+        assert retired is (key in self.groups and not self.stays(key))
+        if retired:
+            self.groups[key] = Naive(GroupStatus.UNBOUND, self.clock.monotonic())
+
+    @rule(key=keys)
+    def end(self, key: Key) -> None:
+        group = self.groups.get(key)
+        ended = self.tracker.end(key)
+        assert ended is (group is not None and group.due and not self.stays(key))
+        if ended:
+            del self.groups[key]
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 49.0, 50.0, 100.0, 400.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock._now += seconds
+        self.tracker.advance()
+        for key, group in self.groups.items():
+            if self.stays(key) or group.until > self.clock.monotonic() or group.due:
+                continue
+            if group.status is GroupStatus.ACTIVE:
+                self.groups[key] = Naive(GroupStatus.UNBOUND, self.clock.monotonic() + DELAYS.stop)
+            else:
+                group.due = True
+
+    @invariant()
+    def statuses_agree(self) -> None:
+        assert self.tracker.snapshot() == {key: group.status for key, group in self.groups.items()}
+        assert self.tracker.stop_due_keys() == {key for key, group in self.groups.items() if group.due}
+
+
+TestTrackerAgainstModel = TrackerMachine.TestCase
+TestTrackerAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
