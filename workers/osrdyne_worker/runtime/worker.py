@@ -39,12 +39,9 @@ from osrdyne_worker.runtime.settings import runtime_settings
 RECONNECT = Backoff(initial=0.2, maximum=10.0)
 STABLE_AFTER = 10.0
 """Seconds after which a connection counts as good: losing it then is a first failure again."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds for `on_stop` and the session to end."""
-REPORT_TIMEOUT = 1.0
-"""Seconds for the last reports to leave."""
-GIVE_BACK_TIME = 2.0
-"""Seconds out of `stop_grace` that are kept for giving requests back."""
+CLOSING_TIME = 5.0
+"""Seconds out of `stop_grace` kept for the end: two fifths to give requests back, half for `on_stop` and the session,
+the rest for the last reports. Whoever stops a worker kills it after `stop_grace`."""
 
 log = get_logger("worker")
 
@@ -241,18 +238,18 @@ class Worker:
             self._reporter.report(Event.STOPPING)
         else:
             self._reporter.report(Event.FAILED, reason=ending.reason)
-        await self._finish_requests()
+        reserve = min(CLOSING_TIME, self._settings.stop_grace / 2) if isinstance(ending, Stop) else CLOSING_TIME
+        await self._finish_requests(reserve)
         if self._loading_done:
-            await _at_most(CLOSE_TIMEOUT, self._loader.stop(started=self._ready))
+            await _at_most(0.5 * reserve, self._loader.stop(started=self._ready))
         self._reporter.flush()
-        await _at_most(REPORT_TIMEOUT, self._reporter.flushed())
+        await _at_most(0.1 * reserve, self._reporter.flushed())
         if self._link is not None:
             await self._link.close()
 
-    async def _finish_requests(self) -> None:
-        """Give back what waits; what runs has the grace period, less what giving it back takes."""
+    async def _finish_requests(self, reserve: float) -> None:
+        """Give back what waits; what runs has the grace period less the reserve, and is given back then."""
         self._processor.give_back()
-        reserve = min(GIVE_BACK_TIME, self._settings.stop_grace / 2)
         while isinstance(self._ending, Stop) and self._processor.in_flight:
             limit = self._ending.grace
             if limit is not None:
@@ -261,7 +258,7 @@ class Worker:
             self._end_asked.clear()
             await _first_of(self._processor.until_idle(), self._end_asked.wait())
         self._processor.give_back(also_running=True)
-        await _at_most(reserve, self._processor.until_idle())
+        await _at_most(0.4 * reserve, self._processor.until_idle())
 
 
 def _reason_of(group: BaseExceptionGroup[BrokerError]) -> str:

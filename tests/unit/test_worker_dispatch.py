@@ -1,0 +1,157 @@
+"""Calling handlers: threads, sessions, failures, cancellation. No broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Answer, App, Call, Context, SessionFactory
+from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
+
+
+class FakeSessions:
+    """Sessions whose groups end when they are cancelled."""
+
+    def __init__(self) -> None:
+        self.alive: bool | Exception = True
+        self.groups: list[str] = []
+        self.cancelled = threading.Event()
+
+    def build(self, context: Context) -> str:
+        return "session"
+
+    def run_in_group(self, session: str, group_id: str, function: Callable[[], Any]) -> Any:
+        self.groups.append(group_id)
+        return function()
+
+    def cancel(self, session: str, group_id: str) -> None:
+        self.cancelled.set()
+
+    def progress(self, session: str, group_id: str) -> Mapping[str, int]:
+        return {"jobs": 1, "tasks_done": 2, "tasks_total": 4}
+
+    def is_alive(self, session: str) -> bool:
+        if isinstance(self.alive, Exception):
+            raise self.alive
+        return self.alive
+
+    def close(self, session: str) -> None: ...
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def dispatcher(threads: ThreadPoolExecutor) -> Callable[..., Dispatcher]:
+    def make(*handlers: Callable[..., Any], sessions: SessionFactory | None = None, debug: bool = False) -> Dispatcher:
+        app = App(sessions=sessions)
+        for handler in handlers:
+            app.handler(f"/{handler.__name__}")(handler)
+        return Dispatcher(app, threads=threads, side_threads=threads, debug=debug)
+
+    return make
+
+
+def call_of(path: str, body: bytes = b"") -> Call:
+    return Call(Context(Key("k"), session="session"), Request("k", body, path=path))
+
+
+async def test_plain_function_runs_in_a_thread_and_a_coroutine_does_not(dispatcher: Run) -> None:
+    def plain(call: Call) -> str:
+        return threading.current_thread().name
+
+    async def coroutine(call: Call) -> str:
+        return threading.current_thread().name
+
+    both = dispatcher(plain, coroutine)
+    here = threading.current_thread().name.encode()
+    assert (await both.run(call_of("/plain"), group_id="g")).body != here
+    assert (await both.run(call_of("/coroutine"), group_id="g")).body == here
+
+
+async def test_plain_function_runs_in_its_job_group(dispatcher: Run) -> None:
+    def plain(call: Call) -> None: ...
+
+    sessions = FakeSessions()
+    await dispatcher(plain, sessions=sessions).run(call_of("/plain"), group_id="g7")
+    assert sessions.groups == ["g7"]
+
+
+async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(dispatcher: Run) -> None:
+    started = threading.Event()
+    sessions = FakeSessions()
+    ended = []
+
+    def plain(call: Call) -> None:
+        started.set()
+        sessions.cancelled.wait(10)
+        ended.append(True)
+
+    running = asyncio.ensure_future(dispatcher(plain, sessions=sessions).run(call_of("/plain"), group_id="g"))
+    await asyncio.to_thread(started.wait, 10)
+    running.cancel()
+    await asyncio.wait({running})
+    assert (running.cancelled(), ended) == (True, [True])
+
+
+@pytest.mark.parametrize("error", [StopIteration("x"), SystemExit(3), KeyboardInterrupt(), KeyError("x")], ids=repr)
+async def test_whatever_a_thread_raises_is_an_error_reply(dispatcher: Run, error: BaseException) -> None:
+    def plain(call: Call) -> None:
+        raise error
+
+    response = await dispatcher(plain).run(call_of("/plain"), group_id="g")
+    assert (response.status, response.code) == ("error", 500)
+
+
+async def test_debug_mode_adds_the_traceback(dispatcher: Run) -> None:
+    async def fail(call: Call) -> None:
+        raise ValueError("x")
+
+    response = await dispatcher(fail, debug=True).run(call_of("/fail"), group_id="g")
+    assert "Traceback" in "".join(json.loads(response.body)["error"]["traceback"])
+
+
+@pytest.mark.parametrize("alive", [False, ConnectionError("py4j")], ids=["dead", "does not answer"])
+async def test_failure_without_a_session_is_no_answer(dispatcher: Run, alive: bool | Exception) -> None:
+    def fail(call: Call) -> None:
+        raise ValueError("x")
+
+    sessions = FakeSessions()
+    sessions.alive = alive
+    with pytest.raises(SessionLostError):
+        await dispatcher(fail, sessions=sessions).run(call_of("/fail"), group_id="g")
+
+
+async def test_progress_adds_up_over_the_groups(dispatcher: Run) -> None:
+    progress = await dispatcher(sessions=FakeSessions()).progress("session", ["a", "b"])
+    assert progress == {"jobs": 2, "tasks_done": 4, "tasks_total": 8}
+
+
+async def test_default_handler_gets_unknown_paths(threads: ThreadPoolExecutor) -> None:
+    app = App()
+
+    @app.default_handler
+    async def anything(call: Call) -> Answer:
+        return Answer(call.path, code=202)
+
+    response = await Dispatcher(app, threads=threads, side_threads=threads).run(call_of("/x"), group_id="g")
+    assert (response.body, response.code) == (b"/x", 202)
+
+
+async def test_request_without_a_path_is_told_so(dispatcher: Run) -> None:
+    response = await dispatcher().run(call_of(""), group_id="g")
+    assert json.loads(response.body)["error"]["message"].startswith("The request has no x-rpc-path header")

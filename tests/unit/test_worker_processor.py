@@ -1,0 +1,263 @@
+"""The way of a request through the worker, on a fake broker: answers, requests given back, and the races between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from osrdyne.amqp import Channel, ConnectionOptions, Message
+from osrdyne.errors import PublishRefusedError
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.testing.amqp import FakeConnection
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker import Answer, App, Call, Context
+from osrdyne_worker.runtime.activity import Reporter
+from osrdyne_worker.runtime.dispatch import Dispatcher
+from osrdyne_worker.runtime.ending import BeyondHelp
+from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.settings import RuntimeSettings
+
+QUEUE, REPLIES = "requests", "replies"
+
+
+class Bench:
+    """A processor between a fake request queue and a fake reply queue. The handler `/wait` waits for `go`."""
+
+    def __init__(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor, settings: RuntimeSettings) -> None:
+        self.clock = VirtualClock()
+        self.broker = FakeBroker(self.clock)
+        self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))
+        self.go = asyncio.Event()
+        self.running = asyncio.Event()
+        self.calls: list[Call] = []
+        self.given_up: list[BeyondHelp] = []
+        self.reporter = Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock)
+        self.processor = Processor(
+            context=Context(Key("k"), worker_id="w"),
+            dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
+            reporter=self.reporter,
+            sender=ReplySender("w", 1000, self.clock),
+            settings=settings,
+            spawn=group.create_task,
+            give_up=self.given_up.append,
+            clock=self.clock,
+        )
+
+    def make_app(self) -> App:
+        app = App()
+
+        @app.handler("/wait")
+        async def wait(call: Call) -> str:
+            self.calls.append(call)
+            self.running.set()
+            await self.go.wait()
+            return "done"
+
+        @app.handler("/deaf")
+        async def deaf(call: Call) -> str:
+            self.running.set()
+            while not self.go.is_set():
+                try:
+                    await self.go.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "done"
+
+        @app.handler("/odd_headers")
+        async def odd_headers(call: Call) -> Answer:
+            return Answer("x", headers={"x-odd": object()})
+
+        return app
+
+    async def open(self) -> None:
+        for queue in (QUEUE, REPLIES):
+            self.broker.declare_queue(queue, {})
+        self.link = Link(self.connection, await self.connection.channel(confirms=True), self.clock)
+        self.channel: Channel = await self.connection.channel()
+        self.consumer = await self.channel.consume(QUEUE, prefetch=10)
+
+    async def take(self, path: str, *, rank: int = 0, correlation_id: str = "c") -> None:
+        """A request arrives and is accepted; nothing has run yet."""
+        message = Message(headers={"x-rpc-path": path}, correlation_id=correlation_id, reply_to=REPLIES)
+        await self.broker.publish(message, exchange="", routing_key=QUEUE)
+        self.processor.accept(await self.consumer.get(), rank=rank, link=self.link)
+
+    def statuses(self) -> list[str]:
+        stored = self.broker.look_up(REPLIES).ready
+        return [bytes(one.message.headers["x-status"]).decode() for one in stored]  # type: ignore[call-overload]
+
+    def returned(self) -> list[int]:
+        """How often each request in the queue has come back as a failure."""
+        return [one.returns for one in self.broker.look_up(QUEUE).ready]
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    async with asyncio.TaskGroup() as group:
+        with ThreadPoolExecutor(2) as threads:
+            bench = Bench(group, threads, RuntimeSettings(stuck_grace=0.0))
+            await bench.open()
+            yield bench
+            bench.go.set()
+            await bench.processor.until_idle()
+    assert bench.reporter.in_flight == 0
+
+
+async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench: Bench) -> None:
+    bench.go.set()
+    await bench.take("/wait")
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["ok"]
+    assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-1:] == ["ack"]
+
+
+async def test_cancel_of_a_running_request_is_answered_once(bench: Bench) -> None:
+    await bench.take("/wait")
+    await bench.running.wait()
+    bench.processor.cancel("c", REPLIES)
+    bench.processor.cancel("c", REPLIES)
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["cancelled"]
+    assert bench.calls[0].cancelled
+
+
+async def test_cancel_before_the_first_step_is_answered(bench: Bench) -> None:
+    await bench.take("/wait")
+    bench.processor.cancel("c", REPLIES)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.calls) == (["cancelled"], [])
+
+
+async def test_cancel_of_somebody_else_changes_nothing(bench: Bench) -> None:
+    await bench.take("/wait")
+    bench.processor.cancel("c", "other")
+    bench.go.set()
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["ok"]
+
+
+async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench: Bench) -> None:
+    sending = asyncio.Event()
+    send = bench.link.replies.publish
+
+    async def slow(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        sending.set()
+        await asyncio.sleep(0)
+        await send(message, exchange=exchange, routing_key=routing_key)
+
+    bench.link.replies.publish = slow  # type: ignore[method-assign]
+    bench.go.set()
+    await bench.take("/wait")
+    await sending.wait()
+    bench.processor.cancel("c", REPLIES)
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["ok"]
+
+
+async def test_waiting_request_goes_back_without_blame(bench: Bench) -> None:
+    await bench.take("/wait")
+    await bench.running.wait()
+    await bench.take("/wait", correlation_id="second")
+    await asyncio.sleep(0)
+    await bench.channel.cancel(bench.consumer)
+    bench.processor.give_back()
+    bench.go.set()
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.returned()) == (["ok"], [0])
+
+
+async def test_running_request_goes_back_when_told(bench: Bench) -> None:
+    await bench.take("/wait")
+    await bench.running.wait()
+    await bench.channel.cancel(bench.consumer)
+    bench.processor.give_back(also_running=True)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), len(bench.returned())) == ([], 1)
+
+
+async def test_lost_channel_ends_the_work_without_an_answer(bench: Bench) -> None:
+    await bench.take("/wait")
+    await bench.running.wait()
+    await bench.channel.close()
+    bench.processor.lose(bench.channel)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.calls[0].cancelled) == ([], True)
+
+
+async def test_connection_lost_under_the_answer_is_survived(bench: Bench) -> None:
+    bench.go.set()
+    await bench.take("/wait")
+    bench.connection.cut()
+    await bench.processor.until_idle()
+    assert bench.statuses() == []
+
+
+async def test_handler_that_ignores_its_cancel_is_answered_and_given_up(bench: Bench) -> None:
+    await bench.take("/deaf")
+    await bench.running.wait()
+    bench.processor.cancel("c", REPLIES)
+    async with asyncio.timeout(5):
+        while not bench.given_up:
+            await asyncio.sleep(0)
+    assert bench.statuses() == ["cancelled"]
+    bench.go.set()
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["cancelled"]
+
+
+async def test_headers_that_amqp_cannot_carry_are_an_error(bench: Bench) -> None:
+    publish = bench.link.replies.publish
+
+    async def strict(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        if "x-odd" in message.headers:
+            raise TypeError("object is not supported")
+        await publish(message, exchange=exchange, routing_key=routing_key)
+
+    bench.link.replies.publish = strict  # type: ignore[method-assign]
+    await bench.take("/odd_headers")
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["error"]
+
+
+async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_failure(bench: Bench) -> None:
+    attempts = []
+
+    async def refuse(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        attempts.append(routing_key)
+        raise PublishRefusedError("full")
+
+    bench.link.replies.publish = refuse  # type: ignore[method-assign]
+    bench.go.set()
+    await bench.take("/wait")
+    await bench.channel.cancel(bench.consumer)
+    for _ in range(4):
+        await bench.clock.advance(3.0)
+    await bench.processor.until_idle()
+    assert (len(attempts), bench.returned()) == (4, [1])
+
+
+async def test_expired_request_is_answered_and_not_run(bench: Bench) -> None:
+    message = Message(headers={"x-rpc-path": "/wait", "x-deadline": 1}, reply_to=REPLIES)
+    await bench.broker.publish(message, exchange="", routing_key=QUEUE)
+    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.calls) == (["expired"], [])
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_interruption_at_every_step_settles_the_request_once(bench: Bench, steps: int) -> None:
+    """Whenever a cancel comes, the request is answered exactly once and leaves the queue."""
+    bench.go.set()
+    await bench.take("/wait")
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    bench.processor.cancel("c", REPLIES)
+    await bench.processor.until_idle()
+    assert bench.statuses() in (["ok"], ["cancelled"])
+    assert bench.broker.look_up(QUEUE).messages == 0
