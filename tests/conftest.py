@@ -69,7 +69,7 @@ def broker_settings(broker: Broker) -> BrokerSettings:
 
 @pytest.fixture
 def pool_id(broker: Broker) -> Iterator[str]:
-    """A fresh pool id; everything on the broker that carries it is deleted after the test."""
+    """A fresh pool id; everything on the broker that carries it, or begins with it and `_`, is deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
     with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
@@ -80,7 +80,7 @@ def pool_id(broker: Broker) -> Iterator[str]:
 def delete_all(client: httpx.Client, kind: str, pool: str) -> None:
     query = "?disable_stats=true" if kind == "queues" else ""
     for item in client.get(f"/api/{kind}{query}").raise_for_status().json():
-        if item["name"].startswith(f"{pool}-"):
+        if item["name"].removeprefix("osrdyne-").startswith((f"{pool}-", f"{pool}_")):
             path = [kind, *([item["vhost"]] if "vhost" in item else []), item["name"]]
             client.delete("/api/" + "/".join(quote(part, safe="") for part in path))
 

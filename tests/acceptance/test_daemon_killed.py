@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from daemon_process import DaemonProcess, MakeDaemon
-from durable_caller import DurableCaller
+from durable_caller import DurableCaller, durable_caller
 
 KEYS = ("infra=42,timetable=24", "a", "b")
 Moment = Callable[[DaemonProcess, DurableCaller], Awaitable[object]]
@@ -83,31 +83,35 @@ async def test_workers_answer_while_no_daemon_runs(make_daemon: MakeDaemon, call
 
 
 ENDING = {"lifecycle": {"unbind_delay": "1s", "extra_lifetime": "100ms"}}
+STEPS: dict[str, dict[str, object]] = {
+    "request queue changed": {"step": "unbind"},
+    "group ends": {},
+    "worker stopping": {},
+    "worker ended": {},
+    "request queue deleted": {},
+}
+"""What a daemon logs while a group ends, in this order."""
 
 
-@pytest.mark.parametrize(
-    ("event", "fields"),
-    [
-        ("request queue changed", {"step": "unbind"}),
-        ("group ends", {}),
-        ("worker stopping", {}),
-        ("worker ended", {}),
-        ("request queue deleted", {}),
-    ],
-    ids=["unbound", "ends", "stopping", "stopped", "deleted"],
-)
-async def test_daemon_killed_while_a_group_ends_loses_nothing(
-    make_daemon: MakeDaemon, caller: DurableCaller, event: str, fields: dict[str, object]
-) -> None:
-    daemon = make_daemon(**ENDING)
-    await daemon.start()
-    await caller.info("k")
-    async with daemon.watching_for_twins():
-        await daemon.until_event(event, **fields)
-        daemon.kill()
-        for _ in range(3):
-            await caller.send("k")
+async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) -> None:
+    """Kill the daemon at this step of the end of a group, with requests coming in, and start it again."""
+    async with durable_caller(daemon.amqp_uri, daemon.pool) as caller:
         await daemon.start()
-        await caller.until_all_answered()
-    assert caller.statuses() == {"ok"}
-    assert len(daemon.pids("k")) == 1
+        await caller.info("k")
+        async with daemon.watching_for_twins():
+            await daemon.until_event(event, **fields)
+            daemon.kill()
+            for _ in range(3):
+                await caller.send("k")
+            await daemon.start()
+            await caller.until_all_answered()
+        assert caller.statuses() == {"ok"}, event
+        assert len(daemon.pids("k")) == 1, event
+
+
+async def test_daemons_killed_while_a_group_ends_lose_nothing(make_daemon: MakeDaemon, pool_id: str) -> None:
+    """Each step in a pool of its own, side by side."""
+    async with asyncio.TaskGroup() as group:
+        for number, (event, fields) in enumerate(STEPS.items()):
+            daemon = make_daemon(pool=f"{pool_id}_{number}", **ENDING)
+            group.create_task(kill_at(daemon, event, fields))

@@ -1,0 +1,61 @@
+"""RabbitMQ goes away under load and comes back: so do the daemon and its workers, by themselves, without a loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from daemon_process import MakeDaemon
+from durable_caller import DurableCaller, durable_caller
+
+from osrdyne.broker.embedded import EmbeddedBroker
+
+KEYS = ("infra=42,timetable=24", "a", "b")
+DOWN = 8.0
+"""Seconds without a broker: longer than all delays of the pool together."""
+
+
+@pytest.fixture
+async def own_broker() -> AsyncIterator[EmbeddedBroker]:
+    async with EmbeddedBroker() as broker:
+        yield broker
+
+
+async def keep_asking(caller: DurableCaller, key: str, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        await caller.send(key, "/sleep", {"seconds": 0.05})
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["stopped", "killed"])
+async def test_broker_restarted_under_load_costs_no_request_and_no_worker(
+    own_broker: EmbeddedBroker, make_daemon: MakeDaemon, crash: bool
+) -> None:
+    daemon = make_daemon(
+        amqp_uri=own_broker.amqp_uri,
+        management_uri=own_broker.management_uri,
+        pool="restart",
+        lifecycle={"unbind_delay": "3s", "stop_delay": "1s"},
+    )
+    stop = asyncio.Event()
+    async with durable_caller(own_broker.amqp_uri, "restart") as caller, daemon.watching_for_twins():
+        await daemon.start()
+        pids = {key: (await caller.info(key))["pid"] for key in KEYS}
+        async with asyncio.TaskGroup() as group:
+            for key in KEYS:
+                group.create_task(keep_asking(caller, key, stop))
+            await asyncio.sleep(1)
+            await (own_broker.kill() if crash else own_broker.stop())
+            await asyncio.sleep(DOWN)
+            assert daemon.is_running
+            assert daemon.workers()
+            await own_broker.start()
+            await daemon.until_leading()
+            await asyncio.sleep(1)
+            stop.set()
+        await caller.until_all_answered()
+        assert {key: (await caller.info(key))["pid"] for key in KEYS} == pids
+    assert caller.statuses() == {"ok"}
+    assert not daemon.events("worker stopping")
+    assert not daemon.events("group ends")

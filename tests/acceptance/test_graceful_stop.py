@@ -1,0 +1,57 @@
+"""SIGTERM and SIGINT: consumers first, workers go on and are adopted by the next daemon, unless asked otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+from daemon_process import MakeDaemon, until
+from durable_caller import DurableCaller
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+async def test_daemon_told_to_stop_leaves_its_workers_to_the_next_one(
+    make_daemon: MakeDaemon, caller: DurableCaller, number: signal.Signals
+) -> None:
+    daemon = make_daemon()
+    await daemon.start()
+    pid = (await caller.info("k"))["pid"]
+    requests = [await caller.send(key, "/sleep", {"seconds": 0.5}) for key in ("k", "k", "new")]
+    assert await daemon.stop(number) == 0
+    assert daemon.events("daemon stopped")
+    orphan = await caller.send("newer")
+    async with daemon.watching_for_twins():
+        await daemon.start()
+        await asyncio.gather(*map(caller.answer, [*requests, orphan]))
+        assert (await caller.info("k"))["pid"] == pid
+    assert caller.statuses() == {"ok"}
+    assert (await daemon.groups())["k"]["workers"][0]["state"] in {"ready", "idle", "busy"}
+
+
+async def test_daemon_that_stops_its_workers_leaves_none(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon()
+    await daemon.start("--stop-workers")
+    await asyncio.gather(caller.info("a"), caller.info("b"))
+    long = await caller.send("a", "/sleep", {"seconds": 2})
+    await daemon.until_group("a", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
+    assert await daemon.stop() == 0
+    assert daemon.workers() == []
+    await daemon.start()
+    assert (await caller.answer(long)).status == "ok"
+
+
+async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    leader, standby = make_daemon(), make_daemon()
+    standby.write_settings(driver=leader.settings["driver"])
+    standby.state = leader.state
+    await leader.start()
+    standby.launch()
+    await until(lambda: standby.events("api listening"), "the standby is up")
+    pid = (await caller.info("k"))["pid"]
+    ready = await standby.get("/ready")
+    assert (ready["ready"], ready["role"]) == (True, "standby")
+    leader.kill()
+    await standby.until_leading()
+    assert (await caller.info("k"))["pid"] == pid
+    assert (await caller.call("new")).status == "ok"

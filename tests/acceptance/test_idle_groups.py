@@ -1,0 +1,66 @@
+"""An idle group goes away in order; a request wakes it at any step, and work is never stopped for being idle."""
+
+from __future__ import annotations
+
+import asyncio
+
+from daemon_process import DaemonProcess, MakeDaemon
+from durable_caller import DurableCaller
+
+from osrdyne.broker.management import ManagementClient
+from osrdyne.protocol.names import Key, PoolNames
+
+SHORT = {"unbind_delay": "1s", "extra_lifetime": "100ms"}
+
+
+async def queue_exists(management: ManagementClient, daemon: DaemonProcess, key: str) -> bool:
+    name = PoolNames(daemon.pool).request_queue(Key(key))
+    return any(queue.name == name for queue in await management.list_queues(name))
+
+
+async def goes_and_comes_back(daemon: DaemonProcess, caller: DurableCaller, management: ManagementClient) -> None:
+    first = await caller.info("idle")
+    assert await queue_exists(management, daemon, "idle")
+    await daemon.until_group("idle", lambda group: group["state"] == "unbound", "unbound")
+    assert daemon.pids("idle") == [first["pid"]]
+    await daemon.until_gone("idle")
+    assert daemon.pids("idle") == []
+    assert not await queue_exists(management, daemon, "idle")
+    assert (await caller.info("idle"))["pid"] != first["pid"]
+
+
+async def is_asked_while_its_worker_stops(daemon: DaemonProcess, caller: DurableCaller) -> None:
+    first = await caller.info("late")
+    await daemon.until_event("worker stopping", key="late")
+    assert (await caller.info("late"))["pid"] != first["pid"]
+
+
+async def works_longer_than_all_delays(daemon: DaemonProcess, caller: DurableCaller, path: str) -> None:
+    pid = (await caller.info(path))["pid"]
+    answer = await caller.call(path, path, {"seconds": 16})
+    assert answer.status == "ok"
+    assert daemon.pids(path) == [pid]
+    assert not daemon.events("worker stopping", key=path)
+
+
+async def test_groups_without_work_go_and_groups_at_work_stay(
+    make_daemon: MakeDaemon, caller: DurableCaller, management: ManagementClient
+) -> None:
+    """Four keys side by side: one goes, one is asked at the moment it goes, two work all the time."""
+    daemon = make_daemon(lifecycle=SHORT)
+    await daemon.start()
+    async with daemon.watching_for_twins(), asyncio.TaskGroup() as group:
+        group.create_task(goes_and_comes_back(daemon, caller, management))
+        group.create_task(is_asked_while_its_worker_stops(daemon, caller))
+        group.create_task(works_longer_than_all_delays(daemon, caller, "/sleep"))
+        group.create_task(works_longer_than_all_delays(daemon, caller, "/sleep_thread"))
+
+
+async def test_request_for_an_unbound_group_wakes_it(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(lifecycle={**SHORT, "stop_delay": "60s"})
+    await daemon.start()
+    first = await caller.info("k")
+    for _ in range(2):
+        await daemon.until_group("k", lambda group: not group["queue"]["bound"], "unbound")
+        assert (await caller.info("k"))["pid"] == first["pid"]
+        await daemon.until_group("k", lambda group: group["queue"]["bound"], "bound again")
