@@ -197,7 +197,6 @@ async def test_older_generation_is_ignored(pool: Stage) -> None:
 async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage) -> None:
     worker = await pool.start(config={"load_seconds": 1}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
-    await asyncio.sleep(0.3)  # its control queue is there soon after
     await pool.send_control(Command.PAUSE)
     await pool.until_reported(worker, Event.STARTED, times=2)
     await pool.until_reported(worker, Event.READY)

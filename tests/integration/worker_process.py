@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from osrdyne import amqp
+from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
 from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -160,14 +161,21 @@ class Stage:
         return worker
 
     async def send_control(self, command: Command, *, generation: int | None = None, **details: object) -> None:
-        """As the controller does: to the whole group, with a newer generation unless told otherwise."""
+        """As the controller does: to the whole group, again until a worker hears it; a newer generation by default."""
         self.generation += 1
         message = ControlMessage(command, Generation(1, generation or self.generation), details)
-        await self.channel.publish(
-            amqp.Message(message.wire_body()),
-            exchange=self.names.control_exchange,
-            routing_key=self.names.control_group_routing_key(self.key),
-        )
+        routing_key = self.names.control_group_routing_key(self.key)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    return await self.channel.publish(
+                        amqp.Message(message.wire_body()),
+                        exchange=self.names.control_exchange,
+                        routing_key=routing_key,
+                        mandatory=True,
+                    )
+                except PublishRefusedError:  # the worker has not bound its control queue yet
+                    await asyncio.sleep(0.05)
 
     async def ready_requests(self) -> int:
         channel = await self.connection.channel()
