@@ -26,7 +26,7 @@ async def require(daemon: DaemonProcess, keys: list[str]) -> None:
 
 
 async def test_burst_of_new_keys_is_bound_as_a_whole(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon(driver={"name": "noop", "options": {}})
+    daemon = make_daemon(driver="noop")
     await daemon.start()
     await require(daemon, [f"key {number}" for number in range(200)])
 
@@ -43,7 +43,7 @@ async def test_key_that_loads_slowly_delays_no_other(make_daemon: MakeDaemon, ca
 
 
 async def test_idle_daemon_with_many_groups_rests(make_daemon: MakeDaemon) -> None:
-    daemon = make_daemon(driver={"name": "noop", "options": {}})
+    daemon = make_daemon(driver="noop")
     await daemon.start()
     await require(daemon, [f"key {number}" for number in range(1000)])
     await asyncio.sleep(2)

@@ -1,0 +1,95 @@
+"""What is wrong around a daemon is one clear sentence and a retry, or an answer to those concerned. No traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from daemon_process import ROOT, DaemonProcess, MakeDaemon, free_port, until
+from durable_caller import DurableCaller
+
+from osrdyne import amqp
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import BrokerSettings
+from osrdyne.protocol.names import Key, PoolNames
+
+
+async def until_it_retries(daemon: DaemonProcess) -> str:
+    """The one sentence that a daemon gives, again and again, as the reason why it does not lead."""
+    daemon.launch()
+    await until(lambda: len(daemon.events("term ended")) >= 2, "it tried twice")
+    ready = await daemon.get("/ready")
+    assert not ready["ready"]
+    [sentence] = {entry["error"] for entry in daemon.events("term ended")}
+    assert sentence in {component["detail"] for component in ready["components"]}
+    assert await daemon.stop() == 0
+    return str(sentence)
+
+
+async def test_wrong_password_is_said_and_not_shown(make_daemon: MakeDaemon, broker_settings: BrokerSettings) -> None:
+    parts = urlsplit(broker_settings.uri.get_secret_value())
+    daemon = make_daemon(amqp_uri=f"amqp://guest:hidden@{parts.hostname}:{parts.port}/")
+    sentence = await until_it_retries(daemon)
+    assert "refuse" in sentence
+    assert "hidden" not in daemon.log()
+
+
+async def test_broker_that_is_not_there_is_named(make_daemon: MakeDaemon) -> None:
+    port = free_port()
+    assert f"127.0.0.1:{port}" in await until_it_retries(make_daemon(amqp_uri=f"amqp://guest:hidden@127.0.0.1:{port}/"))
+
+
+async def test_broker_without_management_plugin_is_said_with_the_remedy(make_daemon: MakeDaemon) -> None:
+    sentence = await until_it_retries(make_daemon(management_uri=f"http://guest:hidden@127.0.0.1:{free_port()}"))
+    assert "management" in sentence
+    assert "hidden" not in sentence
+
+
+async def test_foreign_controller_queue_is_named_and_the_daemon_recovers(
+    make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, management: ManagementClient, caller: DurableCaller
+) -> None:
+    orphans = PoolNames(pool_id).orphan_queue
+    await channel.declare_queue(orphans)
+    daemon = make_daemon()
+    assert orphans in await until_it_retries(daemon)
+    await channel.delete_queue(orphans)
+    await daemon.start()
+    await caller.info("k")
+
+
+@pytest.mark.parametrize("found", ["while it runs", "at its start"])
+async def test_foreign_request_queue_concerns_its_key_only(
+    make_daemon: MakeDaemon, channel: amqp.Channel, pool_id: str, caller: DurableCaller, found: str
+) -> None:
+    daemon = make_daemon()
+    queue = PoolNames(pool_id).request_queue(Key("k"))
+    if found == "at its start":
+        await channel.declare_queue(queue)
+    await daemon.start()
+    await channel.declare_queue(queue)
+    answer = await caller.call("k")
+    assert answer.status == "start-failed"
+    assert queue in str(answer.detail)
+    assert "delete it" in str(answer.detail)
+    await caller.info("other")
+    assert len(daemon.events("leading")) == 1
+    assert daemon.pids("k") == []
+
+
+SPARK: dict[str, Any] = {
+    "app": "osrdyne_worker.pipelines.sql:app",
+    "config": {"datasets": [{"key": "k", "tables": [{"view": "v", "path": "/nowhere.parquet"}]}]},
+}
+
+
+async def test_host_without_java_is_told_to_the_caller(
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Any
+) -> None:
+    options = {"command": None, "environment": {"PATH": str(tmp_path), "JAVA_HOME": ""}, "cwd": str(ROOT)}
+    daemon = make_daemon(worker=SPARK, driver={"options": options})
+    await daemon.start()
+    answer = await caller.call("k", "/sql", {"query": "select 1"})
+    assert answer.status == "start-failed"
+    assert "Java" in str(answer.detail)
+    assert "Traceback" not in str(answer)
