@@ -10,25 +10,25 @@ K = TypeVar("K")
 
 
 class Subscription(Generic[K]):
-    """The keys changed since this subscriber last asked. Changes of one key in between coalesce."""
+    """The keys changed since this subscriber last asked, in the order of their first change; later ones coalesce."""
 
     def __init__(self, keys: Iterable[K] = ()) -> None:
-        self._keys: set[K] = set(keys)
+        self._keys: dict[K, None] = dict.fromkeys(keys)
         self._event = asyncio.Event()
         if self._keys:
             self._event.set()
 
     def add(self, key: K) -> None:
-        self._keys.add(key)
+        self._keys[key] = None
         self._event.set()
 
-    def take(self) -> set[K]:
-        """The keys changed so far, at once; an empty set when none did."""
-        keys, self._keys = self._keys, set()
+    def take(self) -> list[K]:
+        """The keys changed so far, at once; none when none did."""
+        keys, self._keys = self._keys, {}
         self._event.clear()
-        return keys
+        return list(keys)
 
-    async def wait(self) -> set[K]:
+    async def wait(self) -> list[K]:
         """Wait until at least one key has changed, and take them all."""
         await self._event.wait()
         return self.take()

@@ -21,8 +21,6 @@ class KeyedJobs(Generic[K]):
         self._group = group
         self._name = name
         self._queues: dict[K, deque[Job]] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     def submit(self, key: K, job: Job) -> None:
         queue = self._queues.get(key)
@@ -30,7 +28,6 @@ class KeyedJobs(Generic[K]):
             queue.append(job)
             return
         self._queues[key] = deque([job])
-        self._idle.clear()
         self._group.create_task(self._run(key), name=f"{self._name} {key!r}")
 
     async def _run(self, key: K) -> None:
@@ -39,9 +36,3 @@ class KeyedJobs(Generic[K]):
             await queue[0]()
             queue.popleft()
         del self._queues[key]
-        if not self._queues:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until no job is running or waiting."""
-        await self._idle.wait()

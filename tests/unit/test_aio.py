@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import SystemClock
+from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.aio.supervise import TaskEndedError, start_endless
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.aio.watch import WatchCell
@@ -195,3 +197,75 @@ class TestSystemClock:
         before = clock.monotonic()
         assert clock.monotonic() >= before
         assert clock.time() > 1_700_000_000
+
+
+class TestChangeFeed:
+    async def test_changes_come_once_each_in_the_order_of_the_first(self) -> None:
+        feed: ChangeFeed[str] = ChangeFeed()
+        changes = feed.subscribe(already=["known"])
+        for key in ("b", "a", "b"):
+            feed.notify(key)
+        assert await changes.wait() == ["known", "b", "a"]
+
+    async def test_every_subscriber_hears_of_every_change(self) -> None:
+        feed: ChangeFeed[str] = ChangeFeed()
+        slow, quick = feed.subscribe(), feed.subscribe()
+        feed.notify("a")
+        assert quick.take() == ["a"]
+        feed.notify("b")
+        assert (slow.take(), quick.take()) == (["a", "b"], ["b"])
+
+    async def test_wait_ends_with_the_next_change(self) -> None:
+        feed: ChangeFeed[str] = ChangeFeed()
+        waiting = asyncio.create_task(feed.subscribe().wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        feed.notify("a")
+        assert await waiting == ["a"]
+
+    async def test_cancelled_wait_loses_no_change(self) -> None:
+        feed: ChangeFeed[str] = ChangeFeed()
+        changes = feed.subscribe()
+        waiting = asyncio.create_task(changes.wait())
+        await asyncio.sleep(0)
+        feed.notify("a")
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert changes.take() == ["a"]
+
+
+class TestKeyedJobs:
+    async def test_jobs_of_a_key_run_in_order_and_keys_side_by_side(self) -> None:
+        done: list[str] = []
+        gate = asyncio.Event()
+
+        async def slow() -> None:
+            await gate.wait()
+            done.append("a1")
+
+        async def quick(name: str) -> None:
+            done.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            jobs: KeyedJobs[str] = KeyedJobs(group, "jobs of")
+            jobs.submit("a", slow)
+            jobs.submit("a", lambda: quick("a2"))
+            jobs.submit("b", lambda: quick("b1"))
+            await asyncio.sleep(0)
+            assert done == ["b1"]
+            gate.set()
+        assert done == ["b1", "a1", "a2"]
+
+    async def test_key_without_jobs_leaves_nothing_behind(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            jobs: KeyedJobs[str] = KeyedJobs(group, "jobs of")
+            jobs.submit("a", lambda: asyncio.sleep(0))
+        assert jobs._queues == {}
+
+    async def test_job_that_raises_brings_its_group_down(self) -> None:
+        async def fail() -> None:
+            raise ValueError("no")
+
+        with pytest.raises(ExceptionGroup, match="unhandled errors"):
+            async with asyncio.TaskGroup() as group:
+                KeyedJobs(group, "jobs of").submit("a", fail)
