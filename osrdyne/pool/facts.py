@@ -107,7 +107,7 @@ class QueueBoard:
         if facts.is_bound:
             return
         if facts.fault is not None:
-            raise facts.fault
+            raise facts.fault.with_traceback(None)  # raised many times, it would keep every frame it passed
         waiter = self._bound.setdefault(key, asyncio.get_running_loop().create_future())
         await asyncio.shield(waiter)
 

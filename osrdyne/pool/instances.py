@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
@@ -11,10 +11,12 @@ from osrdyne.protocol.names import Key
 
 @dataclass(slots=True)
 class Entry:
-    """One instance. `seen_at`: monotonic time of its first sight in this term. `stopped_for`: why we stopped it."""
+    """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
+    `stopped_for`: why we stopped it."""
 
     instance: Instance
     seen_at: float
+    started_here: bool = False
     served: bool = False
     stopped_for: str | None = None
 
@@ -38,11 +40,11 @@ class InstanceBook:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
-    def note(self, instance: Instance, *, now: float) -> None:
+    def note(self, instance: Instance, *, now: float, started_here: bool = False) -> None:
         """The instance is as given; new or changed."""
         entry = self._entries.get(instance.instance_id)
         if entry is None:
-            self._entries[instance.instance_id] = Entry(instance, now)
+            self._entries[instance.instance_id] = Entry(instance, now, started_here)
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
         else:
             entry.instance = instance
@@ -55,25 +57,40 @@ class InstanceBook:
             if not ids:
                 del self._by_key[entry.instance.key]
 
-    def apply_listing(self, listing: Iterable[Instance], *, now: float) -> tuple[set[Key], list[Entry]]:
-        """Take over a complete listing: the keys that changed, and the instances that vanished without a word."""
+    def apply_listing(
+        self, listing: Iterable[Instance], *, now: float, ignoring: Set[Key] = frozenset()
+    ) -> tuple[set[Key], list[Entry]]:
+        """Take over a complete listing: the keys that changed, and the instances that vanished without a word.
+
+        What it says of the keys in `ignoring` may be older than what is known of them.
+        """
         listed = {instance.instance_id: instance for instance in listing}
         changed = set()
         for instance in listed.values():
             before = self._entries.get(instance.instance_id)
-            if before is None or before.instance != instance:
+            if instance.key not in ignoring and (before is None or before.instance != instance):
                 changed.add(instance.key)
                 self.note(instance, now=now)
-        vanished = [entry for entry in self.entries() if entry.instance.instance_id not in listed]
+        vanished = [
+            entry
+            for entry in self.entries()
+            if entry.instance.instance_id not in listed and entry.instance.key not in ignoring
+        ]
         for entry in vanished:
             changed.add(entry.instance.key)
             self.drop(entry.instance.instance_id)
         return changed, vanished
 
     def loading(self) -> int:
-        """How many run and do not serve yet: what `max_concurrent_starts` counts."""
+        """How many of ours run and do not serve yet: what `max_concurrent_starts` counts.
+
+        Not those found at the start of the term: a worker that only knows part of the protocol does not say again that
+        it is ready, and must not keep others from being started.
+        """
         return sum(
-            1
+            entry.started_here
+            and entry.instance.state is InstanceState.RUNNING
+            and not entry.served
+            and entry.stopped_for is None
             for entry in self._entries.values()
-            if entry.instance.state is InstanceState.RUNNING and not entry.served and entry.stopped_for is None
         )

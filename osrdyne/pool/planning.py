@@ -89,10 +89,11 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before `until` (monotonic; None: before something changes)."""
+    """Nothing to do before `until` (monotonic; None: before something changes), or before there is room."""
 
     why: str
     until: float | None = None
+    for_room: bool = False
 
 
 GroupAction = Start | Stop | Remove | Wait
@@ -120,6 +121,9 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
     exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
     running = [instance for instance in facts.instances if instance.state is InstanceState.RUNNING]
     actions: list[GroupAction] = [Remove(instance) for instance in exited]
+    # Nothing is under way for a group that is planned: whoever began to stop these, an earlier leader perhaps, is gone.
+    stuck = [instance for instance in facts.instances if instance.state is InstanceState.STOPPING]
+    actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
     if wish is None:
         return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
     late = [instance for instance in running if instance.instance_id in facts.overdue]
@@ -140,7 +144,7 @@ def _plan_start(facts: GroupFacts, slot: int, *, now: float) -> GroupAction:
     if facts.back_off_until is not None and now < facts.back_off_until:
         return Wait("the last worker ended; backing off", facts.back_off_until)
     if not facts.room:
-        return Wait("max_concurrent_starts workers are starting")
+        return Wait("max_concurrent_starts workers are starting", for_room=True)
     return Start(slot)
 
 

@@ -26,8 +26,6 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
 SpecFactory = Callable[[Key, int, Generation], WorkerSpec]
-DRIVER_BACKOFF = 2.0
-"""Seconds a group waits after a driver call that failed."""
 OVERDUE = "not ready within start_timeout"
 LOG_LINES = 20
 
@@ -74,36 +72,45 @@ class WorkerActions:
         self._metrics = metrics
         self._log: Logger = get_logger("worker_actions")
 
-    async def carry_out(self, key: Key, action: GroupAction) -> None:
-        """Carry out one action. A driver that does not answer only makes the group back off."""
+    async def carry_out(self, key: Key, action: GroupAction) -> bool:
+        """Carry out one action. False: the driver could not, and trying again at once would not help."""
         await self._lease.confirm()
         try:
             match action:
                 case Start(slot):
-                    await self._start(key, slot)
+                    return await self._start(key, slot)
                 case Stop(instance_id, why):
                     await self._stop(key, instance_id, why)
                 case Remove(instance):
-                    await self._remove(self._book[instance.instance_id])
+                    await self._remove(instance.instance_id)
         except DriverError as error:
             self._log.warning("driver call failed", key=key, action=type(action).__name__.lower(), error=str(error))
-            until = self._clock.monotonic() + DRIVER_BACKOFF
-            self._records.apply(key, lambda record: replace(record, back_off_until=until))
+            return False
+        return True
 
-    async def _start(self, key: Key, slot: int) -> None:
+    async def _start(self, key: Key, slot: int) -> bool:
         spec = self._make_spec(key, slot, self._tracker.generation_of(key))
         try:
             instance = await self._driver.start(spec)
-        except SlotTakenError:
-            for listed in await self._driver.list_instances():
-                self._book.note(listed, now=self._clock.monotonic())
-            return
+        except SlotTakenError as error:
+            return await self._find_who_took(key, slot, error)
         except StartFailedError as error:
             self._note_refusal(key, error)
-            return
-        self._book.note(instance, now=self._clock.monotonic())
+            return True
+        self._book.note(instance, now=self._clock.monotonic(), started_here=True)
         self._metrics.worker_starts.labels(outcome="started").inc()
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
+        return True
+
+    async def _find_who_took(self, key: Key, slot: int, error: SlotTakenError) -> bool:
+        """Somebody was faster: note that worker. Anything else of that name is no worker, and stays in the way."""
+        found = [instance for instance in await self._driver.list_instances() if instance.key == key]
+        for instance in found:
+            self._book.note(instance, now=self._clock.monotonic())
+        if any(instance.slot == slot for instance in found):
+            return True
+        self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
+        return False
 
     def _note_refusal(self, key: Key, error: StartFailedError) -> None:
         self._metrics.worker_starts.labels(outcome="refused").inc()
@@ -129,11 +136,13 @@ class WorkerActions:
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
 
-    async def _remove(self, entry: Entry) -> None:
-        instance = entry.instance
-        lines = await self._driver.logs(instance.instance_id, lines=LOG_LINES)
-        await self._driver.remove(instance.instance_id)
-        self._book.drop(instance.instance_id)
+    async def _remove(self, instance_id: InstanceId) -> None:
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        lines = await self._driver.logs(instance_id, lines=LOG_LINES)
+        await self._driver.remove(instance_id)
+        self._book.drop(instance_id)
         self.note_end(entry, log_lines=lines)
 
     def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:

@@ -30,6 +30,8 @@ from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.protocol.names import Key
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
+DRIVER_PAUSE = 2.0
+"""Seconds a group waits after a driver call that failed."""
 
 
 class WorkerGroupsLoop:
@@ -66,7 +68,10 @@ class WorkerGroupsLoop:
         self._recheck: dict[Key, float] = {}
         self._acting: dict[Key, list[GroupAction]] = {}
         self._starts_under_way = 0
+        self._room = 0
         self._relist = False
+        self._touched: set[Key] = set()
+        self._unread: set[Key] = set()
         self._wakeup = Wakeup(clock)
         self._log: Logger = get_logger("worker_groups")
 
@@ -90,13 +95,20 @@ class WorkerGroupsLoop:
             self.look_at(key)
 
     async def list_instances(self) -> None:
-        """Ask the driver what runs. At the start of a term this comes before anything is decided."""
+        """Ask the driver what runs. At the start of a term this comes before anything is decided.
+
+        What the listing says of groups that were acted upon meanwhile may be old, and counts for nothing.
+        """
+        self._touched = set(self._acting)
         listing = await self._driver.list_instances()
-        changed, vanished = self._book.apply_listing(listing, now=self._clock.monotonic())
+        changed, vanished = self._book.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
         for entry in vanished:
             self._actions.note_end(entry, log_lines=())
         for key in changed:
             self.look_at(key)
+        self._unread |= self._touched & self._acting.keys()
+        if self._touched - self._acting.keys():
+            self.relist()
 
     # --- the loop
 
@@ -154,27 +166,32 @@ class WorkerGroupsLoop:
                 self._dirty[key] = None
 
     def _plan_keys(self, group: asyncio.TaskGroup) -> None:
-        """Plan the keys that changed, then those that wait for room, first come first served."""
+        """Plan the keys that wait for room, first come first served, then the others that changed."""
         dirty, self._dirty = self._dirty, {}
-        for key in [key for key in dirty if key not in self._waiting_for_room]:
-            self._plan(key, group)
+        for key in dirty:
+            self._note_served(key)
+        self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._book.loading()
         waiting, self._waiting_for_room = self._waiting_for_room, {}
         for key in waiting:
-            if key in dirty or self._has_room():
+            if key in dirty or self._room > 0:
                 self._plan(key, group)
             else:
                 self._waiting_for_room[key] = None
+        for key in dirty:
+            if key not in waiting:
+                self._plan(key, group)
 
     # --- one group
 
     def _plan(self, key: Key, group: asyncio.TaskGroup) -> None:
         """Decide what the group needs now, and start doing it unless something is under way already."""
-        entries = self._book.of_key(key)
-        self._note_served(key, entries)
         if key not in self._acting:
             wish = self._tracker.status(key)
+            entries = self._book.of_key(key)
             if wish is None:
                 self._records.clear(key)
+                if not entries:
+                    self._registry.forget_group(key)
             facts = self._group_facts(key, entries)
             slots = 1 if self._driver.manages_workers else 0
             actions = plan_group(wish, facts, slots=slots, now=self._clock.monotonic())
@@ -190,19 +207,28 @@ class WorkerGroupsLoop:
         for wait in waits:
             if wait.until is not None:
                 self._recheck_at(key, wait.until)
-            elif not self._has_room():
+            elif wait.for_room:
                 self._waiting_for_room[key] = None
         if chosen:
             self._acting[key] = chosen
-            self._starts_under_way += len(starts) if chosen is starts else 0
-            group.create_task(self._act(key, chosen), name=f"workers of {key!r}")
+            self._touched.add(key)
+            under_way = len(starts) if chosen is starts else 0
+            self._starts_under_way += under_way
+            self._room -= under_way
+            group.create_task(self._act(key, chosen, starts=under_way), name=f"workers of {key!r}")
 
-    async def _act(self, key: Key, actions: list[GroupAction]) -> None:
+    async def _act(self, key: Key, actions: list[GroupAction], *, starts: int) -> None:
+        """Carry out the actions one after the other. After a failure the group stays as it is for a moment."""
         for action in actions:
-            await self._actions.carry_out(key, action)
-            self._starts_under_way -= isinstance(action, Start)
+            if not await self._actions.carry_out(key, action):
+                await self._clock.sleep(DRIVER_PAUSE)
+                break
+        self._starts_under_way -= starts
         del self._acting[key]
         self.look_at(key)
+        if key in self._unread:
+            self._unread.discard(key)
+            self.relist()
 
     def _group_facts(self, key: Key, entries: list[Entry]) -> GroupFacts:
         failure = self._records[key].failure
@@ -216,7 +242,7 @@ class WorkerGroupsLoop:
             overdue=self._overdue(key, entries),
             back_off_until=record.back_off_until,
             failure=record.failure,
-            room=self._has_room(),
+            room=self._room > 0,
         )
 
     def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
@@ -233,12 +259,9 @@ class WorkerGroupsLoop:
     def _recheck_at(self, key: Key, at: float) -> None:
         self._recheck[key] = min(at, self._recheck.get(key, at))
 
-    def _has_room(self) -> bool:
-        return self._starts_under_way + self._book.loading() < self._limits.max_concurrent_starts
-
-    def _note_served(self, key: Key, entries: list[Entry]) -> None:
+    def _note_served(self, key: Key) -> None:
         """A worker that says it is ready has made good for failed starts before it."""
-        for entry in entries:
+        for entry in self._book.of_key(key):
             reported = self._registry[entry.instance.worker_id]
             if not entry.served and reported is not None and reported.state.serves:
                 entry.served = True

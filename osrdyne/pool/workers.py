@@ -6,7 +6,6 @@ found at a take-over is STARTING until it has reported (DEFECTS 17), which the l
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from osrdyne.aio.changes import ChangeFeed
@@ -59,6 +58,7 @@ class WorkerRegistry:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._workers: dict[str, WorkerReportState] = {}
+        self._by_key: dict[Key, dict[str, None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
         """Keys with a worker that changed its state."""
 
@@ -66,7 +66,7 @@ class WorkerRegistry:
         return self._workers.get(worker_id)
 
     def of_key(self, key: Key) -> list[WorkerReportState]:
-        return [worker for worker in self._workers.values() if worker.key == key]
+        return [self._workers[name] for name in self._by_key.get(key, ())]
 
     def all(self) -> list[WorkerReportState]:
         return list(self._workers.values())
@@ -74,18 +74,28 @@ class WorkerRegistry:
     def report(self, report: ActivityReport) -> None:
         before = self._workers.get(report.worker_id)
         after = apply_report(before, report, at=self._clock.time())
-        self._workers[report.worker_id] = after
+        self._put(after)
         if before is None or before.state is not after.state:
             self.feed.notify(after.key)
 
     def assume_ready(self, worker_id: str, key: Key) -> None:
         """A worker that reports nothing was seen consuming its queue (one that only knows part of the protocol)."""
-        self._workers[worker_id] = WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time())
+        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time()))
         self.feed.notify(key)
 
-    def forget(self, worker_id: str) -> None:
-        self._workers.pop(worker_id, None)
+    def _put(self, worker: WorkerReportState) -> None:
+        self.forget(worker.worker_id)
+        self._workers[worker.worker_id] = worker
+        self._by_key.setdefault(worker.key, {})[worker.worker_id] = None
 
-    def forget_if(self, gone: Callable[[WorkerReportState], bool]) -> None:
-        """Drop workers that left without a word."""
-        self._workers = {name: worker for name, worker in self._workers.items() if not gone(worker)}
+    def forget(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            del self._by_key[worker.key][worker_id]
+            if not self._by_key[worker.key]:
+                del self._by_key[worker.key]
+
+    def forget_group(self, key: Key) -> None:
+        """The group is over: forget also workers that no driver listed, and that left without a word."""
+        for worker_id in list(self._by_key.get(key, ())):
+            self.forget(worker_id)

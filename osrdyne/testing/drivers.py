@@ -88,7 +88,10 @@ class FakeDriver(Driver):
         self.most_starts_under_way = 0
         self._clock = clock
         self._start_errors: deque[Exception] = deque()
+        self._stop_errors: deque[Exception] = deque()
         self._list_errors: deque[Exception] = deque()
+        self._lists_allowed = asyncio.Event()
+        self._lists_allowed.set()
         self._starts_allowed = asyncio.Event()
         self._starts_allowed.set()
 
@@ -98,8 +101,18 @@ class FakeDriver(Driver):
         """The next start raises `error`; called several times, the next several do."""
         self._start_errors.append(error)
 
+    def fail_next_stop(self, error: Exception) -> None:
+        self._stop_errors.append(error)
+
     def fail_next_list(self, error: Exception) -> None:
         self._list_errors.append(error)
+
+    def hang_lists(self) -> None:
+        """From now on `list_instances` sees what there is, but does not return it until `release_lists`."""
+        self._lists_allowed.clear()
+
+    def release_lists(self) -> None:
+        self._lists_allowed.set()
 
     def hang_starts(self) -> None:
         """From now on `start` does not return, and creates nothing, until `release_starts`."""
@@ -137,7 +150,9 @@ class FakeDriver(Driver):
     async def list_instances(self) -> list[Instance]:
         if self._list_errors:
             raise self._list_errors.popleft()
-        return [worker.instance for worker in self._own()]
+        listing = [worker.instance for worker in self._own()]
+        await self._lists_allowed.wait()
+        return listing
 
     async def start(self, spec: WorkerSpec) -> Instance:
         self.calls.append(Call("start", spec.key))
@@ -158,6 +173,8 @@ class FakeDriver(Driver):
 
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
         worker = self._record_call("stop", instance_id)
+        if self._stop_errors:
+            raise self._stop_errors.popleft()
         if worker is None or worker.gone.is_set():
             return
         worker.instance = replace(worker.instance, state=InstanceState.STOPPING)

@@ -1,0 +1,156 @@
+"""The tables behind the two loops: facts in, next step out. Every row names the step of LIFECYCLE it stands for."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.broker.facts import TOTALS_MAX_AGE
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
+from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
+from osrdyne.pool.planning import (
+    GroupFacts,
+    QueueStep,
+    Remove,
+    Start,
+    Stop,
+    Wait,
+    plan_group,
+    plan_queue,
+    stop_evidence_from,
+)
+from osrdyne.pool.state import GroupStatus
+from osrdyne.protocol.names import Key, WorkerId
+
+ACTIVE, UNBOUND, ABSENT = GroupStatus.ACTIVE, GroupStatus.UNBOUND, None
+SETTLE = 10.0
+NOW = 100.0
+
+NO_QUEUE = QueueFacts()
+LISTED = QueueFacts(exists=True)
+BOUND = QueueFacts(exists=True, binding=Binding.BOUND)
+UNBOUND_NOW = QueueFacts(exists=True, binding=Binding.UNBOUND, unbound_at=NOW)
+SETTLED = QueueFacts(exists=True, binding=Binding.UNBOUND, unbound_at=NOW - SETTLE)
+
+
+def instance(number: int = 1, *, state: InstanceState = InstanceState.RUNNING, slot: int = 0) -> Instance:
+    return Instance(
+        instance_id=InstanceId(f"i{number}"),
+        key=Key("a"),
+        slot=slot,
+        worker_id=WorkerId(f"w{number}"),
+        state=state,
+        spec_hash="s",
+        started_at=float(number),
+        external_id=str(number),
+        exit=Exit(code=1) if state is InstanceState.EXITED else None,
+    )
+
+
+NOBODY = WorkerFacts()
+RUNNING = WorkerFacts(instances=(instance(),))
+STOP_DECIDED = WorkerFacts(instances=(instance(),), stopping=True)
+STARTING = WorkerFacts(starting=True)
+
+QUEUE_ROWS = {
+    "wanted, no queue: declare": (ACTIVE, NO_QUEUE, NOBODY, QueueStep.DECLARE),
+    "wanted, queue listed, binding not believed (9): bind": (ACTIVE, LISTED, NOBODY, QueueStep.BIND),
+    "wanted and bound: nothing": (ACTIVE, BOUND, RUNNING, QueueStep.DONE),
+    "wanted again after unbind: bind": (ACTIVE, SETTLED, RUNNING, QueueStep.BIND),
+    "wanted again while a stop is under way (18): wait": (ACTIVE, SETTLED, STOP_DECIDED, QueueStep.WAIT_FOR_STOP),
+    "wanted and bound while a surplus stops: nothing": (ACTIVE, BOUND, STOP_DECIDED, QueueStep.DONE),
+    "wanted, no queue, stop under way: the queue may come": (ACTIVE, NO_QUEUE, STOP_DECIDED, QueueStep.DECLARE),
+    "idle and bound (19): unbind": (UNBOUND, BOUND, RUNNING, QueueStep.UNBIND),
+    "idle, binding unknown (19): unbind, whatever is believed": (UNBOUND, LISTED, NOBODY, QueueStep.UNBIND),
+    "idle and unbound: nothing": (UNBOUND, SETTLED, RUNNING, QueueStep.DONE),
+    "idle without queue: nothing": (UNBOUND, NO_QUEUE, NOBODY, QueueStep.DONE),
+    "unwanted, no queue: nothing": (ABSENT, NO_QUEUE, RUNNING, QueueStep.DONE),
+    "unwanted, binding unknown (25, 9): unbind first": (ABSENT, LISTED, NOBODY, QueueStep.UNBIND),
+    "unwanted and bound (25): unbind first": (ABSENT, BOUND, NOBODY, QueueStep.UNBIND),
+    "unwanted, not settled (20): wait": (ABSENT, UNBOUND_NOW, NOBODY, QueueStep.WAIT_FOR_SETTLE),
+    "unwanted, workers left (25): wait": (ABSENT, SETTLED, RUNNING, QueueStep.WAIT_FOR_WORKERS),
+    "unwanted, a start under way (25): wait": (ABSENT, SETTLED, STARTING, QueueStep.WAIT_FOR_WORKERS),
+    "unwanted, a stop under way (25): wait": (ABSENT, SETTLED, STOP_DECIDED, QueueStep.WAIT_FOR_WORKERS),
+    "unwanted, unbound, settled, no worker (25): delete": (ABSENT, SETTLED, NOBODY, QueueStep.DELETE),
+}
+
+
+@pytest.mark.parametrize(("wish", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
+def test_queue_plan(wish: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, step: QueueStep) -> None:
+    assert plan_queue(wish, queue, workers, now=NOW, settle_delay=SETTLE) is step
+
+
+def test_settling_ends_at_its_time_and_not_before() -> None:
+    early, late = (
+        plan_queue(ABSENT, UNBOUND_NOW, NOBODY, now=NOW + wait, settle_delay=SETTLE) for wait in (SETTLE - 0.1, SETTLE)
+    )
+    assert (early, late) == (QueueStep.WAIT_FOR_SETTLE, QueueStep.DELETE)
+
+
+def test_evidence_begins_after_unbind_settling_and_the_age_of_a_sample() -> None:
+    """LIFECYCLE 21."""
+    assert stop_evidence_from(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE + TOTALS_MAX_AGE
+
+
+@pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
+def test_no_evidence_without_unbind_ok_of_this_term(queue: QueueFacts) -> None:
+    assert stop_evidence_from(queue, settle_delay=SETTLE) is None
+
+
+RUNS, ENDS, GONE = instance(1), instance(2, state=InstanceState.STOPPING), instance(3, state=InstanceState.EXITED)
+FAILED = StartFailure("no such module", (), 2, retry_at=NOW)
+UNWANTED = Stop(RUNS.instance_id, "the group is not wanted")
+UNFINISHED = Stop(ENDS.instance_id, "its stop was not finished")
+
+GROUP_ROWS = {
+    "wanted, nothing runs (16): start": (ACTIVE, GroupFacts([], True), [Start(0)]),
+    "idle but not over, nothing runs (16): start": (UNBOUND, GroupFacts([], True), [Start(0)]),
+    "wanted without queue: start only once it exists": (ACTIVE, GroupFacts([], False), []),
+    "wanted and running: nothing": (ACTIVE, GroupFacts([RUNS], True), []),
+    "wanted, an earlier leader's stop hangs (16, 22): finish it": (ACTIVE, GroupFacts([ENDS], True), [UNFINISHED]),
+    "wanted, the worker ended: its slot is freed first": (ACTIVE, GroupFacts([GONE], True), [Remove(GONE)]),
+    "wanted, two in one slot (10, 17): the younger is surplus": (
+        ACTIVE,
+        GroupFacts([instance(5), RUNS], True),
+        [Stop(InstanceId("i5"), "surplus")],
+    ),
+    "wanted, not ready in time: stop": (
+        ACTIVE,
+        GroupFacts([RUNS], True, overdue=frozenset({RUNS.instance_id})),
+        [Stop(RUNS.instance_id, "not ready within start_timeout")],
+    ),
+    "wanted, backing off: wait until then": (
+        ACTIVE,
+        GroupFacts([], True, back_off_until=NOW + 5),
+        [Wait("the last worker ended; backing off", NOW + 5)],
+    ),
+    "wanted, back-off over: start": (ACTIVE, GroupFacts([], True, back_off_until=NOW), [Start(0)]),
+    "wanted, failed for good: wait for a request": (
+        ACTIVE,
+        GroupFacts([], True, failure=FAILED),
+        [Wait("the start failed; the next request after the back-off tries again")],
+    ),
+    "wanted, no room: wait for it": (
+        ACTIVE,
+        GroupFacts([], True, room=False),
+        [Wait("max_concurrent_starts workers are starting", for_room=True)],
+    ),
+    "unwanted and running (10): stop": (ABSENT, GroupFacts([RUNS], True), [UNWANTED]),
+    "unwanted, nobody knows its queue (10): stop": (ABSENT, GroupFacts([RUNS], False), [UNWANTED]),
+    "unwanted, an earlier leader's stop hangs: finish it": (ABSENT, GroupFacts([ENDS], True), [UNFINISHED]),
+    "unwanted and ended: forget": (ABSENT, GroupFacts([GONE], True), [Remove(GONE)]),
+    "unwanted, nothing runs: nothing": (ABSENT, GroupFacts([], True), []),
+}
+
+
+@pytest.mark.parametrize(("wish", "facts", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
+def test_group_plan(wish: GroupStatus | None, facts: GroupFacts, actions: list[object]) -> None:
+    assert plan_group(wish, facts, slots=1, now=NOW) == actions
+
+
+def test_every_free_slot_gets_a_worker() -> None:
+    facts = GroupFacts([instance(1, slot=1)], True)
+    assert plan_group(ACTIVE, facts, slots=3, now=NOW) == [Start(0), Start(2)]
+
+
+def test_driver_that_starts_nothing_has_no_slots_and_misses_nobody() -> None:
+    assert plan_group(ACTIVE, GroupFacts([], True), slots=0, now=NOW) == []

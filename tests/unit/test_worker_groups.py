@@ -1,0 +1,511 @@
+"""The worker groups loop: a real leader on a broker and a driver in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.drivers.base import Exit, InstanceState, WorkerSpec
+from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.view import WorkerState
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.term import worker_environment
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+A = Key("a")
+UNAVAILABLE = DriverUnavailableError("The engine does not answer.")
+
+
+def with_lifecycle(**changes: object) -> Settings:
+    values = {"unbind_delay": 600.0, "stop_delay": 600.0, "settle_delay": 10.0, "start_timeout": 300.0} | changes
+    return settings_for(LifecycleSettings.model_validate(values))
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def driver(clock: VirtualClock) -> FakeDriver:
+    return FakeDriver(clock, pool=POOL)
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+def spec_of(key: Key = A) -> WorkerSpec:
+    return WorkerSpec(worker_environment(settings_for(), key, PoolNames(POOL)), Generation(1, 1))
+
+
+def running_worker(driver: FakeDriver, key: Key = A, *, started_at: float = 0.0) -> FakeWorker:
+    """A worker that was there before this leader."""
+    return driver.backend.add(spec_of(key), spec_hash="spec", started_at=started_at)
+
+
+async def ready(stack: Stack, key: str = "a") -> None:
+    await stack.report(key, Event.STARTED)
+    await stack.report(key, Event.READY)
+
+
+async def earlier_leader(broker: FakeBroker, driver: FakeDriver, *keys: str) -> None:
+    """Leave a bound queue and a loading worker for each key, and nobody who leads."""
+    async with leading(broker.clock, broker=broker, driver=driver) as stack:
+        await require(stack, *keys)
+    driver.calls.clear()
+
+
+async def require(stack: Stack, *keys: str) -> None:
+    for key in keys or ("a",):
+        stack.term.tracker.require_worker_group(Key(key))
+    await stack.clock.settle()
+
+
+class TestStart:
+    async def test_first_request_starts_one_worker(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            await stack.publish("a", b"1")
+            await clock.advance(120.0)
+            assert (stack.driver.count("start"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
+
+    async def test_worker_starts_only_once_its_queue_exists(self, clock: VirtualClock) -> None:
+        """ARCHITECTURE: a group starts only once its queue exists."""
+        released = asyncio.Event()
+
+        async def hold_declare(command: Command) -> None:
+            if command[:2] == ("declare", "pool-req-a") and not command.done:
+                await released.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hold_declare
+            await require(stack)
+            assert stack.driver.calls == []
+            released.set()
+            await clock.settle()
+            assert stack.running("a") == 1
+
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    async def test_worker_is_given_the_raw_key(self, clock: VirtualClock, key: Key) -> None:
+        async with leading(clock) as stack:
+            await require(stack, key)
+            (worker,) = stack.driver.workers_of(key)
+            assert worker.spec.environment.key == key
+            assert worker.spec.environment.requests_queue in stack.broker.queues
+
+    async def test_spec_carries_the_generation_of_the_wish(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 24."""
+        async with leading(clock) as stack:
+            await require(stack)
+            assert stack.driver.workers_of(A)[0].spec.generation == stack.term.tracker.generation_of(A)
+
+    async def test_worker_found_at_the_start_of_a_term_is_kept(
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    ) -> None:
+        await earlier_leader(broker, driver, "a")
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await stack.publish("a", b"1")
+            await clock.advance(100.0)
+            assert (stack.running("a"), driver.calls, stack.waiting("a")) == (1, [], [b"1"])
+
+    async def test_slot_taken_by_a_rival_start_is_taken_over(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """LIFECYCLE 17: the start of an earlier leader lands between our look and our start."""
+        async with leading(clock, driver=driver) as stack:
+            driver.hang_starts()
+            await require(stack)
+            rival = running_worker(driver)
+            driver.release_starts()
+            await clock.advance(100.0)
+            assert [entry.instance for entry in stack.term.book.of_key(A)] == [rival.instance]
+            assert driver.count("start") == 1
+
+    async def test_name_taken_by_something_unlisted_is_tried_again_slowly(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            for _ in range(1_000):
+                driver.fail_next_start(SlotTakenError("A container of that name exists."))
+            await require(stack)
+            await clock.advance(20.0)
+            assert 5 <= driver.count("start") <= 12
+
+    async def test_idle_group_without_worker_gets_one(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """LIFECYCLE 16: Active or Unbound; only the end of the group ends that."""
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            await ready(stack)
+            await clock.advance(700.0)
+            assert stack.term.tracker.status(A) is GroupStatus.UNBOUND
+            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
+            await clock.settle()
+            assert stack.running("a") == 1
+
+
+class TestEnds:
+    async def test_crash_of_a_ready_worker_is_made_good_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """[edge]: remembering "started" would leave the request waiting for ever."""
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            await ready(stack)
+            before = clock.monotonic()
+            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 137)
+            await clock.settle()
+            assert (stack.running("a"), driver.count("start"), clock.monotonic()) == (1, 2, before)
+
+    async def test_crash_loop_after_ready_backs_off(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            for _ in range(200):
+                if driver.workers_of(A):
+                    await ready(stack)
+                    driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
+                await clock.advance(1.0)
+            assert 6 <= driver.count("start") <= 12
+
+    async def test_crash_loop_alone_does_not_keep_a_group_for_ever(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            for _ in range(130):
+                if driver.workers_of(A):
+                    await ready(stack)
+                    driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
+                await clock.advance(10.0)
+            assert (stack.term.tracker.status(A), stack.has_queue("a")) == (None, False)
+
+    async def test_worker_that_ends_before_ready_is_tried_again_after_a_pause(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
+            await clock.advance(0.8)
+            assert driver.count("start") == 1
+            await clock.advance(0.4)
+            assert driver.count("start") == 2
+
+    async def test_last_attempt_that_fails_is_final_until_a_request_comes(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        driver.on_start = lambda worker: driver.exit_instance(worker.instance.instance_id, 3, lines=("no such table",))
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            await clock.advance(120.0)
+            failure = stack.term.worker_board[A].failure
+            assert driver.count("start") == 2
+            assert failure is not None
+            assert (failure.reason, failure.log_lines) == ("the worker ended with exit code 3", ("no such table",))
+
+    async def test_refused_start_is_final_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        driver.fail_next_start(StartFailedError("no such image", log_lines=("pull denied",)))
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            failure = stack.term.worker_board[A].failure
+            assert failure is not None
+            assert (failure.reason, failure.log_lines, failure.attempts) == ("no such image", ("pull denied",), 1)
+
+    async def test_pinned_group_that_failed_is_tried_again_without_a_request(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        driver.fail_next_start(StartFailedError("no such image"))
+        async with leading(clock, driver=driver) as stack:
+            stack.term.tracker.pin(A)
+            await clock.advance(12.0)
+            assert (stack.running("a"), stack.term.worker_board[A].failure) == (1, None)
+
+    async def test_worker_that_says_why_it_failed_is_quoted(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            for _ in range(2):
+                await stack.report("a", Event.FAILED, reason="the bucket is gone")
+                driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 1)
+                await clock.advance(2.0)
+            failure = stack.term.worker_board[A].failure
+            assert failure is not None
+            assert failure.reason == "the worker ended with exit code 1: the bucket is gone"
+
+    async def test_instance_that_vanished_without_a_word_counts_as_ended(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            driver.backend.workers.clear()
+            await clock.advance(60.0 + 2.0)  # no event tells: the slow listing does
+            assert (stack.running("a"), driver.count("start")) == (1, 2)
+
+
+class TestOverdue:
+    async def test_worker_that_is_not_ready_in_time_is_stopped_and_counted(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            await clock.advance(299.0)
+            assert driver.count("stop") == 0
+            await clock.advance(3.0)
+            assert (driver.count("stop"), driver.count("start")) == (1, 2)
+            await clock.advance(302.0)
+            failure = stack.term.worker_board[A].failure
+            assert failure is None or failure.reason == "not ready within start_timeout"
+
+    async def test_worker_that_consumes_without_reporting_is_left_alone(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        """A worker of another make that only knows part of the protocol."""
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            await stack.consume("a")
+            await clock.advance(301.0)
+            assert driver.count("stop") == 0
+            assert [worker.state for worker in stack.term.registry.of_key(A)] == [WorkerState.READY]
+
+
+class TestStops:
+    async def test_surplus_of_a_slot_is_stopped_and_the_oldest_kept(
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    ) -> None:
+        """LIFECYCLE 17 [nonunique, dupfix]."""
+        await earlier_leader(broker, driver, "a")
+        (younger,) = driver.workers_of(A)
+        older = running_worker(driver, started_at=1.0)
+        async with leading(clock, broker=broker, driver=driver):
+            await clock.advance(1.0)
+            assert (older.instance.state, younger.instance.state) == (InstanceState.RUNNING, InstanceState.EXITED)
+
+    async def test_instance_of_a_key_nobody_knows_is_stopped(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """LIFECYCLE 10 [listonly]: an old start that landed late would live for ever."""
+        stray = running_worker(driver, Key("nobody"))
+        async with leading(clock, driver=driver):
+            await clock.advance(1.0)
+            assert (stray.instance.state, driver.workers_of(Key("nobody"))) == (InstanceState.EXITED, [])
+
+    async def test_start_that_lands_late_is_found_by_its_event(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        async with leading(clock, driver=driver):
+            stray = running_worker(driver, Key("nobody"))
+            await clock.settle()
+            assert stray.instance.state is InstanceState.EXITED
+
+    async def test_stop_that_an_earlier_leader_did_not_finish_is_finished(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        """Its key would wait for ever: no start while the slot is taken, no bind while a stop is in flight."""
+        worker = running_worker(driver)
+        worker.stubborn = True
+        dying = asyncio.create_task(driver.stop(worker.instance.instance_id, grace=1e9))
+        await clock.settle()
+        assert worker.instance.state is InstanceState.STOPPING
+        async with leading(clock, driver=driver) as stack:
+            await stack.publish("a", b"1")
+            await clock.advance(31.0)
+            assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
+        dying.cancel()
+
+    async def test_driver_that_cannot_stop_is_asked_again_slowly(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        running_worker(driver)
+        for _ in range(10_000):
+            driver.fail_next_stop(UNAVAILABLE)
+        async with leading(clock, driver=driver) as stack:
+            await clock.advance(60.0)
+            assert 10 <= driver.count("stop") <= 40
+            driver._stop_errors.clear()
+            await clock.advance(3.0)
+            assert stack.running("a") == 0
+
+    async def test_stop_is_known_before_it_is_asked_for(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """LIFECYCLE 18: who wants to bind must see a stop that is decided, not only one that has begun."""
+        async with leading(clock, driver=driver) as stack:
+            seen: list[bool] = []
+            stop = driver.stop
+
+            async def look_and_stop(instance_id: object, *, grace: float) -> None:
+                seen.append(stack.term.worker_board[A].stopping)
+                await stop(instance_id, grace=grace)  # type: ignore[arg-type]
+
+            driver.stop = look_and_stop  # type: ignore[method-assign, assignment]
+            running_worker(driver)
+            await clock.settle()
+        assert seen == [True]
+
+    async def test_lost_leader_decides_no_driver_call(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """LIFECYCLE 23."""
+        running_worker(driver)
+        stack_calls = []
+        with pytest.raises(BaseExceptionGroup):
+            async with leading(clock, driver=driver) as stack:
+                await clock.advance(30.0)
+                stack.connections[0].cut()
+                running_worker(driver, Key("stray"))
+                stack_calls = [call for call in driver.calls if call.key == "stray"]
+        assert stack_calls == []
+        assert [call for call in driver.calls if call.key == "stray"] == []
+
+
+class TestRoom:
+    async def test_no_more_than_max_concurrent_starts_load_at_once(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        keys = [f"k{number:02}" for number in range(20)]
+        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=3)) as stack:
+            await require(stack, *keys)
+            assert driver.count("start") == 3
+            assert stack.term.worker_board[Key("k05")].waiting_for == "max_concurrent_starts"
+
+    async def test_groups_get_room_in_the_order_they_came(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        keys = [f"k{number:02}" for number in range(10)]
+        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
+            for key in keys:
+                await require(stack, key)
+            for key in keys:
+                await require(stack, f"late {key}")
+                await ready(stack, key)
+            started = [call.key for call in driver.calls if call.method == "start"]
+            assert started == [*keys, Key("late k00")]
+
+    async def test_new_group_does_not_overtake_one_that_waits(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """Both become known in the moment in which room comes free."""
+        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
+            new = Key("new")
+            await require(stack, "a", "waits", new)
+            stack.term.groups_loop._waiting_for_room.pop(new)
+            worker_id = driver.workers_of(A)[0].instance.worker_id
+            stack.term.registry.assume_ready(worker_id, A)
+            stack.term.groups_loop.look_at(new)
+            await clock.settle()
+            assert [call.key for call in driver.calls] == ["a", "waits"]
+
+    async def test_failed_start_gives_its_room_back(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        driver.fail_next_start(StartFailedError("no"))
+        async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
+            await require(stack, "a", "b")
+            await clock.settle()
+            assert driver.count("start") == 2
+
+    async def test_workers_found_loading_do_not_take_room(
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    ) -> None:
+        """They may be of a make that says once that it is ready, and has said so to an earlier leader."""
+        await earlier_leader(broker, driver, "old1", "old2", "old3")
+        settings = with_lifecycle(max_concurrent_starts=1)
+        async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
+            await require(stack, "new")
+            assert stack.running("new") == 1
+
+
+class TestDriverFaults:
+    async def test_driver_that_does_not_answer_is_asked_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        async with leading(clock, driver=driver) as stack:
+            for _ in range(3):
+                driver.fail_next_list(UNAVAILABLE)
+            driver.fail_next_start(UNAVAILABLE)
+            await require(stack)
+            await clock.advance(30.0)
+            assert (stack.running("a"), stack.term.worker_board[A].failure) == (1, None)
+
+    async def test_failing_start_of_one_key_does_not_delay_another(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            driver.fail_next_start(UNAVAILABLE)
+            await require(stack, "a")
+            await require(stack, "b")
+            assert (stack.running("a"), stack.running("b")) == (0, 1)
+            await clock.advance(3.0)
+            assert stack.running("a") == 1
+
+    async def test_broken_event_stream_is_opened_again(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        events, broken = driver.events, [0]
+
+        def break_once() -> object:
+            broken[0] += 1
+            if broken[0] == 1:
+                raise UNAVAILABLE
+            return events()
+
+        driver.events = break_once  # type: ignore[method-assign, assignment]
+        async with leading(clock, driver=driver):
+            await clock.advance(2.0)
+            stray = running_worker(driver, Key("nobody"))
+            await clock.settle()
+            assert (broken, stray.instance.state) == ([2], InstanceState.EXITED)
+
+    async def test_listing_from_before_a_start_does_not_make_the_new_worker_a_failure(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            driver.hang_lists()
+            stack.term.groups_loop.relist()
+            await clock.settle()
+            stack.term.tracker.require_worker_group(A)
+            # The loop lists, so nobody plans: give it the plan as the events would have.
+            await clock.settle()
+            driver.release_lists()
+            await clock.settle()
+            assert (stack.running("a"), driver.count("start"), stack.term.worker_board[A].failure) == (1, 1, None)
+
+    async def test_listing_from_before_an_end_does_not_bring_the_instance_back(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        """An old listing would count one end of a worker twice, and call the group failed too early."""
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            (worker,) = driver.workers_of(A)
+            logs, allowed = driver.logs, asyncio.Event()
+
+            async def slow_logs(instance_id: object, *, lines: int = 50) -> tuple[str, ...]:
+                await allowed.wait()
+                return await logs(instance_id, lines=lines)  # type: ignore[arg-type]
+
+            driver.logs = slow_logs  # type: ignore[method-assign, assignment]
+            driver.exit_instance(worker.instance.instance_id, 1)
+            await clock.settle()  # its removal has begun
+            driver.hang_lists()
+            stack.term.groups_loop.relist()
+            await clock.settle()  # a listing that still has it is under way
+            allowed.set()
+            await clock.settle()  # removed, and its end counted
+            driver.release_lists()
+            await clock.advance(0.5)
+            assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
+
+    async def test_event_during_an_action_is_not_lost(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """The listing it causes says nothing of a group that is acted upon: there must be another."""
+        driver.on_start = lambda worker: driver.backend.end(worker, Exit(code=9)) if len(driver.calls) == 1 else None
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            await clock.advance(2.0)
+            assert (stack.running("a"), driver.count("start")) == (1, 2)
+
+
+async def test_worker_groups_look_at_nothing_while_nothing_happens(clock: VirtualClock, driver: FakeDriver) -> None:
+    """Idle daemon with many groups: nothing polls faster than every few seconds."""
+    lists = 0
+    list_instances = driver.list_instances
+
+    async def count_lists() -> object:
+        nonlocal lists
+        lists += 1
+        return await list_instances()
+
+    driver.list_instances = count_lists  # type: ignore[method-assign, assignment]
+    async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=200)) as stack:
+        keys = [f"k{number}" for number in range(100)]
+        await require(stack, *keys)
+        for key in keys:
+            await ready(stack, key)
+        await clock.advance(1.0)
+        before, commands = lists, len(stack.broker.commands)
+        await clock.advance(300.0)
+        assert lists - before <= 6
+        assert len(stack.broker.commands) - commands <= 40
