@@ -18,6 +18,8 @@ from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 LISTING_RETRY = Backoff(initial=1.0, maximum=30.0)
+NO_EVIDENCE_RETRY = 10.0
+"""Between listings that say nothing of a group, because its queue does not answer, seconds."""
 GATHER_DELAY = 1.0
 """How long the judge waits for further groups before it asks for a listing, seconds."""
 
@@ -59,20 +61,26 @@ class IdleJudge:
     async def judge(self) -> float | None:
         """One pass. Returns seconds until a group that is due may be judged, or None when none is due."""
         now = self._clock.monotonic()
-        evidence_from = {
-            key: stop_evidence_from(self._board[key], settle_delay=self._settle_delay)
-            for key in self._tracker.stop_due_keys()
-        }
+        evidence_from = {key: self._evidence_from(key) for key in self._tracker.stop_due_keys()}
         ripe = {key for key, at in evidence_from.items() if at is not None and at <= now}
         missing = {key for key in evidence_from if not self._board[key].exists}
         for key in missing:
             self._tracker.end(key)  # no queue, so nothing that could be lost
         if ripe:
-            self._apply(ripe, await self._totals.list_message_totals())
-        left = [at for key, at in evidence_from.items() if key not in ripe | missing and at is not None]
-        unknown = any(at is None for key, at in evidence_from.items() if key not in missing)
-        waits = [max(0.0, at - now) for at in left] + ([self._settle_delay] if unknown else [])
-        return min(waits, default=None)
+            totals = await self._totals.list_message_totals()
+            # What was unbound anew during the listing was sampled too early.
+            self._apply({key for key in ripe if self._evidence_from(key) == evidence_from[key]}, totals)
+        left = self._tracker.stop_due_keys() & evidence_from.keys()
+        return min((self._wait(evidence_from[key], now) for key in left), default=None)
+
+    def _evidence_from(self, key: Key) -> float | None:
+        return stop_evidence_from(self._board[key], settle_delay=self._settle_delay)
+
+    def _wait(self, evidence_from: float | None, now: float) -> float:
+        """Seconds until a group that is still due may be judged; a listing that said nothing of it is asked again."""
+        if evidence_from is None:
+            return self._settle_delay
+        return evidence_from - now if evidence_from > now else NO_EVIDENCE_RETRY
 
     def _apply(self, ripe: set[Key], totals: dict[Key, int]) -> None:
         for key in ripe:
@@ -80,6 +88,6 @@ class IdleJudge:
             if messages == 0:
                 if self._tracker.end(key):
                     self._log.info("group ends", key=key)
-            elif messages is not None:
+            elif messages is not None and key in self._tracker.stop_due_keys():
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle after all", key=key, messages=messages)
