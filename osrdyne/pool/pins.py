@@ -5,6 +5,7 @@ The latter outlive the daemon in a global parameter of RabbitMQ (ARCHITECTURE, "
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -27,21 +28,24 @@ class PinStore:
         self._parameters = parameters
         self._name = f"osrdyne-{pool}-pinned"
         self._configured = [Key(key) for key in configured]
+        self._changing = asyncio.Lock()
 
     async def load(self) -> list[Key]:
         """Every pinned key: configured, then kept."""
         return list(dict.fromkeys([*self._configured, *await self._kept()]))
 
     async def add(self, key: Key) -> None:
-        kept = await self._kept()
-        if key not in kept:
-            await self._parameters.put_global_parameter(self._name, [*kept, key])
+        async with self._changing:
+            kept = await self._kept()
+            if key not in kept:
+                await self._parameters.put_global_parameter(self._name, [*kept, key])
 
     async def remove(self, key: Key) -> None:
         """Forget a pin. One of the configuration comes back with the next term."""
-        kept = await self._kept()
-        if key in kept:
-            await self._parameters.put_global_parameter(self._name, [other for other in kept if other != key])
+        async with self._changing:
+            kept = await self._kept()
+            if key in kept:
+                await self._parameters.put_global_parameter(self._name, [other for other in kept if other != key])
 
     async def _kept(self) -> list[Key]:
         value = await self._parameters.get_global_parameter(self._name)

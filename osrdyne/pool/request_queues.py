@@ -20,6 +20,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
 from osrdyne.pool.planning import QueueStep, plan_queue
 from osrdyne.pool.roles import RequestQueues
+from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
@@ -107,6 +108,7 @@ class RequestQueuesLoop:
                     continue
                 failures += 1
                 await woken.wait(wait)
+            self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
         finally:
             del self._actors[key]
 
@@ -116,6 +118,7 @@ class RequestQueuesLoop:
             case QueueStep.DECLARE:
                 await self._queues.declare(key)
                 self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
+                self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
             case QueueStep.BIND:
                 await self._queues.bind(key)
                 self._board.update(key, binding=Binding.BOUND, unbound_at=None)

@@ -42,6 +42,7 @@ class Resync:
         self._listing = listing
         self._interval = interval
         self._clock = clock
+        self._changed = board.feed.subscribe()
         self._log: Logger = get_logger("resync")
 
     async def seed(self) -> int:
@@ -66,19 +67,19 @@ class Resync:
         known = self._board.existing()
         bound = {key for key in known if self._board[key].is_bound}
         busy = self._queues.busy_keys()
+        self._changed.take()
         listed = {queue.key: queue for queue in await self._listing.list_request_queues()}
-        busy |= self._queues.busy_keys()
+        busy |= self._queues.busy_keys().union(self._changed.take())
         for key in listed.keys() - known - busy:
-            if not self._board[key].exists:
-                self._log.warning("unknown request queue adopted", key=key)
-                self._queues.adopt(key)
-                self._tracker.require_worker_group(key)
+            self._log.warning("unknown request queue adopted", key=key)
+            self._queues.adopt(key)
+            self._tracker.require_worker_group(key)
         for key in known - listed.keys() - busy:
             self._log.error("request queue is gone, somebody else deleted it", key=key)
             self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
             self._queues.look_at(key)
         for key in (bound & listed.keys()) - busy:
-            if not listed[key].bound and self._board[key].is_bound:
+            if not listed[key].bound:
                 self._log.error("binding is gone, somebody else removed it", key=key)
                 self._board.update(key, binding=Binding.UNKNOWN)
                 self._queues.look_at(key)
