@@ -65,6 +65,10 @@ class PoolStateTracker:
     def keys(self) -> list[Key]:
         return list(self._groups)
 
+    def __len__(self) -> int:
+        """How many groups something is expected of."""
+        return len(self._groups)
+
     def snapshot(self) -> Mapping[Key, GroupStatus]:
         """The whole expected state now."""
         return {key: record.status for key, record in self._groups.items()}

@@ -20,8 +20,9 @@ from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
 from osrdyne.protocol.names import Key, parse_key
 
 PREFETCH = 1000
-USE = frozenset({Event.STARTED, Event.READY, Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
-"""Events that mean the group is in use; `idle`, `stopping` and `failed` do not."""
+USE = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
+"""Events that mean the group is in use. That a worker has started or is ready is none: one that crashes again and again
+would keep its group for ever, and every take-over, which asks all workers for a report, would wake the idle ones."""
 
 
 class ActivityProcessor:
@@ -80,5 +81,5 @@ class ActivityProcessor:
             return
         self._counted_at[key] = now
         self._tracker.require_worker_group(key, self._window)
-        if len(self._counted_at) > 4 * len(self._tracker.keys()) + 1000:
+        if len(self._counted_at) > 4 * len(self._tracker) + 1000:
             self._counted_at = {key: at for key, at in self._counted_at.items() if now - at < self._window}
