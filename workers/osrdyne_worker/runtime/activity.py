@@ -2,15 +2,17 @@
 
 `ReportWindow` decides what is worth a report (at most once a second while requests come and go), `Reporter` keeps the
 reports in a bounded buffer and publishes them, transient and without confirms, whenever there is a connection. Reports
-may be lost. Source: PROTOCOL, "Activity reports".
+may be lost. Every report names the requests that run at that moment, so that the controller knows what a worker was
+doing when it died. Source: PROTOCOL, "Activity reports".
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
@@ -18,6 +20,7 @@ from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.fingerprints import REQUESTS_FIELD
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.statuses import encode_status
@@ -25,6 +28,8 @@ from osrdyne.protocol.statuses import encode_status
 REPORT_INTERVAL = 1.0
 """Seconds between two reports about requests."""
 MAX_WAITING_REPORTS = 256
+TELL_TIMEOUT = 1.0
+"""Seconds a request waits for the broker to know that it runs; reports are worth no more."""
 
 log = get_logger("worker")
 
@@ -127,10 +132,17 @@ class Reporter:
         self._exchange = exchange
         self._clock = clock
         self._window = ReportWindow()
-        self._waiting: deque[Draft] = deque(maxlen=MAX_WAITING_REPORTS)
+        self._running: Callable[[], list[str]] = list
+        self._died_of: list[str] = []
+        self._waiting: deque[Draft | asyncio.Future[None]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False
+        self._connected = False
+
+    def watch(self, running: Callable[[], list[str]]) -> None:
+        """Where the fingerprints of the requests that run come from."""
+        self._running = running
 
     @property
     def in_flight(self) -> int:
@@ -140,7 +152,23 @@ class Reporter:
         """Send a report about the worker itself."""
         if event is Event.BUSY:
             self._window.told_busy()
+        if event is Event.FAILED:
+            self._died_of = self._running()  # what runs now ends with this worker: to be named until the end
         self._add(Draft(event, details))
+
+    async def tell_running(self) -> None:
+        """Report what runs, and wait until the broker knows, a second at most.
+
+        For a request that was given to a worker before: should it kill this one as well, the controller can tell.
+        """
+        if not self._connected:
+            return
+        self.report(Event.BUSY, in_flight=self.in_flight)
+        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(told)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TELL_TIMEOUT):
+                await told
 
     def received(self) -> None:
         self._window.received()
@@ -174,6 +202,7 @@ class Reporter:
             try:
                 channel = await connection.channel()
                 self._wake.set()  # for what an earlier connection left behind
+                self._connected = True
                 while True:
                     await self._send_waiting(channel)
                     failures = 0
@@ -181,6 +210,7 @@ class Reporter:
                 failures += 1
                 if failures == 1 and not connection.is_closed:
                     log.warning("activity reports cannot be sent", exchange=self._exchange, reason=str(error))
+                self._connected = False
                 await self._clock.sleep(Backoff(initial=1.0).delay(failures))
 
     async def _send_waiting(self, channel: Channel) -> None:
@@ -189,8 +219,13 @@ class Reporter:
         self._sending = True
         try:
             while self._waiting:
-                draft = self._waiting.popleft()
-                await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
+                match self._waiting.popleft():
+                    case Draft() as draft:
+                        await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
+                    case told:
+                        await channel.ping()  # answered after what was published before it
+                        if not told.done():
+                            told.set_result(None)
         finally:
             self._sending = False
 
@@ -205,14 +240,15 @@ class Reporter:
         )
 
     def _add(self, draft: Draft) -> None:
+        requests = self._died_of or self._running()
+        if requests:
+            draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})
         self._waiting.append(draft)
         self._wake.set()
 
     def _schedule(self) -> None:
         if self._timer is not None:
             return
+        # Never at once: a request that has just come does not run yet, and the report is to name it.
         delay = self._window.due_in(self._clock.monotonic())
-        if delay == 0:
-            self.flush()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(delay, self.flush)
+        self._timer = asyncio.get_running_loop().call_later(delay, self.flush)

@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from itertools import count
 
 from osrdyne.amqp import Delivery
+from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.runtime.call import Call
 from osrdyne_worker.runtime.link import Link
@@ -53,6 +54,22 @@ class InFlight:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
     progress: set[asyncio.Task[None]] = field(default_factory=set, repr=False)
+    _fingerprint: str | None = field(default=None, repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """What reports call it. Made when it is first asked for: most requests are never named."""
+        if self._fingerprint is None:
+            request = self.request
+            self._fingerprint = fingerprint(
+                key=request.key,
+                path=request.path,
+                correlation_id=request.correlation_id,
+                reply_to=request.reply_to,
+                message_id=self.delivery.properties.message_id,
+                body=request.body,
+            )
+        return self._fingerprint
 
     def interrupt(self, reason: Interruption) -> bool:
         """Stop the work on it for `reason`; False when it is being answered already or was interrupted before.

@@ -14,6 +14,7 @@ from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import Response
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
@@ -56,6 +57,8 @@ class Processor:
         self._clock = clock
         self._slots = Slots(settings.concurrency)
         self._jobs: dict[int, InFlight] = {}
+        self._lost_session: list[str] = []
+        reporter.watch(self.running_requests)
         self._cancels = CancelMemory(clock)
         self._loop = asyncio.get_running_loop()
         self._progress = ProgressSender(sender, spawn)
@@ -88,8 +91,8 @@ class Processor:
         call.attach(partial(self._progress.send, job))
         self._jobs[self._count] = job
         self._idle.clear()
-        self._reporter.received()
         job.task = self._spawn(self._process(job, self._count))
+        self._reporter.received()
 
     def cancel(self, correlation_id: str | None, reply_to: str | None) -> None:
         """The caller wants no answer any more. A request that has not come yet is answered when it does."""
@@ -110,6 +113,11 @@ class Processor:
         for job in list(self._jobs.values()):
             if job.delivery.channel is channel:
                 self._interrupt(job, Interruption.LOST)
+
+    def running_requests(self) -> list[str]:
+        """Fingerprints of the requests that run now, or that ran when the session was lost."""
+        running = [job.fingerprint for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        return [*self._lost_session, *running][:MAX_NAMED_REQUESTS]
 
     async def progress(self) -> Mapping[str, int]:
         """How far the session is with the running requests; empty when it does not say."""
@@ -184,8 +192,11 @@ class Processor:
             self._arm(job, time_to_work(left, self._settings))
             if await self._is_abandoned(job):
                 return Settlement.ABANDON
+            if job.request.redelivered:
+                await self._reporter.tell_running()
             return await self._dispatcher.run(job.call, group_id=job.group_id)
         except SessionLostError as error:
+            self._lost_session.append(job.fingerprint)
             self._give_up(BeyondHelp(error.message))
             return Settlement.REJECT
         finally:

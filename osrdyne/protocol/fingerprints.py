@@ -1,0 +1,35 @@
+"""The fingerprint of a request: how a worker's report and the evidence in the poison inventory name the same request.
+
+It is made of what no hop changes. It says nothing about the content to whoever reads it, and it is no proof: two
+requests that are alike in all of these are one to it.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+HASHED_BODY_BYTES = 4096
+"""Only the beginning of a body counts, and its length, so that a fingerprint costs microseconds for every body."""
+REQUESTS_FIELD = "requests"
+"""The field of an activity report that holds the fingerprints of the requests that run."""
+MAX_NAMED_REQUESTS = 64
+"""How many a report names."""
+
+
+def fingerprint(
+    *, key: str, path: str, correlation_id: str | None, reply_to: str | None, message_id: str | None, body: bytes
+) -> str:
+    """16 hexadecimal digits."""
+    digest = blake2b(digest_size=8)
+    for part in (key, path, correlation_id, reply_to, message_id):
+        raw = b"-" if part is None else b"+" + part.encode("utf-8", "surrogateescape")
+        digest.update(b"%d:" % len(raw) + raw)
+    digest.update(b"%d:" % len(body) + body[:HASHED_BODY_BYTES])
+    return digest.hexdigest()
+
+
+def named_requests(details: object) -> tuple[str, ...]:
+    """The fingerprints in a report's field, whatever else may be there."""
+    if not isinstance(details, list):
+        return ()
+    return tuple(one for one in details[:MAX_NAMED_REQUESTS] if isinstance(one, str) and len(one) <= 64)
