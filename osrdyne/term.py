@@ -26,6 +26,7 @@ from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, InstanceId, WorkerSpec, new_worker_id
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.instances import InstanceBook
@@ -99,6 +100,7 @@ class Term:
         self.queue_board = QueueBoard()
         self.worker_board = WorkerBoard()
         self.registry = WorkerRegistry(clock)
+        self.deaths = DeathRegister()
         self.book = InstanceBook()
         self._commands = session.request_queues(management)
         self._build_loops()
@@ -129,6 +131,7 @@ class Term:
             tracker=self.tracker,
             queues=self._commands,
             registry=self.registry,
+            deaths=self.deaths,
             lease=self._session.token,
             limits=self.limits,
             clock=clock,

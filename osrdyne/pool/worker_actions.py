@@ -11,17 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from osrdyne.aio.clock import Clock
-from osrdyne.drivers.base import Driver, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import DriverError, SlotTakenError, StartFailedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
+from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.planning import GroupAction, Remove, Start, Stop
 from osrdyne.pool.roles import Lease, RequestQueues
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
@@ -54,6 +55,7 @@ class WorkerActions:
         tracker: PoolStateTracker,
         queues: RequestQueues,
         registry: WorkerRegistry,
+        deaths: DeathRegister,
         lease: Lease,
         limits: GroupLimits,
         clock: Clock,
@@ -66,6 +68,7 @@ class WorkerActions:
         self._tracker = tracker
         self._queues = queues
         self._registry = registry
+        self._deaths = deaths
         self._lease = lease
         self._limits = limits
         self._clock = clock
@@ -150,6 +153,8 @@ class WorkerActions:
         instance, why = entry.instance, entry.stopped_for
         reported = self._registry[instance.worker_id]
         self._registry.forget(instance.worker_id)
+        if why is None and reported is not None and reported.requests:
+            self._note_death(instance, reported, log_lines)
         if self._tracker.status(instance.key) is None or why not in {None, OVERDUE}:
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -168,3 +173,14 @@ class WorkerActions:
             now=now,
         )
         self._records.apply(instance.key, ended)
+
+    def _note_death(self, instance: Instance, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+        death = WorkerDeath(
+            worker_id=instance.worker_id,
+            ended_with=str(instance.exit or "an unknown exit code"),
+            said=reported.reason,
+            at=self._clock.time(),
+            log_lines=log_lines,
+            requests=reported.requests,
+        )
+        self._deaths.note(instance.key, death)

@@ -12,6 +12,7 @@ from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
 from osrdyne.pool.view import WorkerState
 from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.fingerprints import REQUESTS_FIELD, named_requests
 from osrdyne.protocol.names import Key
 
 _STATES: dict[Event, WorkerState] = {
@@ -28,7 +29,8 @@ _STATES: dict[Event, WorkerState] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerReportState:
-    """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed."""
+    """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed;
+    `requests`: fingerprints of what it was running then."""
 
     worker_id: str
     key: Key
@@ -36,6 +38,7 @@ class WorkerReportState:
     in_flight: int = 0
     at: float = 0.0
     reason: str | None = None
+    requests: tuple[str, ...] = ()
 
 
 def apply_report(before: WorkerReportState | None, report: ActivityReport, *, at: float) -> WorkerReportState:
@@ -48,7 +51,12 @@ def apply_report(before: WorkerReportState | None, report: ActivityReport, *, at
     if report.event is Event.REQUEST_COMPLETED and running > 0:
         state = WorkerState.BUSY
     return replace(
-        after, state=state, in_flight=running, at=at, reason=reason if isinstance(reason, str) else after.reason
+        after,
+        state=state,
+        in_flight=running,
+        at=at,
+        reason=reason if isinstance(reason, str) else after.reason,
+        requests=named_requests(report.details.get(REQUESTS_FIELD)),
     )
 
 
