@@ -43,7 +43,8 @@ REQUIRED_SETTINGS = {
 _REMEMBERED_QUERIES = 500
 _REMEMBERED_LENGTH = 10_000
 
-app = App(sessions=SparkSessions(required=REQUIRED_SETTINGS))
+sessions = SparkSessions(required=REQUIRED_SETTINGS)
+app = App(sessions=sessions)
 
 
 class SqlRequest(BaseModel):
@@ -129,7 +130,7 @@ def open_data(context: Context) -> SqlData:
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
-    result: Result = _guarded(lambda: fetch(data.frame(request.query), limit=limit))
+    result: Result = _guarded(data.session, lambda: fetch(data.frame(request.query), limit=limit))
     headers: dict[str, object] = {"x-truncated": "true" if result.truncated else "false"}
     if _wants_arrow(call.accept):
         return Answer(result.to_arrow(), content_type=ARROW_TYPE, headers=headers)
@@ -139,7 +140,8 @@ def sql(call: Call, request: SqlRequest) -> Answer:
 @app.handler("/explain")
 def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
     data: SqlData = call.context.state
-    return {"plan": _guarded(lambda: explained_plan(data.frame(request.query), request.mode)), "mode": request.mode}
+    plan = _guarded(data.session, lambda: explained_plan(data.frame(request.query), request.mode))
+    return {"plan": plan, "mode": request.mode}
 
 
 @app.handler("/schema")
@@ -214,8 +216,11 @@ def _wants_arrow(accept: str | None) -> bool:
     return any(part.partition(";")[0].strip().lower() == ARROW_TYPE for part in (accept or "").split(","))
 
 
-def _guarded(run: Callable[[], ValueT]) -> ValueT:
-    """Run the work on a query; a refusal or Spark's own error becomes the answer, in one line."""
+def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
+    """Run the work on a query; a refusal or Spark's own error becomes the answer, in one line.
+
+    What a lost JVM raises goes through: the runtime then gives the request back and ends the worker.
+    """
     try:
         return run()
     except QueryRefusedError as refused:
@@ -225,6 +230,8 @@ def _guarded(run: Callable[[], ValueT]) -> ValueT:
         if failure is None:
             raise
         if not failure.is_query:
+            if not sessions.is_alive(session):
+                raise
             log.warning("a query failed in spark", condition=failure.condition, reason=failure.message)
         details = {"sql_state": failure.sql_state} if failure.sql_state else {}
         raise RequestError(failure.message, 400 if failure.is_query else 500, failure.condition, details) from None

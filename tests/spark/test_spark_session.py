@@ -1,0 +1,176 @@
+"""The session of a worker: job groups, cancelling, and the JVM's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.session import SparkSessions
+
+# One task that does not end by itself: it leaves a core for others.
+SLOW = "select count(*) from range(0, 1000000000000, 1, 1) where id % 7 = 8"
+
+
+def wait_for(condition: Callable[[], Any], *, timeout: float = 60.0) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def thread(spark: Any) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+        spark.sparkContext.cancelAllJobs()
+
+
+def active_jobs(spark: Any) -> list[int]:
+    return list(spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
+    running = thread.submit(sessions.run_in_group, spark, "slow", lambda: spark.sql(SLOW).toArrow())
+    wait_for(lambda: sessions.progress(spark, "slow")["jobs"] == 1)
+    sessions.cancel(spark, "slow")
+    failure = describe(running.exception(timeout=60) or ValueError())
+    assert failure is not None
+    assert "cancelled" in failure.message.lower()
+    wait_for(lambda: not active_jobs(spark))
+
+
+def test_cancelling_one_group_leaves_the_other(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
+    slow = thread.submit(sessions.run_in_group, spark, "one", lambda: spark.sql(SLOW).collect())
+    wait_for(lambda: sessions.progress(spark, "one")["jobs"] == 1)
+    sessions.cancel(spark, "two")
+    assert sessions.run_in_group(spark, "three", lambda: spark.range(5).count()) == 5
+    assert sessions.progress(spark, "one")["jobs"] == 1
+    sessions.cancel(spark, "one")
+    assert slow.exception(timeout=60) is not None
+
+
+def test_job_of_a_group_cancelled_before_it_started_does_not_run(sessions: SparkSessions, spark: Any) -> None:
+    def work() -> Any:
+        sessions.cancel(spark, "early")
+        return spark.range(5).collect()
+
+    with pytest.raises(Exception, match="cancel"):
+        sessions.run_in_group(spark, "early", work)
+
+
+def test_progress_counts_the_tasks_of_the_group(sessions: SparkSessions, spark: Any) -> None:
+    sessions.run_in_group(spark, "counted", lambda: spark.range(0, 100, 1, 3).rdd.count())
+    assert sessions.progress(spark, "counted") == {"jobs": 0, "tasks_done": 3, "tasks_total": 3}
+    assert sessions.progress(spark, "never seen") == {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
+
+
+def test_thread_belongs_to_no_group_afterwards(sessions: SparkSessions, spark: Any) -> None:
+    sessions.run_in_group(spark, "before", lambda: spark.range(5).count())
+    assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
+
+
+def test_group_of_any_name_is_a_group(sessions: SparkSessions, spark: Any) -> None:
+    name = 'a,b "c" é漢🚄\n'
+    assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
+
+
+def test_session_is_alive_and_has_no_web_page(sessions: SparkSessions, spark: Any) -> None:
+    assert sessions.is_alive(spark)
+    assert spark.sparkContext.uiWebUrl is None
+
+
+def test_ports_are_on_loopback(spark: Any) -> None:
+    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+
+
+CHILD = """
+import sys, threading
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context
+from osrdyne_worker.spark.session import SparkSessions
+
+conf = {"spark.driver.memory": "512m", "spark.hadoop.fs.s3a.secret.key": "hunter2-in-the-clear"}
+sessions = SparkSessions()
+session = sessions.build(Context(key=Key("k"), worker_config={"spark": {"master": "local[1]", "conf": conf}}))
+assert session.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key") == "hunter2-in-the-clear"
+print(sessions.is_alive(session), flush=True)
+if sys.stdin.readline() == "close\\n":
+    sessions.close(session)
+    print(sessions.is_alive(session), flush=True)
+    sys.stdin.readline()
+"""
+
+
+class ChildWithSpark:
+    """A process with a Spark of its own, as a worker is."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.says() == "True"
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        self.jvms = [child for child in children if "java" in child.name()]
+        assert self.jvms
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def jvm_ended(self) -> bool:
+        return not any(jvm.is_running() and jvm.status() != psutil.STATUS_ZOMBIE for jvm in self.jvms)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[ChildWithSpark]:
+    found = ChildWithSpark()
+    yield found
+    found.end()
+
+
+def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(child: ChildWithSpark) -> None:
+    assert not any("hunter2" in word for jvm in child.jvms for word in jvm.cmdline())
+    child.tell("close")
+    assert child.says() == "False"
+    assert child.jvm_ended()
+
+
+def test_killed_worker_leaves_no_jvm(child: ChildWithSpark) -> None:
+    os.kill(child.process.pid, signal.SIGKILL)
+    child.process.wait(30)
+    wait_for(child.jvm_ended)
+
+
+def test_dead_jvm_is_noticed(child: ChildWithSpark) -> None:
+    for jvm in child.jvms:
+        jvm.kill()
+    child.tell("close")
+    assert child.says() == "False"
+
+
+def test_thread_count_does_not_grow_with_requests(sessions: SparkSessions, spark: Any) -> None:
+    sessions.run_in_group(spark, "warm", lambda: spark.range(1).collect())
+    before = threading.active_count()
+    for place in range(5):
+        sessions.run_in_group(spark, f"group {place}", lambda: spark.range(1).collect())
+    assert threading.active_count() <= before

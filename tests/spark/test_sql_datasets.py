@@ -1,0 +1,173 @@
+"""The data of a key on a real Spark: formats, odd keys, filters, and data that is missing or broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osrdyne.errors import ConfigurationError
+from osrdyne_worker import Call, RequestError
+from osrdyne_worker.pipelines import sql as pipeline
+from osrdyne_worker.pipelines.sql import SqlRequest
+
+
+def rows(call: Call, query: str) -> list[list[Any]]:
+    found: list[list[Any]] = json.loads(pipeline.sql(call, SqlRequest(query=query)).body)["rows"]
+    return found
+
+
+def refusal(call: Call, query: str = "select 1") -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        pipeline.sql(call, SqlRequest(query=query))
+    return caught.value
+
+
+def one_table(key: str, **table: Any) -> dict[str, Any]:
+    return {"datasets": [{"key": key, "tables": [{"view": "t", **table}]}]}
+
+
+@pytest.fixture(scope="module")
+def tenants(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Rows of several tenants: `tenant` as text, `number` as bigint."""
+    path = str(tmp_path_factory.mktemp("tenants") / "all.parquet")
+    names = ["a", "b", "o'neil", '"; drop view t; --', "é 漢 🚄", "1"]
+    frame = spark.createDataFrame([(name, place) for place, name in enumerate(names)], "tenant string, number bigint")
+    frame.coalesce(1).write.parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("fmt", ["csv", "json", "orc", "parquet"])
+def test_format_of_the_configuration_is_read(spark: Any, make_call: Any, tmp_path: Path, fmt: str) -> None:
+    path = str(tmp_path / "data")
+    spark.createDataFrame([(1, "x")], "id bigint, name string").write.format(fmt).option("header", True).save(path)
+    options = {"header": True, "inferSchema": True} if fmt == "csv" else {}
+    call = make_call(one_table("k", path=path, format=fmt, options=options), "k")
+    assert rows(call, "select name from t") == [["x"]]
+
+
+def test_columns_of_the_configuration_are_the_schema(make_call: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("1,2.50\n", encoding="utf-8")
+    call = make_call(one_table("k", path=str(tmp_path), format="csv", columns="id int, price decimal(10,2)"), "k")
+    assert rows(call, "select * from t") == [[1, "2.50"]]
+
+
+@pytest.mark.parametrize(
+    "part", ["0.01", "é漢🚄", "a b", "50%", "A%41", "#1", "a,b", "x='y'", '"q"', "a;b", "&<>", "+2B", "infra=42,t=24"]
+)
+def test_odd_key_finds_its_own_directory(make_call: Any, tmp_path: Path, part: str) -> None:
+    (tmp_path / part).mkdir()
+    (tmp_path / part / "t.csv").write_text(f"{len(part)}\n", encoding="utf-8")
+    call = make_call(
+        one_table("k/{part}", path=f"{tmp_path}/{{part}}/t.csv", format="csv", columns="n int"), f"k/{part}"
+    )
+    assert rows(call, "select n from t") == [[len(part)]]
+
+
+@pytest.mark.parametrize(
+    ("key", "numbers"),
+    [("a", [0]), ("o'neil", [2]), ('"; drop view t; --', [3]), ("é 漢 🚄", [4]), ("' OR '1'='1", []), ("A", [])],
+)
+def test_filter_shows_the_rows_of_the_key_only(make_call: Any, tenants: str, key: str, numbers: list[int]) -> None:
+    call = make_call(one_table("{tenant}", path=tenants, filters={"Tenant": "{tenant}"}), key)
+    assert rows(call, "select number from t") == [[number] for number in numbers]
+
+
+def test_filter_is_compared_in_the_type_of_the_column(make_call: Any, tenants: str) -> None:
+    call = make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), "n=01")
+    assert rows(call, "select tenant from t") == [["b"]]
+
+
+def test_value_that_the_column_cannot_hold_is_an_invalid_key(make_call: Any, tenants: str) -> None:
+    error = refusal(make_call(one_table("n={n}", path=tenants, filters={"number": "{n}"}), "n=many"))
+    assert (error.code, error.error_code) == (400, "invalid_key")
+    assert "number='many'" in error.message
+
+
+def test_filter_on_no_column_fails_the_start(make_call: Any, tenants: str) -> None:
+    with pytest.raises(ConfigurationError, match="nope"):
+        make_call(one_table("k", path=tenants, filters={"nope": "1"}), "k")
+
+
+def test_cached_view_is_answered_from_memory(spark: Any, make_call: Any, tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("1\n", encoding="utf-8")
+    call = make_call(one_table("k", path=str(file), format="csv", columns="n int", cache=True), "k")
+    file.unlink()
+    assert rows(call, "select n from t") == [[1]]
+
+
+def test_key_of_no_dataset_is_answered_with_the_patterns(make_call: Any, tpch_config: dict[str, Any]) -> None:
+    call = make_call(tpch_config, "nonsense")
+    error = refusal(call)
+    assert (error.code, error.error_code) == (404, "unknown_dataset")
+    assert "'nonsense'" in error.message
+    assert "tpch/sf={scale}" in error.message
+
+
+@pytest.mark.parametrize("handler", [pipeline.schema, pipeline.cache_status, pipeline.versions])
+def test_every_path_tells_that_the_dataset_is_unknown(
+    make_call: Any, tpch_config: dict[str, Any], handler: Any
+) -> None:
+    with pytest.raises(RequestError, match="no dataset"):
+        handler(make_call(tpch_config, "nonsense"))
+
+
+def test_path_that_does_not_exist_is_answered_with_view_and_path(make_call: Any, tpch_config: dict[str, Any]) -> None:
+    error = refusal(make_call(tpch_config, "tpch/sf=77"))
+    assert (error.code, error.error_code) == (404, "dataset_not_found")
+    assert "customer" in error.message
+    assert "sf=77/customer.parquet" in error.message
+
+
+def test_data_that_appears_later_is_found_by_a_later_request(make_call: Any, tmp_path: Path) -> None:
+    config = one_table("k", path=str(tmp_path / "t.csv"), format="csv", columns="n int")
+    call = make_call({**config, "retry_missing_interval": 0}, "k")
+    assert refusal(call).error_code == "dataset_not_found"
+    (tmp_path / "t.csv").write_text("5\n", encoding="utf-8")
+    assert rows(call, "select n from t") == [[5]]
+
+
+def test_missing_data_is_not_looked_for_at_every_request(make_call: Any, tmp_path: Path) -> None:
+    config = one_table("k", path=str(tmp_path / "t.csv"), format="csv", columns="n int")
+    call = make_call({**config, "retry_missing_interval": 1000}, "k")
+    (tmp_path / "t.csv").write_text("5\n", encoding="utf-8")
+    assert refusal(call).error_code == "dataset_not_found"
+
+
+@pytest.mark.parametrize("content", ["", "this is not parquet, whatever its name says"], ids=["empty", "text"])
+def test_file_that_is_no_parquet_is_answered_unreadable(make_call: Any, tmp_path: Path, content: str) -> None:
+    (tmp_path / "t.parquet").write_text(content, encoding="utf-8")
+    error = refusal(make_call(one_table("k", path=str(tmp_path / "t.parquet")), "k"))
+    assert (error.code, error.error_code) == (500, "dataset_unreadable")
+    assert "\n" not in error.message
+
+
+def test_directory_without_data_is_answered_unreadable(make_call: Any, tmp_path: Path) -> None:
+    assert refusal(make_call(one_table("k", path=str(tmp_path)), "k")).error_code == "dataset_unreadable"
+
+
+def test_link_out_of_the_base_directory_is_not_followed(make_call: Any, tmp_path: Path, tenants: str) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "out").symlink_to(tenants)
+    call = make_call({**one_table("{name}", path="{name}"), "base_directory": str(base)}, "out")
+    assert (refusal(call).code, refusal(call).error_code) == (403, "invalid_key")
+
+
+def test_key_that_climbs_is_no_path(make_call: Any, tmp_path: Path) -> None:
+    call = make_call(one_table("k={part:.*}", path=f"{tmp_path}/{{part}}"), "k=../../etc")
+    assert (refusal(call).code, refusal(call).error_code) == (400, "invalid_key")
+
+
+def test_format_that_is_not_installed_fails_the_start(make_call: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="delta"):
+        make_call(one_table("k", path=str(tmp_path), format="delta"), "k")
+
+
+def test_wrong_option_of_a_reader_fails_the_start(make_call: Any, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("5\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError):
+        make_call(one_table("k", path=str(tmp_path), format="csv", columns="this is no schema"), "k")
