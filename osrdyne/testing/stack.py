@@ -169,7 +169,8 @@ async def leading(
     async with asyncio.TaskGroup() as group:
         stack.task = group.create_task(stack.lead(), name="leader")
         await clock.settle()
-        await stack.leading.wait()
+        while not stack.leading.is_set():
+            await clock.advance(0.1)
         yield stack
         await clock.settle()
         if not stack.task.done():

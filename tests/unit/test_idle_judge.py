@@ -1,0 +1,199 @@
+"""The idle judge: a group ends on evidence, never on the clock alone (LIFECYCLE 21)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from osrdyne.broker.facts import TOTALS_MAX_AGE
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.pool.facts import Binding, QueueBoard
+from osrdyne.pool.idle_judge import IdleJudge
+from osrdyne.pool.state import Delays, GroupStatus
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+from osrdyne.testing.clock import VirtualClock
+
+A, B = Key("a"), Key("b")
+SETTLE = 10.0
+UNBIND, STOP = 100.0, 50.0
+
+
+class Totals:
+    """A listing that says what the test wants, when the test wants."""
+
+    def __init__(self) -> None:
+        self.messages: dict[Key, int] = {}
+        self.asked_at: list[float] = []
+        self.failures = 0
+        self.clock = VirtualClock(monotonic=0.0)
+        self.allowed = asyncio.Event()
+        self.allowed.set()
+
+    async def list_message_totals(self) -> dict[Key, int]:
+        self.asked_at.append(self.clock.monotonic())
+        answer = dict(self.messages)
+        await self.allowed.wait()
+        if self.failures:
+            self.failures -= 1
+            raise BrokerUnavailableError("down")
+        return answer
+
+
+class Setting:
+    """A judge with what it looks at."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.clock = self.totals.clock
+        self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
+        self.board = QueueBoard()
+        self.judge = IdleJudge(
+            tracker=self.tracker, board=self.board, totals=self.totals, settle_delay=SETTLE, clock=self.clock
+        )
+        self.tasks = [asyncio.create_task(self.judge.run()), asyncio.create_task(self.tracker.run())]
+
+    async def idle_group(self, key: Key = A) -> None:
+        """A group that has been unbound for the whole of its `stop_delay` but one second."""
+        self.tracker.require_worker_group(key)
+        await self.clock.advance(UNBIND)
+        self.unbind(key)
+        await self.clock.advance(STOP - 1.0)
+
+    def unbind(self, key: Key) -> None:
+        self.board.update(key, exists=True, binding=Binding.UNBOUND, unbound_at=self.clock.monotonic())
+
+
+@pytest.fixture
+async def setting():
+    made = Setting()
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.wait(made.tasks)
+
+
+async def test_idle_empty_group_ends(setting: Setting) -> None:
+    setting.totals.messages = {A: 0}
+    await setting.idle_group()
+    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+    await setting.clock.advance(3.0)
+    assert setting.tracker.status(A) is None
+
+
+async def test_nothing_is_asked_before_stop_delay(setting: Setting) -> None:
+    await setting.idle_group()
+    assert setting.totals.asked_at == []
+
+
+async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
+    """LIFECYCLE 9: what was listed as unbound is no unbind-ok."""
+    setting.totals.messages = {A: 0}
+    setting.board.update(A, exists=True)
+    setting.tracker.adopt(A, GroupStatus.UNBOUND)
+    await setting.clock.advance(STOP + 500.0)
+    assert (setting.totals.asked_at, setting.tracker.status(A)) == ([], GroupStatus.UNBOUND)
+
+
+async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: Setting) -> None:
+    """A `stop_delay` shorter than that does not matter."""
+    setting.totals.messages = {A: 0}
+    setting.board.update(A, exists=True)
+    setting.tracker.require_worker_group(A)
+    setting.tracker.retire(A)
+    await setting.clock.advance(7.0)
+    setting.unbind(A)
+    await setting.clock.advance(500.0)
+    assert len(setting.totals.asked_at) == 1
+    assert setting.totals.asked_at[0] >= 7.0 + SETTLE + TOTALS_MAX_AGE
+    assert setting.tracker.status(A) is None
+
+
+@pytest.mark.parametrize("messages", [1, 7])
+async def test_group_with_messages_is_active_again(setting: Setting, messages: int) -> None:
+    """[stopblind_p4]: a busy worker whose reports were lost is not stopped; unacknowledged messages count."""
+    setting.totals.messages = {A: messages}
+    await setting.idle_group()
+    await setting.clock.advance(3.0)
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+async def test_queue_that_does_not_run_is_no_evidence_and_asked_again(setting: Setting) -> None:
+    await setting.idle_group()
+    await setting.clock.advance(60.0)
+    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+    assert 3 <= len(setting.totals.asked_at) <= 8
+    setting.totals.messages = {A: 0}
+    await setting.clock.advance(12.0)
+    assert setting.tracker.status(A) is None
+
+
+async def test_group_without_queue_ends_without_a_listing(setting: Setting) -> None:
+    setting.tracker.require_worker_group(A)
+    setting.tracker.retire(A)
+    await setting.clock.advance(5.0)
+    assert (setting.tracker.status(A), setting.totals.asked_at) == (None, [])
+
+
+async def test_one_listing_answers_for_all(setting: Setting) -> None:
+    setting.totals.messages = {Key(str(number)): 0 for number in range(100)}
+    for key in setting.totals.messages:
+        setting.tracker.require_worker_group(key)
+    await setting.clock.advance(UNBIND)
+    for key in setting.totals.messages:
+        setting.unbind(key)
+    await setting.clock.advance(STOP + 2.0)
+    assert (setting.tracker.keys(), len(setting.totals.asked_at)) == ([], 1)
+
+
+async def test_listing_that_fails_stops_nobody_and_is_repeated(setting: Setting) -> None:
+    setting.totals.messages, setting.totals.failures = {A: 0}, 3
+    await setting.idle_group()
+    await setting.clock.advance(3.0)
+    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+    await setting.clock.advance(30.0)
+    assert (setting.tracker.status(A), len(setting.totals.asked_at)) == (None, 4)
+
+
+async def test_group_required_during_the_listing_is_kept(setting: Setting) -> None:
+    setting.totals.messages = {A: 0}
+    setting.totals.allowed.clear()
+    await setting.idle_group()
+    await setting.clock.advance(3.0)
+    setting.tracker.require_worker_group(A)
+    setting.totals.allowed.set()
+    await setting.clock.settle()
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+async def test_sample_from_before_a_new_unbind_is_no_evidence(setting: Setting) -> None:
+    """[ev4_mgmt]: used and unbound again while a slow listing was under way."""
+    setting.totals.messages = {A: 0}
+    setting.totals.allowed.clear()
+    await setting.idle_group()
+    await setting.clock.advance(3.0)
+    setting.tracker.require_worker_group(A)
+    setting.tracker.retire(A)
+    setting.unbind(A)
+    await setting.clock.settle()
+    setting.totals.messages = {A: 1}
+    setting.totals.allowed.set()
+    await setting.clock.settle()
+    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+    await setting.clock.advance(60.0)
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Setting) -> None:
+    setting.totals.messages = {A: 0, B: 0}
+    setting.board.update(B, exists=True)
+    setting.tracker.adopt(B, GroupStatus.UNBOUND)
+    await setting.idle_group(A)
+    await setting.clock.advance(15.0)
+    assert (setting.tracker.status(A), setting.tracker.status(B)) == (None, GroupStatus.UNBOUND)
+
+
+async def test_judge_that_has_nothing_to_judge_waits_for_ever(setting: Setting) -> None:
+    await setting.clock.advance(1.0)
+    assert setting.clock.pending == []
