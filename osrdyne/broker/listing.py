@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.topology import request_queue_arguments
 from osrdyne.protocol.names import Key, PoolNames
 
 
@@ -29,7 +30,8 @@ class RequestQueueListing:
         queues = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
             key = self._names.key_of_queue(queue.name, dict(queue.arguments))
-            if key is not None:
+            # One with other arguments is not ours to use; who needs its name is told so by `declare` (LIFECYCLE 3).
+            if key is not None and dict(queue.arguments) == request_queue_arguments(key):
                 queues[key] = queue
         return queues
 

@@ -25,6 +25,10 @@ class LeaderPublisher:
         """Whether the broker reads nothing from us for now (memory or disk alarm)."""
         return self._connection.is_blocked
 
+    async def wait_closed(self) -> BaseException | None:
+        """Wait until nothing can be published any more; the reason, or None when it was closed by us."""
+        return await self._channel.wait_closed()
+
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish and wait until the broker has taken the message over.
 

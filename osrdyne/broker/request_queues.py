@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
@@ -17,8 +19,12 @@ from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import TokenChannel
 from osrdyne.broker.topology import request_queue_arguments
-from osrdyne.errors import BrokerConflictError, BrokerNotFoundError
+from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName
+
+GIVE_BACK_RETRY = Backoff(initial=0.5, maximum=10.0)
 
 
 class RequestQueueCommands:
@@ -30,14 +36,19 @@ class RequestQueueCommands:
         names: PoolNames,
         token: TokenChannel,
         scratch: ScratchChannels,
+        probing: ScratchChannels,
         publisher: LeaderPublisher,
         management: ManagementClient,
+        clock: Clock,
     ) -> None:
         self._names = names
         self._token = token
         self._scratch = scratch
+        self._probing = probing
         self._publisher = publisher
         self._management = management
+        self._clock = clock
+        self._log: Logger = get_logger("request_queues", pool=names.pool)
 
     async def declare(self, key: Key) -> None:
         """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use.
@@ -79,22 +90,45 @@ class RequestQueueCommands:
         )
 
     async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
-        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
+        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it.
+
+        A queue that does not answer is no evidence, and costs nobody but itself: probes have channels of their own.
+        """
         queue = self._names.request_queue(key)
-        async with self._scratch.borrow() as channel:
-            try:
-                return await delete_if_proven_empty(
-                    channel,
-                    queue,
-                    delete=lambda: self._token.do(lambda token: token.delete_queue(queue)),
-                    give_back=partial(self._give_back, key),
-                )
-            finally:
-                await channel.close()
+        try:
+            async with self._probing.borrow() as channel:
+                try:
+                    return await delete_if_proven_empty(
+                        channel,
+                        queue,
+                        delete=lambda: self._token.do(lambda token: token.delete_queue(queue)),
+                        give_back=partial(self._give_back, key),
+                    )
+                finally:
+                    await channel.close()
+        except (BrokerUnavailableError, BrokerNotFoundError) as error:
+            # Without the connection the token is lost too, and says so itself.
+            self._log.warning("probe failed", key=key, error=str(error))
+            return DeleteOutcome.NO_EVIDENCE
 
     async def _give_back(self, key: Key, delivery: Delivery) -> None:
-        message = delivery.to_message(headers=delivery.headers, expiration=delivery.properties.expiration)
-        await self._publisher.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
+        """Return once the broker has the request again; a deleted queue would not take it back."""
+        request = delivery.to_request(now_ms=now_ms(self._clock))
+        headers = dict(delivery.headers)
+        if request.deadline_ms is not None:
+            headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
+        message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
+        failures = 0
+        while True:
+            try:
+                await self._publisher.publish(
+                    message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True
+                )
+                return
+            except PublishRefusedError as error:
+                failures += 1
+                self._log.error("request of a probed queue is not taken, trying again", key=key, error=str(error))
+                await self._clock.sleep(GIVE_BACK_RETRY.delay(failures))
 
     async def consumer_count(self, key: Key) -> int:
         """Consumers of the queue now; 0 when there is no queue."""

@@ -56,6 +56,7 @@ class LeaderSession:
         self.publisher: LeaderPublisher
         self.token: TokenChannel
         self.scratch: ScratchChannels
+        self.probing: ScratchChannels
         self._open: list[Connection] = []
 
     async def __aenter__(self) -> Self:
@@ -79,6 +80,7 @@ class LeaderSession:
         self.publishing = await self._open_connection(publishing)
         self.publisher = await LeaderPublisher.open(self.publishing)
         self.scratch = ScratchChannels(self.control)
+        self.probing = ScratchChannels(self.control)
         self.token = TokenChannel(
             await self.control.channel(),
             names=self.names,
@@ -119,8 +121,10 @@ class LeaderSession:
             names=self.names,
             token=self.token,
             scratch=self.scratch,
+            probing=self.probing,
             publisher=self.publisher,
             management=management,
+            clock=self._clock,
         )
 
     async def channel(self) -> Channel:
@@ -133,11 +137,12 @@ class LeaderSession:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.token.run(token, renew_interval=renew), name="leader token")
             group.create_task(self.scratch.run(), name="scratch channels")
-            group.create_task(self._watch_publishing(), name="publishing connection")
+            group.create_task(self.probing.run(), name="probe channels")
+            group.create_task(self._watch_publishing(), name="publishing channel")
 
     async def _watch_publishing(self) -> None:
-        reason = await self.publishing.wait_closed()
-        raise BrokerUnavailableError(f"The publishing connection was lost: {reason or 'closed'}.")
+        reason = await self.publisher.wait_closed()
+        raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
 
     async def close(self) -> None:
         """Close everything at once; whoever waits for the token gets it now."""

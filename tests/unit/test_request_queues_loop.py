@@ -1,0 +1,435 @@
+"""The request queues loop: a real leader on a broker in memory, in virtual time; the order of its steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from osrdyne.amqp import Message
+from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.errors import BrokerConflictError, PublishRefusedError
+from osrdyne.pool.state import GroupStatus
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import Command, FakeBroker, Hook
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+A = Key("a")
+QUEUE = "pool-req-a"
+CHANGES = ("declare", "bind", "unbind", "delete")
+
+
+def quick() -> Settings:
+    """Unbound after 20 s, to be judged after 10 s more."""
+    return settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+def hold(name: str, target: str = QUEUE, *, done: bool = False) -> tuple[asyncio.Event, Hook]:
+    """A hook that holds one kind of command, before it takes effect or before its answer, until it is released."""
+    released = asyncio.Event()
+
+    async def hook(command: Command) -> None:
+        if command == (name, target, done):
+            await released.wait()
+
+    return released, hook
+
+
+def steps(stack: Stack, queue: str = QUEUE) -> list[str]:
+    """What was done to the queue, in order."""
+    return [command.name for command in stack.broker.commands if command.target == queue and command.name in CHANGES]
+
+
+async def require(stack: Stack, *keys: str) -> None:
+    for key in keys or ("a",):
+        stack.term.tracker.require_worker_group(Key(key))
+    await stack.clock.settle()
+
+
+async def until(stack: Stack, condition: Callable[[], bool], *, seconds: int = 300) -> float:
+    """Let time pass until the condition is true; when that was."""
+    for _ in range(seconds):
+        if condition():
+            return stack.clock.monotonic()
+        await stack.clock.advance(1.0)
+    raise AssertionError("it never became true")
+
+
+class TestActivation:
+    async def test_wanted_queue_is_declared_and_then_bound(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            await require(stack)
+            assert (steps(stack), stack.is_bound("a")) == (["declare", "bind"], True)
+
+    async def test_bound_is_believed_only_after_the_answer(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 13."""
+        async with leading(clock) as stack:
+            released, stack.broker.hook = hold("bind", done=True)
+            await require(stack)
+            assert (stack.is_bound("a"), stack.term.queue_board[A].is_bound) == (True, False)
+            released.set()
+            await clock.settle()
+            assert stack.term.queue_board[A].is_bound
+
+    async def test_bound_is_withdrawn_before_unbind_is_sent(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 13."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("unbind")
+            await clock.advance(20.0)
+            assert (stack.is_bound("a"), stack.term.queue_board[A].is_bound) == (True, False)
+            released.set()
+
+    async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """LIFECYCLE 9 [assumeunb]: bound or not, it is bound or unbound again by this term."""
+        async with leading(clock, broker=broker) as stack:
+            await require(stack)
+        broker.commands.clear()
+        async with leading(clock, broker=broker) as stack:
+            assert steps(stack) == ["bind"]
+
+    async def test_wish_that_changes_during_a_command_is_followed_after_it(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 11: one command at a time, the newest wish is read between commands."""
+        async with leading(clock) as stack:
+            released, stack.broker.hook = hold("bind")
+            await require(stack)
+            stack.term.tracker.retire(A)
+            await clock.settle()
+            assert steps(stack) == ["declare"]
+            released.set()
+            await clock.settle()
+            assert steps(stack) == ["declare", "bind", "unbind"]
+
+
+class TestEnd:
+    async def test_end_goes_unbind_settle_stop_delete(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 19-21, 25-29."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            began = clock.monotonic()
+            unbound = await until(stack, lambda: not stack.is_bound("a"))
+            stopped = await until(stack, lambda: stack.running("a") == 0)
+            deleted = await until(stack, lambda: not stack.has_queue("a"))
+            assert unbound - began == 20.0
+            assert stopped - unbound >= 20.0
+            assert (deleted >= stopped, steps(stack)) == (True, ["declare", "bind", "unbind", "delete"])
+
+    async def test_publish_under_way_during_unbind_is_served(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 20 [nosettle]: routed before the unbind, in the queue 8 s after it."""
+        broker = FakeBroker(clock, transit=8.0)
+        async with leading(clock, broker=broker, settings=quick()) as stack:
+            await require(stack)
+            await clock.advance(19.0)
+            publishing = asyncio.create_task(stack.publish("a", b"1"))
+            await until(stack, lambda: stack.waiting("a") == [b"1"])
+            await until(stack, lambda: stack.is_bound("a"))
+            assert (publishing.done(), stack.waiting("a"), stack.running("a")) == (True, [b"1"], 1)
+
+    async def test_request_that_came_at_the_last_moment_brings_the_group_back(self, clock: VirtualClock) -> None:
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            await until(stack, lambda: not stack.is_bound("a"))
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (stack.is_bound("a"), stack.waiting("a")) == (True, [b"1"])
+
+    async def test_unbind_is_sent_again_although_it_is_believed_done(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """LIFECYCLE 19: a listing said unbound; this term has not heard it from the broker."""
+        async with leading(clock, broker=broker, settings=quick()) as stack:
+            await require(stack)
+            await until(stack, lambda: not stack.is_bound("a"))
+        broker.commands.clear()
+        async with leading(clock, broker=broker, settings=quick()) as stack:
+            assert (stack.term.tracker.status(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
+
+    async def test_queue_of_a_worker_that_goes_on_consuming_is_kept(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 26: in use; looked at again, more and more slowly."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            await stack.consume("a")
+            await clock.advance(600.0)
+            assert (stack.has_queue("a"), steps(stack)) == (True, ["declare", "bind", "unbind"])
+            refused = stack.metrics.registry.get_sample_value("osrdyne_queue_deletes_refused_total")
+            assert refused is not None
+            assert 15 <= refused <= 35
+
+    async def test_unacknowledged_request_of_a_dead_host_is_not_deleted(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 27 [ev1_ready, ev6_drain]: the worker is gone, its connection is not noticed dead yet."""
+        async with leading(clock, settings=quick()) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            delivery = await stack.take("a")
+            stack.term.tracker.retire(A)
+            await clock.advance(120.0)
+            assert stack.waiting("a") == [b"1"]
+            await delivery.nack()
+            await clock.settle()
+            assert stack.waiting("a") == [b"1"]
+
+    async def test_message_found_by_the_cheap_look_brings_the_group_back(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 26 [noreact]: ready > 0 and nobody wants the group: it is required."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("look_up")
+            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
+            released.set()
+            await clock.settle()
+            assert (stack.term.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
+
+    async def test_message_that_reached_the_probe_is_given_back_and_the_queue_kept(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 27, 29."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("consume")
+            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
+            released.set()
+            await clock.settle()
+            assert (stack.waiting("a"), stack.is_bound("a"), "delete" in steps(stack)) == ([b"1"], True, False)
+
+    async def test_given_back_request_that_nobody_takes_is_published_until_somebody_does(
+        self, clock: VirtualClock
+    ) -> None:
+        """One refused publish must neither lose the request nor end the term (DEFECTS 6)."""
+        refusals = 3
+
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("consume")
+            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
+
+            async def refuse(command: Command) -> None:
+                nonlocal refusals
+                if command == ("publish", stack.names.requests_exchange, False) and refusals:
+                    refusals -= 1
+                    raise PublishRefusedError("nack")
+
+            stack.broker.hook = refuse
+            released.set()
+            await clock.advance(30.0)
+            assert (refusals, stack.waiting("a"), stack.task.done()) == (0, [b"1"], False)
+
+    async def test_false_zero_of_a_dead_queue_deletes_nothing(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 27 [ev2_passive]."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("look_up")
+            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
+            stack.broker.set_running(QUEUE, False)
+            released.set()
+            await clock.advance(60.0)
+            assert (stack.broker.queues[QUEUE].messages, stack.task.done()) == (1, False)
+            stack.broker.set_running(QUEUE, True)
+            await until(stack, lambda: stack.is_bound("a"))
+            assert stack.waiting("a") == [b"1"]
+
+    async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 30."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            released, stack.broker.hook = hold("delete")
+            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert stack.orphans() == [b"1"]
+            released.set()
+            await clock.settle()
+            assert (steps(stack)[-3:], stack.waiting("a")) == (["delete", "declare", "bind"], [b"1"])
+
+
+class TestStopsAndBinds:
+    async def test_bind_waits_until_a_stop_in_flight_has_ended(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 18 [bindrace_p4]: the stop would hit a worker that has just got a request."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            await stack.report("a", Event.READY)
+            (worker,) = stack.driver.workers_of(A)
+            worker.stubborn = True
+            await until(stack, lambda: worker.instance.state == "stopping")
+            await stack.publish("a", b"1")
+            await clock.advance(10.0)
+            assert (stack.is_bound("a"), stack.orphans()) == (False, [b"1"])
+            await clock.advance(25.0)
+            assert (stack.waiting("a"), stack.running("a")) == ([b"1"], 1)
+            assert stack.driver.workers_of(A)[0] is not worker
+
+
+class TestFaults:
+    async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """DEFECTS 6; LIFECYCLE 3: other arguments are found without asking on T."""
+        broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
+        async with leading(clock, broker=broker) as stack:
+            await require(stack, "a", "b")
+            assert isinstance(stack.term.queue_board[A].fault, BrokerConflictError)
+            assert (stack.is_bound("a"), stack.is_bound("b"), stack.running("a")) == (False, True, 0)
+
+    async def test_fault_ends_once_the_foreign_queue_is_gone(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
+        async with leading(clock, broker=broker) as stack:
+            await require(stack)
+            broker.delete_queue(QUEUE)
+            await clock.advance(10.0)
+            assert (stack.is_bound("a"), stack.term.queue_board[A].fault) == (True, None)
+
+    async def test_fault_is_forgotten_when_nobody_needs_the_queue(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
+        async with leading(clock, broker=broker, settings=quick()) as stack:
+            await require(stack)
+            await clock.advance(200.0)
+            assert (stack.term.queue_board.keys(), stack.term.tracker.keys()) == ([], [])
+
+    async def test_hanging_look_up_of_one_key_delays_no_other(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            released, stack.broker.hook = hold("look_up")
+            keys = [f"k{number}" for number in range(200)]
+            await require(stack, "a", *keys)
+            assert [key for key in keys if not stack.is_bound(key)] == []
+            assert not stack.is_bound("a")
+            released.set()
+
+    async def test_hanging_probes_delay_no_new_key(self, clock: VirtualClock) -> None:
+        """Queues on a dead node: their probes wait for time-outs, new keys must not queue behind them."""
+        async with leading(clock, settings=quick()) as stack:
+            dead = [f"dead{number}" for number in range(20)]
+            await require(stack, *dead)
+
+            async def hang(command: Command) -> None:
+                if command.name == "consume" and "dead" in command.target:
+                    await asyncio.Event().wait()
+
+            stack.broker.hook = hang
+            await until(stack, lambda: all(stack.term.tracker.status(Key(key)) is None for key in dead))
+            await clock.advance(30.0)
+            await require(stack, "new")
+            assert stack.is_bound("new")
+
+    async def test_error_on_t_ends_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """LIFECYCLE 5: binding to a queue that somebody else has deleted closes T; the next term knows better."""
+        with pytest.raises(BaseExceptionGroup):
+            async with leading(clock, broker=broker, settings=quick()) as stack:
+                await require(stack)
+                await until(stack, lambda: not stack.is_bound("a"))
+                broker.delete_queue(QUEUE)
+                await require(stack)
+        async with leading(clock, broker=broker) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert stack.waiting("a") == [b"1"]
+
+    async def test_failed_http_api_ends_no_term(self, clock: VirtualClock) -> None:
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            await stack.report("a", Event.READY)
+            stack.management.available = False
+            await clock.advance(300.0)
+            assert (stack.task.done(), stack.running("a")) == (False, 1)
+            stack.management.available = True
+            await until(stack, lambda: not stack.has_queue("a"))
+
+
+class TestResync:
+    async def test_unknown_queue_is_adopted_and_served(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 10 [misslist]: bound, without worker and without orphans, its requests would hang."""
+        async with leading(clock) as stack:
+            stack.broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
+            stack.broker.bind(QUEUE, stack.names.requests_exchange, "a")
+            await stack.publish("a", b"1")
+            await clock.advance(61.0)
+            assert (stack.running("a"), stack.term.queue_board[A].is_bound) == (1, True)
+
+    async def test_queue_that_somebody_deleted_comes_back_while_wanted(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            await require(stack)
+            stack.broker.delete_queue(QUEUE)
+            await clock.advance(61.0)
+            assert (stack.is_bound("a"), stack.task.done()) == (True, False)
+
+    async def test_binding_that_somebody_removed_comes_back(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            await require(stack)
+            stack.broker.unbind(QUEUE, stack.names.requests_exchange, "a")
+            await clock.advance(61.0)
+            assert stack.is_bound("a")
+
+    async def test_key_with_a_command_since_the_listing_began_is_left_alone(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 10: the listing is older than the command."""
+        async with leading(clock) as stack:
+            released, stack.broker.hook = hold("list_bindings", stack.names.requests_exchange)
+            await clock.advance(60.0)  # the queues are listed, the bindings are not yet
+            await require(stack)
+            assert stack.is_bound("a")
+            stack.broker.commands.clear()
+            released.set()
+            await clock.settle()
+            assert (steps(stack), stack.term.queue_board[A].is_bound) == ([], True)
+
+    async def test_queue_made_and_deleted_during_a_listing_is_not_adopted(self, clock: VirtualClock) -> None:
+        """A bind to a queue that is not there would depose the leader."""
+        settings = settings_for(
+            LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0, resync_interval=60.0)
+        )
+        async with leading(clock, settings=settings) as stack:
+            released, stack.broker.hook = hold("list_bindings", stack.names.requests_exchange)
+            listing = asyncio.create_task(stack.term._resync.compare())
+            await clock.settle()
+            await require(stack)
+            await until(stack, lambda: not stack.has_queue("a"))
+            released.set()
+            await listing
+            await clock.settle()
+            assert (stack.task.done(), stack.term.tracker.keys()) == (False, [])
+
+    async def test_foreign_queues_of_other_kinds_are_passed_over(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """DEFECTS 14; a queue with other arguments is not ours to use."""
+        broker.declare_queue("pool-req-x", {"x-queue-type": "classic", "x-odd": True})
+        broker.declare_queue("pool-req-%", {})
+        broker.declare_queue("pool-requests", {})
+        async with leading(clock, broker=broker) as stack:
+            await clock.advance(61.0)
+            assert (stack.term.tracker.keys(), sorted(broker.queues)[-3:]) == (
+                [],
+                ["pool-req-%", "pool-req-x", "pool-requests"],
+            )
+
+
+class TestSeed:
+    async def test_unbound_queue_with_requests_is_served(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """LIFECYCLE 9."""
+        broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"}).put(
+            Message(body=b"1"), exchange="", routing_key="a"
+        )
+        async with leading(clock, broker=broker) as stack:
+            assert (stack.term.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
+
+    async def test_clocks_start_with_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """DEFECTS 17: the idle clock ran while nobody led, and then stopped every group at once."""
+        driver = FakeDriver(clock, pool=POOL)
+        async with leading(clock, broker=broker, driver=driver, settings=quick()) as stack:
+            await require(stack)
+        await clock.advance(10_000.0)
+        async with leading(clock, broker=broker, driver=driver, settings=quick()) as stack:
+            await clock.advance(19.0)
+            assert (stack.is_bound("a"), stack.running("a")) == (True, 1)
