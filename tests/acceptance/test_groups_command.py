@@ -39,7 +39,7 @@ async def test_pinned_group_outlives_idleness_and_the_daemon(make_daemon: MakeDa
     run(daemon, "groups", "pin", KEY)
     pid = (await caller.info(KEY))["pid"]
     await caller.info("not pinned")
-    await daemon.until_gone("not pinned")
+    await daemon.until_group("not pinned", lambda group: group["state"] == "unbound", "unbound")
     await daemon.restart()
     group = (await daemon.groups())[KEY]
     assert (group["pinned"], group["state"]) == (True, "active")
