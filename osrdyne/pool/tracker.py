@@ -12,6 +12,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from osrdyne.aio.changes import ChangeFeed, Subscription
 from osrdyne.aio.clock import Clock
@@ -22,6 +23,18 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
 
+@dataclass(slots=True)
+class _Group:
+    """All that is known of one key, together: with many keys, what an event costs is mostly memory to be fetched.
+
+    `generation`: of the latest change of what is expected. `look_at`: time of the key's entry in the heap.
+    """
+
+    record: GroupRecord
+    generation: int = 0
+    look_at: float = math.inf
+
+
 class PoolStateTracker:
     """The expected state of the pool during one term."""
 
@@ -30,10 +43,8 @@ class PoolStateTracker:
         self._counter = 0
         self._delays = delays
         self._clock = clock
-        self._groups: dict[Key, GroupRecord] = {}
-        self._generations: dict[Key, int] = {}
+        self._groups: dict[Key, _Group] = {}
         self._timers: list[tuple[float, Key]] = []
-        self._timed: dict[Key, float] = {}
         self._holds: Counter[Key] = Counter()
         self._pinned: set[Key] = set()
         self._stop_due: set[Key] = set()
@@ -52,15 +63,17 @@ class PoolStateTracker:
 
     def generation_of(self, key: Key) -> Generation:
         """The generation of the latest change of what is expected of `key`."""
-        return Generation(self._term, self._generations.get(key, 0))
+        group = self._groups.get(key)
+        return Generation(self._term, 0 if group is None else group.generation)
 
     def status(self, key: Key) -> GroupStatus | None:
         """What is expected of the group; None: neither workers nor queue."""
-        record = self._groups.get(key)
-        return None if record is None else record.status
+        group = self._groups.get(key)
+        return None if group is None else group.record.status
 
     def record(self, key: Key) -> GroupRecord | None:
-        return self._groups.get(key)
+        group = self._groups.get(key)
+        return None if group is None else group.record
 
     def keys(self) -> list[Key]:
         return list(self._groups)
@@ -71,7 +84,7 @@ class PoolStateTracker:
 
     def snapshot(self) -> Mapping[Key, GroupStatus]:
         """The whole expected state now."""
-        return {key: record.status for key, record in self._groups.items()}
+        return {key: group.record.status for key, group in self._groups.items()}
 
     def is_pinned(self, key: Key) -> bool:
         return key in self._pinned
@@ -90,16 +103,17 @@ class PoolStateTracker:
 
         Returns the generation since which it has been. Source: seed 004, `PoolStateTracker`.
         """
-        before = self._groups.get(key)
+        group = self._groups.get(key)
+        before = None if group is None else group.record
         record = state.require(before, now=self._clock.monotonic(), delays=self._delays, extra_lifetime=extra_lifetime)
-        self._put(key, record, changed=before is None or before.status is not GroupStatus.ACTIVE)
-        return self.generation_of(key)
+        changed = before is None or before.status is not GroupStatus.ACTIVE
+        return Generation(self._term, self._put(key, group, record, changed=changed).generation)
 
     def adopt(self, key: Key, status: GroupStatus) -> None:
         """Take over a group found on the broker, unless the key is known already."""
         if key not in self._groups:
             record = state.adopt(status, now=self._clock.monotonic(), delays=self._delays)
-            self._put(key, record, changed=True)
+            self._put(key, None, record, changed=True)
 
     def hold(self, key: Key) -> None:
         """Keep the key ACTIVE until `release`: an orphan of it waits to be forwarded (LIFECYCLE 12). Counted."""
@@ -109,7 +123,8 @@ class PoolStateTracker:
         self._holds[key] -= 1
         if self._holds[key] <= 0:
             del self._holds[key]
-            self._arm(key)
+            if (group := self._groups.get(key)) is not None:
+                self._arm(key, group)
 
     def pin(self, key: Key) -> None:
         """Keep the group ACTIVE until `unpin`."""
@@ -124,12 +139,12 @@ class PoolStateTracker:
 
     def retire(self, key: Key) -> bool:
         """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned."""
-        record = self._groups.get(key)
-        if record is None or self._stays(key):
+        group = self._groups.get(key)
+        if group is None or self._stays(key):
             return False
         now = self._clock.monotonic()
-        retired = state.unbind(record, now=now, delays=Delays(self._delays.unbind, 0.0))
-        self._put(key, retired, changed=record.status is not GroupStatus.UNBOUND)
+        retired = state.unbind(group.record, now=now, delays=Delays(self._delays.unbind, 0.0))
+        self._put(key, group, retired, changed=group.record.status is not GroupStatus.UNBOUND)
         return True
 
     def stop_due_keys(self) -> set[Key]:
@@ -145,7 +160,8 @@ class PoolStateTracker:
             return False
         self._stop_due.discard(key)
         del self._groups[key]
-        self._changed(key)
+        self._counter += 1
+        self._feed.notify(key)
         return True
 
     # --- time
@@ -155,16 +171,16 @@ class PoolStateTracker:
         now = self._clock.monotonic()
         while self._timers and self._timers[0][0] <= now:
             at, key = heapq.heappop(self._timers)
-            if self._timed.get(key) != at:
-                continue  # an earlier look took its place
-            del self._timed[key]
-            record = self._groups.get(key)
-            if record is None or self._stays(key):
+            group = self._groups.get(key)
+            if group is None or group.look_at != at:
+                continue  # gone, or an earlier look took its place
+            group.look_at = math.inf
+            if self._stays(key):
                 continue
-            if not state.is_due(record, now=now):
-                self._arm(key)
-            elif record.status is GroupStatus.ACTIVE:
-                self._put(key, state.unbind(record, now=now, delays=self._delays), changed=True)
+            if not state.is_due(group.record, now=now):
+                self._arm(key, group)
+            elif group.record.status is GroupStatus.ACTIVE:
+                self._put(key, group, state.unbind(group.record, now=now, delays=self._delays), changed=True)
             else:
                 self._stop_due.add(key)
                 self.stop_due.set()
@@ -185,27 +201,25 @@ class PoolStateTracker:
     def _stays(self, key: Key) -> bool:
         return key in self._pinned or key in self._holds
 
-    def _put(self, key: Key, record: GroupRecord, *, changed: bool) -> None:
-        self._groups[key] = record
+    def _put(self, key: Key, group: _Group | None, record: GroupRecord, *, changed: bool) -> _Group:
+        """Write the record of a group, the present one or (None) a new one."""
+        if group is None:
+            group = self._groups[key] = _Group(record)
+        group.record = record
         self._stop_due.discard(key)
         if changed:
-            self._changed(key)
-        self._arm(key)
+            self._counter += 1
+            group.generation = self._counter
+            self._feed.notify(key)
+        self._arm(key, group)
+        return group
 
-    def _changed(self, key: Key) -> None:
-        self._counter += 1
-        if key in self._groups:
-            self._generations[key] = self._counter
-        else:
-            self._generations.pop(key, None)
-        self._feed.notify(key)
-
-    def _arm(self, key: Key) -> None:
+    def _arm(self, key: Key, group: _Group) -> None:
         """See to it that the key is looked at when its next transition is due, or before."""
-        record = self._groups.get(key)
-        if record is None or self._stays(key) or self._timed.get(key, math.inf) <= record.due_at:
+        due_at = group.record.due_at
+        if group.look_at <= due_at or self._stays(key):
             return
-        self._timed[key] = record.due_at
-        heapq.heappush(self._timers, (record.due_at, key))
+        group.look_at = due_at
+        heapq.heappush(self._timers, (due_at, key))
         if self._timers[0][1] == key:
             self._wakeup.set()

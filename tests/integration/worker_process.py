@@ -126,6 +126,7 @@ class Stage:
         app: str = "workers.examples.echo:app",
         runtime: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
+        spark: Mapping[str, Any] | None = None,
         queues: tuple[QueueName, ...] = (),
         max_message_bytes: int = 2**24,
         ready: bool = True,
@@ -140,7 +141,7 @@ class Stage:
             activity_exchange=self.names.activity_exchange,
             control_exchange=self.names.control_exchange,
             max_message_bytes=max_message_bytes,
-            config={"runtime": dict(runtime or {}), "app": dict(config or {})},
+            config={"runtime": dict(runtime or {}), "spark": dict(spark or {}), "app": dict(config or {})},
         )
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WORKER_")}
         process = await asyncio.create_subprocess_exec(

@@ -1,0 +1,124 @@
+"""From the first request for a key to its queue bound, the request in it and the driver asked.
+
+The floor is what no controller can do without: declare, bind and publish with a confirm, over one channel of aio-pika,
+the same queues (same names, arguments, policy) on the same exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from statistics import median
+
+import aio_pika
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.protocol.names import Key, PoolNames
+from tests.benchmarks.figures import Figure, Goal, Round, figure
+from tests.benchmarks.leading import Activations, leader
+
+POOL = "bench_act"
+ROUNDS = 15
+ONE_BY_ONE = 20
+BURST = 200
+BURST_ROUNDS = 7
+
+
+async def run(broker: EmbeddedBroker) -> list[Figure]:
+    async with _keys(broker) as keys:
+        await keys.one_by_one(ONE_BY_ONE)  # warms both sides up
+        single = [await keys.one_by_one(ONE_BY_ONE) for _ in range(ROUNDS)]
+        bursts = [await keys.at_once(BURST) for _ in range(BURST_ROUNDS)]
+    return [
+        figure("activation of a new key", "ms", single, Goal(1.5)),
+        figure("200 new keys at once", "keys/s", bursts, Goal(0.7, at_least=True)),
+    ]
+
+
+@asynccontextmanager
+async def _keys(broker: EmbeddedBroker) -> AsyncIterator[_Keys]:
+    async with leader(broker, POOL) as activations, await aio_pika.connect(broker.amqp_uri) as floor:
+        connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
+        try:
+            client = await connection.channel(confirms=True)
+            channel = await floor.channel()
+            exchange = await channel.get_exchange(PoolNames(POOL).requests_exchange)
+            yield _Keys(activations, client, await connection.channel(), channel, exchange)
+        finally:
+            await connection.close()
+
+
+class _Keys:
+    """Makes new keys active, on both sides."""
+
+    def __init__(
+        self,
+        activations: Activations,
+        client: amqp.Channel,
+        cleaner: amqp.Channel,
+        bare: aio_pika.abc.AbstractChannel,
+        exchange: aio_pika.abc.AbstractExchange,
+    ) -> None:
+        self._activations = activations
+        self._client = client
+        self._cleaner = cleaner
+        self._bare = bare
+        self._exchange = exchange
+        self._names = PoolNames(POOL)
+        self._numbers = itertools.count(1)
+
+    async def one_by_one(self, count: int) -> Round:
+        """Median milliseconds of one key, floor and ours key by key in turns."""
+        floor, ours = [], []
+        for _ in range(count):
+            floor.append(await self._floor([self._new_key()]))
+            ours.append(await self._ours([self._new_key()]))
+        return Round(median(floor) * 1000, median(ours) * 1000)
+
+    async def at_once(self, count: int) -> Round:
+        """Keys a second."""
+        floor = await self._floor([self._new_key() for _ in range(count)])
+        return Round(count / floor, count / await self._ours([self._new_key() for _ in range(count)]))
+
+    def _new_key(self) -> Key:
+        return Key(f"infra={next(self._numbers)}")
+
+    async def _floor(self, keys: list[Key]) -> float:
+        """Seconds. The channel is kept as busy as it can be."""
+        began = time.perf_counter()
+        await asyncio.gather(*map(self._declare_bind_publish, keys))
+        seconds = time.perf_counter() - began
+        await self._delete(keys)
+        return seconds
+
+    async def _declare_bind_publish(self, key: Key) -> None:
+        name = self._names.request_queue(key)
+        arguments: dict[str, object] = request_queue_arguments(key)
+        queue = await self._bare.declare_queue(name, durable=True, arguments=arguments)  # type: ignore[arg-type]
+        await queue.bind(self._exchange, key)
+        message = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+        await self._exchange.publish(message, routing_key=key)
+
+    async def _ours(self, keys: list[Key]) -> float:
+        """Seconds."""
+        active = [self._activations.expect(key) for key in keys]
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for key in keys:
+                group.create_task(self._request(key))
+        seconds = max(await asyncio.gather(*active)) - began
+        await self._delete(keys)
+        return seconds
+
+    async def _request(self, key: Key) -> None:
+        await self._client.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)
+
+    async def _delete(self, keys: list[Key]) -> None:
+        """So that both sides always find as many queues."""
+        for key in keys:
+            await self._cleaner.delete_queue(self._names.request_queue(key))

@@ -1,0 +1,106 @@
+"""What a benchmark hands back: figures beside their floors, compared round by round. Pure; no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median, quantiles
+
+
+class Comparison(StrEnum):
+    RATIO = "ratio"
+    """Ours divided by the floor."""
+    DIFFERENCE = "difference"
+    """Ours less the floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the comparison should come to: at most `limit`, or at least."""
+
+    limit: float
+    comparison: Comparison = Comparison.RATIO
+    at_least: bool = False
+
+    def is_met_by(self, compared: float) -> bool:
+        return compared >= self.limit if self.at_least else compared <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}{' ×' if self.comparison is Comparison.RATIO else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of the report. `compared` is the median over the rounds, `spread` the lowest and the highest."""
+
+    name: str
+    unit: str
+    ours: float
+    floor: float
+    compared: float
+    spread: tuple[float, float]
+    goal: Goal
+
+    @property
+    def met(self) -> bool:
+        return self.goal.is_met_by(self.compared)
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "ours": self.ours,
+            "floor": self.floor,
+            str(self.goal.comparison): self.compared,
+            "spread": self.spread,
+            "goal": str(self.goal),
+            "met": self.met,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The same thing measured twice, one right after the other, so that a noisy machine disturbs both alike."""
+
+    floor: float
+    ours: float
+
+    def compared(self, comparison: Comparison) -> float:
+        return self.ours / self.floor if comparison is Comparison.RATIO else self.ours - self.floor
+
+
+def figure(name: str, unit: str, rounds: Sequence[Round], goal: Goal) -> Figure:
+    compared = [one.compared(goal.comparison) for one in rounds]
+    return Figure(
+        name=name,
+        unit=unit,
+        ours=median(one.ours for one in rounds),
+        floor=median(one.floor for one in rounds),
+        compared=median(compared),
+        spread=(min(compared), max(compared)),
+        goal=goal,
+    )
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """For people: one line a figure."""
+    lines = [("", "ours", "floor", "", "compared", "lowest to highest", "goal", "")]
+    for one in figures:
+        unit = " ×" if one.goal.comparison is Comparison.RATIO else ""
+        spread = f"{one.spread[0]:.2f} to {one.spread[1]:.2f}"
+        compared = f"{one.compared:.2f}{unit}"
+        verdict = "met" if one.met else "MISSED"
+        lines.append(
+            (one.name, _short(one.ours), _short(one.floor), one.unit, compared, spread, str(one.goal), verdict)
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,124 @@
+"""A leader in this process, with a driver that only notes when it is asked, for the benchmarks of activation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+from pydantic import SecretStr
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import BrokerSettings, DriverSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.noop import NoopDriver
+from osrdyne.drivers.registry import driver_context
+from osrdyne.metrics import Metrics
+from osrdyne.protocol.names import Key
+from osrdyne.term import StopRequest, Term
+
+NEVER = 86_400.0
+AT_ONCE = 1_000_000
+
+
+class Activations:
+    """When each key's driver was asked and its first request was forwarded, and the wait for both."""
+
+    def __init__(self) -> None:
+        self._missing: dict[str, set[str]] = {}
+        self._done: dict[str, asyncio.Future[float]] = {}
+
+    def expect(self, key: Key) -> asyncio.Future[float]:
+        """Gets the time (`perf_counter`) at which the key is active: forwarded, and the driver asked."""
+        self._missing[key] = {"asked", "forwarded"}
+        done = self._done[key] = asyncio.get_running_loop().create_future()
+        return done
+
+    def note(self, key: str, what: str) -> None:
+        missing = self._missing.get(key, set())
+        if what in missing:
+            missing.remove(what)
+            if not missing:
+                self._done[key].set_result(time.perf_counter())
+
+
+class AskedDriver(NoopDriver):
+    """Its workers exist in its list only."""
+
+    name: ClassVar[str] = "asked"
+    manages_workers: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings, activations: Activations) -> None:
+        super().__init__(DriverOptions(), driver_context(settings, clock=SystemClock()))
+        self._activations = activations
+        self._instances: list[Instance] = []
+
+    async def list_instances(self) -> list[Instance]:
+        return list(self._instances)
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        self._activations.note(spec.key, "asked")
+        instance = Instance(
+            instance_id=InstanceId(spec.worker_id),
+            key=spec.key,
+            slot=spec.slot,
+            worker_id=spec.worker_id,
+            state=InstanceState.RUNNING,
+            spec_hash="",
+            started_at=time.time(),
+            external_id="",
+        )
+        self._instances.append(instance)
+        return instance
+
+
+class NotingPublisher(LeaderPublisher):
+    """Notes what was confirmed."""
+
+    def __init__(self, connection: Connection, channel: Channel, activations: Activations) -> None:
+        super().__init__(connection, channel)
+        self._activations = activations
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        await super().publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+        self._activations.note(routing_key, "forwarded")
+
+
+@asynccontextmanager
+async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations]:
+    """Lead `pool`, as the daemon does, until the end of the block."""
+    settings = Settings(
+        broker=BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri)),
+        pool=PoolSettings(id=pool),
+        driver=DriverSettings(name="noop"),
+        lifecycle=LifecycleSettings(
+            unbind_delay=NEVER, start_timeout=NEVER, resync_interval=NEVER, max_concurrent_starts=AT_ONCE
+        ),
+    )
+    clock, activations, stop, leading = SystemClock(), Activations(), StopRequest(asyncio.Event()), asyncio.Event()
+    async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=clock) as session:
+        channel = await session.publishing.channel(confirms=True)
+        session.publisher = NotingPublisher(session.publishing, channel, activations)
+        _, token = await session.token.acquire()
+        term = Term(
+            settings,
+            session=session,
+            token=token,
+            driver=AskedDriver(settings, activations),
+            management=management,
+            pinned=[],
+            clock=clock,
+            metrics=Metrics(),
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(term.run(stop, on_leading=leading.set), name="term")
+            await leading.wait()
+            yield activations
+            stop.requested.set()

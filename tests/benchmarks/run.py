@@ -1,0 +1,59 @@
+"""`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
+
+    python -m tests.benchmarks.run [echo] [activation] [tracker] [spark]
+
+A missed goal is reported and is no failure: the machine may be busy, or slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.logs import configure_logging
+from tests.benchmarks import activation, echo, spark_query, tracker
+from tests.benchmarks.figures import Figure, table
+
+BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
+    "tracker": tracker.run,
+    "echo": echo.run,
+    "activation": activation.run,
+    "spark": spark_query.run,
+}
+
+
+async def run(names: list[str]) -> list[Figure]:
+    figures: list[Figure] = []
+    async with EmbeddedBroker() as broker:
+        for name in names:
+            sys.stderr.write(f"{name} …\n")
+            figures += await BENCHMARKS[name](broker)
+    return figures
+
+
+def report(figures: list[Figure]) -> dict[str, object]:
+    machine = {"cpus": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
+    return {"machine": machine, "figures": [figure.to_json() for figure in figures]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description="Figures beside their bare floors.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
+    names: list[str] = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    configure_logging(level="error")
+    figures = uvloop.run(run(names))
+    sys.stderr.write(f"\n{table(figures)}\n")
+    sys.stdout.write(json.dumps(report(figures), indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A small query on cached data through osrdyne, beside the same query in the same SparkSession without it.
+
+One worker process answers both, so that there is one JVM, one cache and one set of settings; they take turns.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.client import AsyncClient
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+from tests.integration.worker_process import stage
+
+POOL = "bench_spark"
+KEY = "tpch/sf=0.01"
+QUERY = (
+    "select o_orderpriority, count(*) as orders, sum(o_totalprice) as total from orders "
+    "where o_orderdate >= date '1995-01-01' group by o_orderpriority order by o_orderpriority"
+)
+SPARK = {
+    "master": "local[2]",
+    "conf": {"spark.driver.memory": "768m", "spark.sql.shuffle.partitions": 2, "spark.ui.enabled": False},
+}
+WARM_UP = 60
+TIMES = 15
+ROUNDS = 9
+
+
+async def run(broker: EmbeddedBroker) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
+        _generate(Path(directory))
+        async with stage(broker.amqp_uri, POOL, KEY) as pool:
+            await pool.start(app="tests.benchmarks.spark_app:app", config=_data(directory), spark=SPARK)
+            async with AsyncClient(broker.amqp_uri, POOL) as client:
+                return [await _compare(client)]
+
+
+def _generate(directory: Path) -> None:
+    generator = Path(sys.executable).with_name("tpchgen-cli")
+    arguments = ["parquet", "-s", "0.01", "--tables", "orders", "--output-dir", str(directory)]
+    subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=60)
+
+
+def _data(directory: str) -> dict[str, object]:
+    return {"datasets": [{"key": KEY, "tables": [{"view": "orders", "path": f"{directory}/orders.parquet"}]}]}
+
+
+async def _compare(client: AsyncClient) -> Figure:
+    await _floor(client, WARM_UP)
+    await _ours(client, WARM_UP)
+    rounds = [Round(await _floor(client, TIMES), await _ours(client, TIMES)) for _ in range(ROUNDS)]
+    return figure("Spark query", "ms", rounds, Goal(10.0, Comparison.DIFFERENCE))
+
+
+async def _floor(client: AsyncClient, times: int) -> float:
+    """Median milliseconds."""
+    reply = await client.call(KEY, "/in_process", {"query": QUERY, "times": times}, timeout=300)
+    return float(median(reply.json()))
+
+
+async def _ours(client: AsyncClient, times: int) -> float:
+    """Median milliseconds."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        reply = await client.call(KEY, "/sql", {"query": QUERY}, timeout=300)
+        taken.append((time.perf_counter() - began) * 1000)
+        assert reply.json()["row_count"] == 5
+    return median(taken)

@@ -1,0 +1,117 @@
+"""What an event costs the pool state tracker with 1,000 keys and with 100,000, and what a key weighs.
+
+Here the floor is the tracker itself with few keys: the cost of an event must not grow with the pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.pool.state import Delays
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+
+FEW, MANY = 1_000, 100_000
+EVENTS = 2_000
+ROUNDS = 51
+"""Many short ones, in processor time: what else the machine does then matters little."""
+AT_ONCE = 100
+"""Groups whose time is up together."""
+TOUCHES = 10
+"""How often a key in use is asked for in the time after which it would be idle."""
+DELAYS = Delays(unbind=600.0, stop=600.0)
+
+
+async def run(_: EmbeddedBroker) -> list[Figure]:
+    return [
+        _compare("tracker, activity of a key", Pool(FEW).activity, Pool(MANY).activity),
+        _compare("tracker, idle and back", Pool(FEW).idle_and_back, Pool(MANY).idle_and_back),
+        figure("tracker, weight of a key", "bytes", [Round(0.0, _weight())], Goal(600, Comparison.DIFFERENCE)),
+    ]
+
+
+def _compare(name: str, few: Callable[[], float], many: Callable[[], float]) -> Figure:
+    return figure(name, "µs", [Round(few(), many()) for _ in range(ROUNDS)], Goal(1.5))
+
+
+class HandClock:
+    """Time that passes when the benchmark says so."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        await asyncio.sleep(0)
+
+
+class Pool:
+    """A tracker with `size` keys in use, whose time would be up at even distances."""
+
+    def __init__(self, size: int) -> None:
+        self.clock = HandClock()
+        self.tracker = PoolStateTracker(term=1, delays=DELAYS, clock=self.clock)
+        self.changes = self.tracker.subscribe()
+        self.keys = [Key(f"infra={number},timetable={number % 97}") for number in range(size)]
+        self._distance = DELAYS.unbind / size
+        self._at = 0
+        for key in self.keys:
+            self.clock.now += self._distance
+            self.tracker.require_worker_group(key)
+        self.changes.take()
+
+    def activity(self) -> float:
+        """Microseconds that a request for a group that is up costs, and the timers that it moves.
+
+        The keys come from all over the pool, and are not the very objects that the tracker holds: they come by wire.
+        """
+        step = 7_919  # a prime: no key twice before every key once
+        keys = [
+            Key(str(self.keys[(self._at + number * step) % len(self.keys)].encode(), "utf-8"))
+            for number in range(EVENTS)
+        ]
+        self._at += EVENTS * step
+        pause = self._distance / TOUCHES
+        began = time.thread_time()
+        for key in keys:
+            self.clock.now += pause
+            self.tracker.advance()
+            self.tracker.require_worker_group(key)
+        return (time.thread_time() - began) / EVENTS * 1e6
+
+    def idle_and_back(self) -> float:
+        """Microseconds of a group's way from ACTIVE to UNBOUND by its timer, and back by a request."""
+        changes, began = 0, time.thread_time()
+        while changes < EVENTS:
+            self.clock.now += self._distance * AT_ONCE
+            self.tracker.advance()
+            for key in self.changes.take():
+                self.tracker.require_worker_group(key)
+            changes += len(self.changes.take())
+        return (time.thread_time() - began) / changes * 1e6
+
+
+def _weight() -> float:
+    """Bytes."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        pool = Pool(MANY)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        return (after - before) / len(pool.keys)
+    finally:
+        tracemalloc.stop()
