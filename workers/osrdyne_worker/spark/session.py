@@ -238,14 +238,20 @@ def _end_jvm() -> None:
         return
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
+    if process is not None:
+        _end_process(process)
     try:
-        gateway.shutdown()
-    except Exception:  # the JVM may be gone already
+        # Not `gateway.shutdown()`: it asks the JVM, and waits for an answer that a dead one does not give.
+        gateway.shutdown_callback_server()
+        gateway.close()
+    except Exception:
         log.debug("the gateway to the JVM was closed already")
-    if process is None:
-        return
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
-        process.stdin.close()  # the JVM ends when its standard input does
+        with suppress(OSError):
+            process.stdin.close()  # the JVM ends when its standard input does
     try:
         process.wait(_JVM_END_TIMEOUT)
     except subprocess.TimeoutExpired:
