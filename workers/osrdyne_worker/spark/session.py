@@ -184,6 +184,8 @@ def _start(master: str, conf: dict[str, str]) -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark warns of every host name it dislikes
     try:
         # What is given to the gateway is on the JVM's command line, where everybody on the host can read it; secrets
         # reach the JVM through the socket instead.

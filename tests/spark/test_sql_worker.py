@@ -1,0 +1,97 @@
+"""A real worker process with the SQL pipeline, asked through a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aio_pika
+import psutil
+import pytest
+
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.statuses import decode_text
+
+KEY = Key("tpch/sf=0.001")
+START_TIMEOUT = 100.0
+
+
+class Asker:
+    """Publishes to the request queue and waits for the reply."""
+
+    def __init__(self, channel: aio_pika.abc.AbstractChannel, queue: str, replies: aio_pika.abc.AbstractQueue) -> None:
+        self._channel = channel
+        self._queue = queue
+        self._replies = replies
+
+    async def ask(self, path: str, **body: Any) -> tuple[str | None, dict[str, Any]]:
+        """The status and the JSON body of the reply."""
+        message = aio_pika.Message(
+            json.dumps(body).encode(), headers={"x-rpc-path": path}, reply_to=self._replies.name, correlation_id=path
+        )
+        await self._channel.default_exchange.publish(message, routing_key=self._queue)
+        async with asyncio.timeout(START_TIMEOUT):
+            while (reply := await self._replies.get(fail=False)) is None:
+                await asyncio.sleep(0.05)
+        await reply.ack()
+        return decode_text(reply.headers["x-status"]), json.loads(reply.body)
+
+
+def environment(uri: str, pool: str, config: dict[str, Any]) -> dict[str, str]:
+    names = PoolNames(pool)
+    spark = {"master": "local[1]", "conf": {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 1}}
+    return WorkerEnvironment(
+        worker_id=WorkerId("w1"),
+        key=KEY,
+        pool=pool,
+        amqp_uri=uri,
+        requests_queues=(names.request_queue(KEY),),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        config={"runtime": {"stop_grace": 10}, "spark": spark, "app": config},
+    ).to_variables()
+
+
+@pytest.fixture
+async def channel(broker: Any) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
+    connection = await aio_pika.connect(broker.amqp_uri)
+    async with connection:
+        yield await connection.channel()
+
+
+@pytest.mark.timeout(240)
+async def test_worker_answers_queries_and_leaves_nothing_behind(
+    broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch_config: dict[str, Any]
+) -> None:
+    names = PoolNames(pool_id)
+    await channel.declare_exchange(names.activity_exchange, "fanout", durable=True)
+    await channel.declare_exchange(names.control_exchange, "topic", durable=True)
+    queue = names.request_queue(KEY)
+    await channel.declare_queue(queue, durable=True, arguments={"x-queue-type": "quorum"})
+    asker = Asker(channel, queue, await channel.declare_queue(exclusive=True))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "osrdyne_worker.runtime.main",
+        "osrdyne_worker.pipelines.sql:app",
+        env={**os.environ, **environment(broker.amqp_uri, pool_id, tpch_config)},
+    )
+    try:
+        status, body = await asker.ask("/sql", query="select count(*) as n from region")
+        assert (status, body["rows"]) == ("ok", [[5]])
+        status, body = await asker.ask("/sql", query="drop view region")
+        assert (status, body["error"]["code"]) == ("error", "statement_not_allowed")
+        jvms = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+        assert not [jvm for jvm in jvms if jvm.is_running()]
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
