@@ -12,13 +12,18 @@ from yarl import URL
 
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.faults import translated
-from osrdyne.errors import BrokerAccessError, BrokerError, ConfigurationError
+from osrdyne.amqp.tls import ssl_context
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import mask_uri
+from osrdyne.protocol.uri import tls_of
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to connect. Times in seconds; `name` is what RabbitMQ shows for the connection. `uri` holds the password."""
+    """How to connect. Times in seconds; `name` is what RabbitMQ shows for the connection. `uri` holds the password.
+
+    Without `tls`, an `amqps` URI says itself which files to use (`protocol.uri`).
+    """
 
     uri: str = field(repr=False)
     name: str = "osrdyne"
@@ -90,10 +95,11 @@ async def connect(options: ConnectionOptions) -> Connection:
     """Open a connection.
 
     Raises `BrokerUnavailableError` when RabbitMQ cannot be reached, `BrokerAccessError` when it refuses the
-    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI.
+    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI or names a file for TLS that
+    is of no use.
     """
-    url = _parse_uri(options.uri).update_query(heartbeat=str(options.heartbeat), name=options.name)
-    underlay = aiormq.Connection(url, context=options.tls)
+    url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
+    underlay = aiormq.Connection(url, context=_context(options) if url.scheme == "amqps" else None)
     try:
         await _open(underlay, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
     except BaseException:
@@ -115,7 +121,29 @@ async def _open(underlay: aiormq.Connection, connect_timeout: float, *, where: s
             raise BrokerAccessError(
                 f"RabbitMQ refused the virtual host of {where}: it does not exist, or the user may not use it."
             ) from error
+        if _was_cut_off(error.__cause__):
+            raise BrokerUnavailableError(
+                f"RabbitMQ closed the connection during the log-in to {where}. If it goes on: "
+                + ("does it want a client certificate?" if where.startswith("amqps") else "is this a port for TLS?")
+            ) from error
         raise
+
+
+def _was_cut_off(error: BaseException | None) -> bool:
+    """Whether the peer hung up without a word, which is all that one side may see of a refused TLS handshake."""
+    return isinstance(error, aiormq.AMQPConnectionError) and isinstance(
+        error.__cause__, ConnectionResetError | asyncio.IncompleteReadError
+    )
+
+
+def _context(options: ConnectionOptions) -> ssl.SSLContext:
+    if options.tls is not None:
+        return options.tls
+    try:
+        files = tls_of(options.uri)
+    except ValueError as error:
+        raise ConfigurationError(f"The AMQP URI: {error}.") from None
+    return ssl_context(files)
 
 
 def _parse_uri(uri: str) -> URL:

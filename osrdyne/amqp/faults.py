@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import aiormq
 from aiormq.exceptions import ChannelInvalidStateError, DeliveryError, PublishError
 
+from osrdyne.amqp.tls import describe_tls_fault
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -43,8 +43,8 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
             return QueueFullError(f"Could not {doing}: RabbitMQ refused the message (the queue is full)")
         case TimeoutError():  # before OSError, which it is
             return BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to {doing}.")
-        case ssl.SSLError():
-            return BrokerUnavailableError(f"TLS failed while trying to {doing}: {text}")
+        case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_tls_fault(error)) is not None:
+            return BrokerUnavailableError(f"TLS failed while trying to {doing}: {trouble}.")
         case aiormq.AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
             return BrokerUnavailableError(f"The connection to RabbitMQ failed while trying to {doing}: {text}")
         case aiormq.ChannelClosed():

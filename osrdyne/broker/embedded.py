@@ -23,6 +23,7 @@ from osrdyne.broker import node_files
 from osrdyne.broker.node_files import LOOPBACK, NodeIdentity
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.uri import TlsFiles
 
 log = get_logger("broker.embedded")
 
@@ -47,12 +48,17 @@ class EmbeddedBroker:
 
     `directory` keeps the node's data from one use to the next; without it a temporary one is used.
     `consumer_timeout` (seconds) is RabbitMQ's limit for an unacknowledged delivery, its own default is 30 minutes.
+    With `tls` it listens for TLS as well: its certificate and key, and with `verify` it takes only clients that have a
+    certificate of `ca_file`.
     """
 
-    def __init__(self, directory: Path | None = None, *, consumer_timeout: float | None = None) -> None:
+    def __init__(
+        self, directory: Path | None = None, *, consumer_timeout: float | None = None, tls: TlsFiles | None = None
+    ) -> None:
         self._directory = directory.absolute() if directory else None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._consumer_timeout = consumer_timeout
+        self._tls = tls
         self._identity: NodeIdentity | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -102,6 +108,18 @@ class EmbeddedBroker:
         node = self._known()
         return f"http://{node.user}:{node.password}@{LOOPBACK}:{node.management_port}"
 
+    @property
+    def amqps_uri(self) -> str:
+        """For a node with `tls`. Holds the password: never log it."""
+        node = self._known()
+        return f"amqps://{node.user}:{node.password}@{LOOPBACK}:{node.amqps_port}/"
+
+    @property
+    def https_uri(self) -> str:
+        """The HTTP API of a node with `tls`. Holds the password: never log it."""
+        node = self._known()
+        return f"https://{node.user}:{node.password}@{LOOPBACK}:{node.https_port}"
+
     def _known(self) -> NodeIdentity:
         if self._identity is None:
             raise RuntimeError("the embedded broker has not been started")
@@ -143,7 +161,7 @@ class EmbeddedBroker:
                 "there already, or use another directory.",
                 port=taken[0],
             )
-        node_files.write_files(self._directory, self._identity, consumer_timeout=self._consumer_timeout)
+        node_files.write_files(self._directory, self._identity, consumer_timeout=self._consumer_timeout, tls=self._tls)
 
     def _launch(self, server: Path, port_mapper: Path) -> None:
         with (self.directory / "log" / "console.log").open("wb") as console:

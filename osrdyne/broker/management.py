@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.amqp.tls import describe_tls_fault, ssl_context
 from osrdyne.broker.facts import (
     Binding,
     NodeStatus,
@@ -34,7 +36,6 @@ from osrdyne.broker.facts import (
 )
 from osrdyne.broker.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
-from osrdyne.config.tls import ssl_context
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -68,7 +69,7 @@ class ManagementClient:
             base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
             auth=(self.user, unquote(uri.password or "guest")),
             timeout=settings.management_timeout,
-            verify=ssl_context(settings.tls) if uri.scheme == "https" else False,
+            verify=ssl_context(settings.effective_tls(), place="broker.tls") if uri.scheme == "https" else False,
             trust_env=False,  # a proxy of the environment knows nothing of a broker next door
             transport=transport,
         )
@@ -206,7 +207,9 @@ class ManagementClient:
             )
         except httpx.TimeoutException as error:
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
-        except httpx.ConnectError as error:
+        except (httpx.ConnectError, ssl.SSLError) as error:
+            if (trouble := describe_tls_fault(error)) is not None:
+                raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
             raise BrokerUnavailableError(
                 f"RabbitMQ's HTTP API cannot be reached at {self._address} ({error}): is broker.management_uri right, "
                 "and the management plugin on (rabbitmq-plugins enable rabbitmq_management)?"

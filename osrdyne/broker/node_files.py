@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from osrdyne.protocol.uri import TlsFiles
+
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)  # below the ephemeral range, so that no outgoing connection takes one meanwhile
 _IDLE_FLAGS = "+sbwt none +sbwtdcpu none +sbwtdio none"  # schedulers sleep at once instead of spinning
@@ -30,6 +32,8 @@ class NodeIdentity:
     management_port: int
     distribution_port: int
     epmd_port: int
+    amqps_port: int
+    https_port: int
 
     @classmethod
     def load_or_create(cls, directory: Path) -> NodeIdentity:
@@ -37,7 +41,7 @@ class NodeIdentity:
         file = directory / "node.json"
         if file.exists():
             return cls(**json.loads(file.read_text(encoding="utf-8")))
-        amqp, management, distribution, epmd = free_ports(4)
+        amqp, management, distribution, epmd, amqps, https = free_ports(6)
         identity = cls(
             user="osrdyne",
             password=secrets.token_hex(16),
@@ -45,12 +49,16 @@ class NodeIdentity:
             management_port=management,
             distribution_port=distribution,
             epmd_port=epmd,
+            amqps_port=amqps,
+            https_port=https,
         )
         write_private(file, json.dumps(asdict(identity)))
         return identity
 
     def ports(self) -> tuple[int, ...]:
-        return self.amqp_port, self.management_port, self.distribution_port, self.epmd_port
+        """All of them; those for TLS are kept free for a start that wants them."""
+        plain = self.amqp_port, self.management_port, self.distribution_port, self.epmd_port
+        return *plain, self.amqps_port, self.https_port
 
 
 def free_ports(count: int) -> list[int]:
@@ -81,8 +89,9 @@ def write_private(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def configuration(identity: NodeIdentity, *, consumer_timeout: float | None) -> str:
-    """`rabbitmq.conf`; `consumer_timeout` in seconds is RabbitMQ's limit for an unacknowledged delivery."""
+def configuration(identity: NodeIdentity, *, consumer_timeout: float | None, tls: TlsFiles | None) -> str:
+    """`rabbitmq.conf`; `consumer_timeout` in seconds is RabbitMQ's limit for an unacknowledged delivery, `tls` the
+    certificate of its listeners for TLS and the authority of those that its clients need, if they do (`verify`)."""
     lines = [
         f"listeners.tcp.default = {LOOPBACK}:{identity.amqp_port}",
         f"management.tcp.ip = {LOOPBACK}",
@@ -95,13 +104,38 @@ def configuration(identity: NodeIdentity, *, consumer_timeout: float | None) -> 
     ]
     if consumer_timeout is not None:
         lines.append(f"consumer_timeout = {int(consumer_timeout * 1000)}")
+    if tls is not None:
+        lines += _tls_listeners(identity, tls)
     return "\n".join(lines) + "\n"
 
 
-def write_files(directory: Path, identity: NodeIdentity, *, consumer_timeout: float | None) -> None:
+def _tls_listeners(identity: NodeIdentity, tls: TlsFiles) -> list[str]:
+    verify = "verify_peer" if tls.verify else "verify_none"
+    options = [
+        (place, name, value)
+        for place in ("ssl_options", "management.ssl")
+        for name, value in (
+            ("cacertfile", tls.ca_file),
+            ("certfile", tls.certificate_file),
+            ("keyfile", tls.key_file),
+            ("verify", verify),
+            ("fail_if_no_peer_cert", str(tls.verify).lower()),
+        )
+    ]
+    return [
+        f"listeners.ssl.default = {LOOPBACK}:{identity.amqps_port}",
+        f"management.ssl.ip = {LOOPBACK}",
+        f"management.ssl.port = {identity.https_port}",
+        *(f"{place}.{name} = {value}" for place, name, value in options if value is not None),
+    ]
+
+
+def write_files(
+    directory: Path, identity: NodeIdentity, *, consumer_timeout: float | None, tls: TlsFiles | None
+) -> None:
     for folder in ("data", "log", "conf.d"):
         (directory / folder).mkdir(exist_ok=True)
-    write_private(directory / "rabbitmq.conf", configuration(identity, consumer_timeout=consumer_timeout))
+    write_private(directory / "rabbitmq.conf", configuration(identity, consumer_timeout=consumer_timeout, tls=tls))
     (directory / "advanced.config").write_text("[].\n", encoding="utf-8")
     (directory / "enabled_plugins").write_text("[rabbitmq_management].\n", encoding="utf-8")
 

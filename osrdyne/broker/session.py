@@ -14,6 +14,7 @@ from typing import Self
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
+from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.request_queues import RequestQueueCommands
@@ -22,7 +23,6 @@ from osrdyne.broker.token import Token, TokenChannel
 from osrdyne.broker.topology import pool_topology
 from osrdyne.broker.version import BrokerVersion
 from osrdyne.config.models import Settings
-from osrdyne.config.tls import ssl_context
 from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
 from osrdyne.protocol.names import PoolNames
 
@@ -32,14 +32,14 @@ Connect = Callable[[ConnectionOptions], Awaitable[Connection]]
 
 def connection_options(settings: Settings, *, purpose: str, heartbeat: float) -> ConnectionOptions:
     """Options for a connection of the controller, named so that RabbitMQ's own pages tell what it is for."""
-    uri = settings.broker.uri.get_secret_value()
+    broker = settings.broker
     return ConnectionOptions(
-        uri=uri,
+        uri=broker.uri.get_secret_value(),
         name=f"osrdyne {settings.pool.id} {purpose} {socket.gethostname()}",
         heartbeat=max(1, round(heartbeat)),
-        connect_timeout=settings.broker.connect_timeout,
-        rpc_timeout=settings.broker.rpc_timeout,
-        tls=ssl_context(settings.broker.tls) if uri.startswith("amqps") else None,
+        connect_timeout=broker.connect_timeout,
+        rpc_timeout=broker.rpc_timeout,
+        tls=ssl_context(broker.effective_tls(), place="broker.tls") if broker.uses_amqps else None,
     )
 
 

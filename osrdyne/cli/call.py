@@ -30,11 +30,11 @@ from osrdyne.client import (
 )
 from osrdyne.client.request import RequestOptions
 from osrdyne.config.models import Settings
-from osrdyne.config.tls import ssl_context
 from osrdyne.config.types import parse_duration
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.messages import JSON_TYPE
+from osrdyne.protocol.uri import with_tls
 
 FAILED, WRONG_USE, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -71,13 +71,7 @@ def call(
     if output is CallOutput.ARROW and sys.stdout.isatty():
         raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
     settings = load(config, assignments, pool=pool, client=True).settings
-    uri = broker_uri(broker, settings)
-    client = AsyncClient(
-        uri,
-        settings.pool.id,
-        name="osrdyne call",
-        tls=ssl_context(settings.broker.tls) if uri.startswith("amqps:") else None,
-    )
+    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name="osrdyne call")
     options: RequestOptions = {
         "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
         "headers": dict(parse_header(header) for header in headers or ()),
@@ -128,16 +122,16 @@ def exit_code(outcome: BaseException) -> int:
 def broker_uri(given: str | None, settings: Settings) -> str:
     """`--broker`, or the URI of the configuration. Flags show in the process list: a password in one is refused."""
     if given is None:
-        return settings.broker.uri.get_secret_value()
+        return settings.broker.effective_uri()
     try:
-        password = urlsplit(given).password
+        password, uri = urlsplit(given).password, with_tls(given, settings.broker.tls.files())
     except ValueError:
-        password = None
+        return given  # connecting says what is wrong with it
     if password is not None:
         raise ConfigurationError(
             "--broker: flags show in the process list; put a URI with a password into OSRDYNE__BROKER__URI instead."
         )
-    return given
+    return uri
 
 
 def read_body(data: str | None) -> bytes | None:

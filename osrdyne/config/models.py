@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from osrdyne.config.types import Duration, Size
 from osrdyne.errors import InvalidKeyError
 from osrdyne.protocol.names import is_pool_id, parse_key
+from osrdyne.protocol.uri import TlsFiles, tls_of, with_tls
 
 
 class Model(BaseModel):
@@ -23,7 +24,7 @@ class Model(BaseModel):
 
 
 class TlsSettings(Model):
-    """TLS to the broker (`amqps://` and `https://`)."""
+    """TLS to the broker (`amqps://` and `https://`), for controller, workers and `osrdyne call`."""
 
     ca_file: str | None = Field(None, description="Certificate authorities to trust, PEM; the system's when absent.")
     certificate_file: str | None = Field(None, description="Client certificate, PEM.")
@@ -35,6 +36,9 @@ class TlsSettings(Model):
         if (self.certificate_file is None) != (self.key_file is None):
             raise ValueError("certificate_file and key_file belong together: set both or neither")
         return self
+
+    def files(self) -> TlsFiles:
+        return TlsFiles(self.ca_file, self.certificate_file, self.key_file, self.verify)
 
 
 def _checked_uri(value: SecretStr | None, *, schemes: tuple[str, str], example: str) -> SecretStr | None:
@@ -66,7 +70,9 @@ class BrokerSettings(Model):
     )
     management_uri_file: str | None = Field(None, description="A file that holds it, instead of `management_uri`.")
     worker_uri: SecretStr | None = Field(
-        None, description="AMQP URI given to workers, where they see the broker elsewhere or use another user."
+        None,
+        description="AMQP URI given to workers as it is, where they see the broker or the files for TLS elsewhere, or "
+        "use another user; else they get `uri` with the files of `broker.tls` as its parameters.",
     )
     worker_uri_file: str | None = Field(None, description="A file that holds it, instead of `worker_uri`.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates for amqps and https.")
@@ -82,7 +88,10 @@ class BrokerSettings(Model):
     @field_validator("uri", "worker_uri")
     @classmethod
     def _amqp_uri(cls, value: SecretStr | None) -> SecretStr | None:
-        return _checked_uri(value, schemes=("amqp", "amqps"), example="amqp://user:password@host:5672/vhost")
+        checked = _checked_uri(value, schemes=("amqp", "amqps"), example="amqp://user:password@host:5672/vhost")
+        if checked is not None:
+            tls_of(checked.get_secret_value())
+        return checked
 
     @field_validator("management_uri")
     @classmethod
@@ -100,9 +109,21 @@ class BrokerSettings(Model):
         host = parts.hostname or "localhost"
         return f"{scheme}://{user}:{password}@{f'[{host}]' if ':' in host else host}:{port}"
 
+    @property
+    def uses_amqps(self) -> bool:
+        return urlsplit(self.uri.get_secret_value()).scheme == "amqps"
+
+    def effective_uri(self) -> str:
+        """The AMQP URI with the files of `tls` as its parameters. Holds the password: never log it."""
+        return with_tls(self.uri.get_secret_value(), self.tls.files())
+
+    def effective_tls(self) -> TlsFiles:
+        """The files for TLS, from `tls` or else from the parameters of the URI."""
+        return tls_of(self.effective_uri()) if self.uses_amqps else self.tls.files()
+
     def effective_worker_uri(self) -> str:
         """The AMQP URI for workers. Holds the password: never log it."""
-        return (self.worker_uri or self.uri).get_secret_value()
+        return self.effective_uri() if self.worker_uri is None else self.worker_uri.get_secret_value()
 
 
 class PoolSettings(Model):

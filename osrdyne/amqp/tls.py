@@ -1,0 +1,87 @@
+"""TLS to the broker: an `ssl.SSLContext` from files, and what a failed handshake means to a person. Keeps nothing."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.uri import TlsFiles
+
+_NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+_CLIENT_CERTIFICATE_WANTED = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
+
+
+def ssl_context(files: TlsFiles, *, place: str = "The AMQP URI") -> ssl.SSLContext:
+    """For `amqps` and `https` connections. Raises `ConfigurationError` naming `place` and the file that is no use."""
+    if files.ca_file is not None:
+        _require_readable(files.ca_file, place)
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file)
+    except ssl.SSLError as error:
+        raise ConfigurationError(f"{place}: {files.ca_file} holds no PEM certificate.") from error
+    if files.certificate_file is not None:
+        _load_client_certificate(context, files.certificate_file, files.key_file, place)
+    if not files.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str | None, place: str) -> None:
+    for file in (certificate, key):
+        if file is not None:
+            _require_readable(file, place)
+    try:
+        # The empty password keeps OpenSSL from asking on the terminal for that of an encrypted key.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"{place}: {certificate} and {key or certificate} are no PEM certificate with its unencrypted private key."
+        ) from error
+
+
+def _require_readable(file: str, place: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"{place}: cannot read {file}: {error.strerror}.") from error
+
+
+def describe_tls_fault(error: BaseException) -> str | None:
+    """What went wrong between us and a peer, with the remedy; None when no TLS error is behind `error`."""
+    fault = _fault_behind(error)
+    if fault is None:
+        return None
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return f"its certificate was refused ({fault.verify_message.rstrip('.')}); {_remedy(fault.verify_code)}"
+    reason: str = getattr(fault, "reason", None) or str(fault)
+    if reason in _NOT_TLS:
+        return "what answers does not speak TLS; use the port for TLS (RabbitMQ: 5671, HTTP API 15671), or a plain URI"
+    if reason in _CLIENT_CERTIFICATE_WANTED:
+        return "it wants a client certificate; set certificate_file and key_file, or certfile and keyfile in the URI"
+    if "_ALERT_" in reason:
+        words = reason.partition("_ALERT_")[2].replace("_", " ").lower()
+        return f"it refused us ({words}); give it a client certificate whose authority it trusts"
+    return reason.replace("_", " ").lower()
+
+
+def _fault_behind(error: BaseException) -> ssl.SSLError | None:
+    seen: list[BaseException] = []  # aiormq's errors may be causes of each other
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, ssl.SSLError):
+            return found
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _remedy(verify_code: int) -> str:
+    """OpenSSL's codes: 10 expired, 62 host name, 64 address, all else is about who has signed it."""
+    if verify_code == 10:
+        return "the broker needs a new one"
+    if verify_code in {62, 64}:
+        return "use a host name that the certificate is for"
+    return "set ca_file, or cacertfile in the URI, to the authority that has signed it"
