@@ -1,0 +1,561 @@
+"""The tests bite: with one decision replaced by a broken one, the real loops lose requests or leave something behind.
+
+Each variant is named as in `tests/model/variants.toml`, where the model finds the same. `given` takes away the other
+net where two protect a request (LIFECYCLE 20), in both runs of a history; `breaks` is the broken decision, in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lifecycle_world import KEY, NAMES, QUEUE, REPLIES, Fault, World
+
+from osrdyne.amqp import Channel, Delivery, Message, QueueInfo
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.probes import judge_cheaply
+from osrdyne.errors import DriverError, StartFailedError
+from osrdyne.pool import planning
+from osrdyne.pool.facts import Binding, QueueBoard, QueueFacts
+from osrdyne.pool.planning import GroupAction, QueueStep, Start
+from osrdyne.pool.state import GroupStatus
+from osrdyne.processors.start_failures import StartFailureResponder
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command
+
+Patch = tuple[str, Callable[[World], Any]]
+History = Callable[[World], Awaitable[None]]
+MODEL = Path(__file__).parents[1] / "model" / "variants.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    name: str
+    history: History
+    breaks: Sequence[Patch]
+    fault: Fault
+    given: Sequence[Patch] = ()
+
+
+# --- broken decisions: the target, and what takes its place in a world
+
+
+async def nothing(*_: object) -> None:
+    """A step that is left out."""
+
+
+def left_out(target: str) -> Patch:
+    return target, lambda _: nothing
+
+
+def no_hold(_: World) -> Callable[..., None]:
+    return lambda *_: None
+
+
+def unsettled_plan(_: World) -> Callable[..., QueueStep]:
+    return lambda *facts, now, settle_delay: planning.plan_queue(*facts, now=now, settle_delay=0.0)
+
+
+def unsettled_evidence(_: World) -> Callable[..., float | None]:
+    return lambda queue, settle_delay: queue.unbound_at
+
+
+def believed(queue: QueueFacts) -> QueueFacts:
+    """A binding that nobody has seen in this term counts as unbound."""
+    unseen = queue.exists and queue.binding is Binding.UNKNOWN
+    return replace(queue, binding=Binding.UNBOUND, unbound_at=0.0) if unseen else queue
+
+
+def believing_plan(_: World) -> Callable[..., QueueStep]:
+    return lambda wish, queue, *rest, **times: planning.plan_queue(wish, believed(queue), *rest, **times)
+
+
+def believing_evidence(_: World) -> Callable[..., float | None]:
+    return lambda queue, settle_delay: planning.stop_evidence_from(believed(queue), settle_delay=settle_delay)
+
+
+def hasty_plan(_: World) -> Callable[..., QueueStep]:
+    """Binds although a stop is under way."""
+
+    def plan(*facts: Any, **times: float) -> QueueStep:
+        step = planning.plan_queue(*facts, **times)
+        return QueueStep.BIND if step is QueueStep.WAIT_FOR_STOP else step
+
+    return plan
+
+
+def plan_once(_: World) -> Callable[..., list[GroupAction]]:
+    """Remembers that it has started a worker, instead of looking whether there is one."""
+    started = False
+
+    def plan(*facts: Any, **limits: Any) -> list[GroupAction]:
+        nonlocal started
+        actions = [
+            action for action in planning.plan_group(*facts, **limits) if not (isinstance(action, Start) and started)
+        ]
+        started = started or any(isinstance(action, Start) for action in actions)
+        return actions
+
+    return plan
+
+
+def plan_known_only(_: World) -> Callable[..., list[GroupAction]]:
+    """Stops workers only of groups that it knows."""
+    return lambda wish, facts, **limits: (
+        [] if wish is None and not facts.queue_exists else planning.plan_group(wish, facts, **limits)
+    )
+
+
+def everything_is_empty(_: World) -> Callable[..., Awaitable[dict[Any, int]]]:
+    """The workers of a group are stopped on the timer alone."""
+
+    async def totals(listing: Any) -> dict[Any, int]:
+        return {queue.key: 0 for queue in await listing.list_request_queues()}
+
+    return totals
+
+
+def busy_not_full(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
+    """Requests in the queue of an ended group only delay its deletion."""
+    return lambda info: DeleteOutcome.IN_USE if judge_cheaply(info) else None
+
+
+def cheaply_by_ready(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
+    return lambda info: DeleteOutcome.NOT_EMPTY if info.ready else None
+
+
+def probe_by_ready(_: World) -> Callable[..., DeleteOutcome | None]:
+    return lambda first, second, deliveries: DeleteOutcome.NOT_EMPTY if deliveries or second.ready else None
+
+
+def passively(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
+    """Believes a passive declare that says (0, 0)."""
+
+    async def delete(
+        channel: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **_: object
+    ) -> DeleteOutcome:
+        refusal = judge_cheaply(await channel.declare_queue(queue, passive=True))
+        if refusal is None:
+            await delete()
+        return refusal or DeleteOutcome.DELETED
+
+    return delete
+
+
+def by_draining(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
+    async def drain(
+        channel: Channel,
+        queue: str,
+        *,
+        delete: Callable[[], Awaitable[int]],
+        give_back: Callable[[Delivery], Awaitable[None]],
+    ) -> DeleteOutcome:
+        while (delivery := await channel.get(queue)) is not None:
+            await give_back(delivery)
+            await delivery.ack()
+        await delete()
+        return DeleteOutcome.DELETED
+
+    return drain
+
+
+def copy_of(delivery: Delivery) -> Message:
+    return delivery.to_message(headers=delivery.headers, expiration=None)
+
+
+def to_the_queue(_: World) -> Callable[..., Awaitable[None]]:
+    async def publish(self: Any, delivery: Delivery, *_: object) -> None:
+        await self._publisher.publish(copy_of(delivery), exchange="", routing_key=QUEUE, mandatory=True)
+
+    return publish
+
+
+def acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
+    async def publish(self: Any, delivery: Delivery, *_: object) -> None:
+        await delivery.ack()
+        await self._publisher.publish(
+            copy_of(delivery), exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True
+        )
+
+    return publish
+
+
+def answer_acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
+    answer = StartFailureResponder._answer
+
+    async def acknowledge_first(self: Any, key: Any, delivery: Delivery, failure: Any) -> None:
+        await delivery.ack()
+        await answer(self, key, delivery, failure)
+
+    return acknowledge_first
+
+
+def one_board(_: World) -> Callable[[], QueueBoard]:
+    """A new term believes what the one before it believed."""
+    board = QueueBoard()
+    return lambda: board
+
+
+def over_another_channel(world: World) -> Callable[..., Awaitable[Any]]:
+    """A command that was sent acts, whatever becomes of the token meanwhile."""
+
+    async def do(_: object, command: Callable[[Channel], Awaitable[Any]]) -> Any:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            result = await command(FakeChannel(world.broker))
+            if not answer.done():
+                answer.set_result(result)
+
+        world.do(carry_out())
+        return await answer
+
+    return do
+
+
+async def miss_everything(_: object) -> int:
+    """A listing at the start of a term that misses a queue."""
+    return 0
+
+
+PLAN_QUEUE = "osrdyne.pool.request_queues.plan_queue"
+PLAN_GROUP = "osrdyne.pool.worker_groups.plan_group"
+EVIDENCE = "osrdyne.pool.idle_judge.stop_evidence_from"
+FORWARD = "osrdyne.processors.orphans.OrphanProcessor._publish"
+DELETE = "osrdyne.broker.request_queues.delete_if_proven_empty"
+HOLD: Patch = ("osrdyne.pool.tracker.PoolStateTracker.hold", no_hold)
+SEEDED_IDLE: Patch = ("osrdyne.pool.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)
+STOPBLIND: Patch = ("osrdyne.broker.listing.RequestQueueListing.list_message_totals", everything_is_empty)
+
+
+# --- histories
+
+
+def before(name: str, target: str = QUEUE) -> Callable[[Command], bool]:
+    return lambda command: command == (name, target, False)
+
+
+def forward_in(world: World) -> Callable[[Command], bool]:
+    """The forward of an orphan: nobody publishes to a group that is bound but the leader."""
+    return lambda command: (
+        command.name == "publish"
+        and not command.done
+        and command.target in {QUEUE, NAMES.requests_exchange}
+        and world.leader.is_bound(KEY)
+    )
+
+
+async def serve_one(world: World) -> None:
+    """A group comes up and serves its first request."""
+    await world.lead()
+    world.send(b"1")
+    await world.clock.advance(5)
+
+
+def send_at_deletion(world: World) -> None:
+    """A client publishes when the deletion has been decided; the request reaches its queue a little later."""
+
+    async def send() -> None:
+        world.broker.transit = 0.5
+        world.send(b"2")
+        await world.pass_on()
+
+    world.once(before("delete"), send)
+
+
+async def publish_under_way_at_unbind(world: World) -> None:
+    await serve_one(world)
+    world.broker.transit = 5.0
+    world.send(b"2")
+    await world.pass_on()
+    world.retire()
+
+
+async def request_after_the_last_check(world: World) -> None:
+    await serve_one(world)
+    send_at_deletion(world)
+    world.retire()
+
+
+async def forward_held_up_until_the_deletion(world: World) -> None:
+    go_on = asyncio.Event()
+
+    async def hold_up() -> None:
+        await go_on.wait()
+
+    async def let_go() -> None:
+        go_on.set()
+        await world.pass_on()
+
+    await world.lead()
+    world.once(forward_in(world), hold_up)
+    world.once(before("delete"), let_go)
+    world.broker.transit = 0.5
+    world.send(b"1")
+    await world.clock.advance(5)
+    world.retire()
+    await world.clock.advance(120)
+    go_on.set()
+
+
+async def leader_lost_while_forwarding(world: World) -> None:
+    async def cut() -> None:
+        world.cut()
+
+    await world.lead()
+    world.once(forward_in(world), cut)
+    world.send(b"1")
+    await world.clock.advance(5)
+
+
+async def declare_slower_than_the_idle_time(world: World) -> None:
+    async def hold_up() -> None:
+        await world.clock.sleep(25)
+
+    await world.lead()
+    world.once(before("declare"), hold_up)
+    world.send(b"1")
+    await world.clock.advance(60)
+
+
+async def idle_before_it_is_bound_again(world: World) -> None:
+    """The next leader finds the group bound, and it goes idle before that has been confirmed."""
+    await serve_one(world)
+    await world.kill()
+    send_at_deletion(world)
+    await world.lead()
+    await world.clock.advance(60)
+
+
+async def answer_of_bind_lost(world: World) -> None:
+    async def cut() -> None:
+        world.cut()
+
+    await serve_one(world)
+    world.retire()
+    await world.clock.advance(5)
+    world.once(lambda command: command == ("bind", QUEUE, True), cut)
+    world.leader.term.tracker.require_worker_group(KEY)
+    await world.clock.advance(1)
+    send_at_deletion(world)
+    await world.lead()
+    await world.clock.advance(60)
+
+
+async def worker_busy_beyond_the_idle_times(world: World) -> None:
+    world.hold.add(b"1")
+    await serve_one(world)
+    await world.clock.advance(300)
+
+
+async def request_while_the_worker_is_stopped(world: World) -> None:
+    await serve_one(world)
+    world.worker.stubborn = True
+    world.hold.add(b"2")
+    world.retire()
+    await world.clock.advance(25)
+    world.send(b"2")
+    await world.clock.advance(60)
+
+
+async def worker_dies(world: World) -> None:
+    await serve_one(world)
+    world.crash()
+    await world.clock.advance(5)
+    world.send(b"2")
+
+
+async def no_worker_until_later(world: World) -> None:
+    for _ in range(30):
+        world.driver.fail_next_start(DriverError("The engine is busy."))
+    await serve_one(world)
+    world.retire()
+    await world.clock.advance(120)
+
+
+async def queue_unavailable_at_deletion(world: World) -> None:
+    async def stop_running() -> None:
+        world.broker.set_running(QUEUE, False)
+
+    for _ in range(30):
+        world.driver.fail_next_start(DriverError("The engine is busy."))
+    await serve_one(world)
+    world.retire()
+    await world.clock.advance(15)
+    world.once(before("look_up"), stop_running)
+    await world.clock.advance(30)
+    if world.leader.has_queue(KEY):
+        world.broker.set_running(QUEUE, True)
+
+
+async def worker_dies_unnoticed(world: World) -> None:
+    """Its request stays with a connection that the broker has not given up yet."""
+    world.hold.add(b"1")
+    await serve_one(world)
+    world.crash(unnoticed=True)
+    await world.clock.advance(5)
+    world.retire()
+    await world.clock.advance(120)
+
+
+async def found_without_a_worker(world: World) -> None:
+    await serve_one(world)
+    await world.kill()
+    world.crash()
+    await world.clock.settle()
+    world.driver.backend.workers.clear()
+    world.send(b"2")
+    await world.clock.settle()
+    await world.lead()
+
+
+async def worker_of_an_unknown_group(world: World) -> None:
+    await serve_one(world)
+    await world.kill()
+    world.broker.delete_queue(QUEUE)
+    await world.lead()
+
+
+async def deletion_sent_before_the_token_moved(world: World) -> None:
+    arrived, thaw = asyncio.Event(), asyncio.Event()
+
+    async def freeze() -> None:
+        arrived.set()
+        await thaw.wait()
+
+    await serve_one(world)
+    world.once(before("delete"), freeze)
+    world.retire()
+    await world.clock.advance(60)
+    assert arrived.is_set()
+    world.cut()
+    await world.clock.settle()
+    await world.lead()
+    world.hold.add(b"2")
+    world.send(b"2")
+    await world.clock.advance(5)
+    thaw.set()
+    await world.clock.advance(5)
+    world.crash()
+
+
+async def leader_lost_while_answering(world: World) -> None:
+    async def cut() -> None:
+        world.cut()
+
+    await world.lead()
+    world.driver.fail_next_start(StartFailedError("There is no such image."))
+    world.once(before("publish", REPLIES), cut)
+    world.send(b"1")
+    await world.clock.advance(5)
+
+
+VARIANTS = [
+    Variant(
+        "nosettle",
+        publish_under_way_at_unbind,
+        [(PLAN_QUEUE, unsettled_plan), (EVIDENCE, unsettled_evidence)],
+        Fault.LOST,
+    ),
+    Variant(
+        "delbound",
+        request_after_the_last_check,
+        [left_out("osrdyne.broker.request_queues.RequestQueueCommands.unbind")],
+        Fault.LOST,
+    ),
+    Variant("fwd", forward_held_up_until_the_deletion, [HOLD, (FORWARD, to_the_queue)], Fault.LOST),
+    Variant("ackfirst", leader_lost_while_forwarding, [(FORWARD, acknowledged_first)], Fault.LOST),
+    Variant("nopin", declare_slower_than_the_idle_time, [HOLD], Fault.NO_OUTCOME),
+    Variant(
+        "assumeunb",
+        idle_before_it_is_bound_again,
+        [(PLAN_QUEUE, believing_plan), (EVIDENCE, believing_evidence)],
+        Fault.LOST,
+        given=[SEEDED_IDLE],
+    ),
+    Variant(
+        "keepstate", answer_of_bind_lost, [("osrdyne.term.QueueBoard", one_board)], Fault.LOST, given=[SEEDED_IDLE]
+    ),
+    Variant("stopblind", worker_busy_beyond_the_idle_times, [STOPBLIND], Fault.BUSY_STOPPED),
+    Variant("bindrace", request_while_the_worker_is_stopped, [(PLAN_QUEUE, hasty_plan)], Fault.BUSY_STOPPED),
+    Variant("edge", worker_dies, [(PLAN_GROUP, plan_once)], Fault.NO_OUTCOME),
+    Variant(
+        "noreact",
+        no_worker_until_later,
+        [("osrdyne.broker.probes.judge_cheaply", busy_not_full)],
+        Fault.NO_OUTCOME,
+        given=[STOPBLIND],
+    ),
+    Variant(
+        "ev1_ready",
+        worker_dies_unnoticed,
+        [
+            ("osrdyne.broker.probes.judge_cheaply", cheaply_by_ready),
+            ("osrdyne.broker.probes.judge_probe", probe_by_ready),
+        ],
+        Fault.LOST,
+        given=[STOPBLIND],
+    ),
+    Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], Fault.LOST, given=[STOPBLIND]),
+    Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], Fault.LOST, given=[STOPBLIND]),
+    Variant(
+        "misslist",
+        found_without_a_worker,
+        [left_out("osrdyne.pool.resync.Resync.compare")],
+        Fault.NO_OUTCOME,
+        given=[("osrdyne.pool.resync.Resync.seed", lambda _: miss_everything)],
+    ),
+    Variant("listonly", worker_of_an_unknown_group, [(PLAN_GROUP, plan_known_only)], Fault.WRONG_END),
+    Variant(
+        "unfenced",
+        deletion_sent_before_the_token_moved,
+        [("osrdyne.broker.token.TokenChannel.do", over_another_channel)],
+        Fault.LOST,
+    ),
+    Variant(
+        "startfail_ackfirst",
+        leader_lost_while_answering,
+        [("osrdyne.processors.start_failures.StartFailureResponder._answer", answer_acknowledged_first)],
+        Fault.LOST,
+    ),
+]
+BY_NAME = pytest.mark.parametrize("variant", VARIANTS, ids=[variant.name for variant in VARIANTS])
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    yield world
+    await world.close()
+
+
+async def faults_of(world: World, history: History, patches: Sequence[Patch]) -> set[Fault]:
+    """Live through a history with these decisions replaced; what is wrong in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+        replacements = [(target, make(world)) for target, make in patches]
+        for target, replacement in replacements:
+            patch.setattr(target, replacement)
+        await history(world)
+        await world.rest()
+    return world.faults()
+
+
+@BY_NAME
+async def test_history_with_a_broken_decision_goes_wrong(world: World, variant: Variant) -> None:
+    assert variant.fault in await faults_of(world, variant.history, [*variant.given, *variant.breaks])
+
+
+@BY_NAME
+async def test_same_history_with_the_real_decision_goes_well(world: World, variant: Variant) -> None:
+    assert await faults_of(world, variant.history, variant.given) == set()
+    assert world.confirmed
+
+
+def test_variants_are_named_as_in_the_model() -> None:
+    rows = tomllib.loads(MODEL.read_text("utf-8"))["run"]
+    assert {variant.name for variant in VARIANTS} <= {row["name"] for row in rows}
