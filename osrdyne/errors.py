@@ -76,6 +76,10 @@ class InvalidMessageError(OsrdyneError):
     """A message on one of our queues cannot be understood."""
 
 
+class MessageTooLargeError(InvalidMessageError):
+    """The headers of a message do not fit into one frame; RabbitMQ would close the connection that sends it."""
+
+
 class InvalidKeyError(InvalidMessageError):
     """A key is not UTF-8, or longer than 255 bytes."""
 

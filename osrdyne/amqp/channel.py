@@ -16,10 +16,15 @@ from pamqp import commands as spec
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.faults import translated
 from osrdyne.amqp.message import Delivery, Message
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
 
 if TYPE_CHECKING:
     from osrdyne.amqp.connection import Connection
+
+_FRAME_MAX = 131_072
+_FRAME_OVERHEAD_BYTES = 8
+_HEADER_FIXED_BYTES = 12
+_MESSAGE_ID_BYTES = 33  # aiormq gives every message an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +213,11 @@ class Channel:
 
         Raises `PublishRefusedError` when it was refused, or `mandatory` and unroutable (the channel lives on), and
         `BrokerUnavailableError` when no answer came: then nobody knows whether the broker has it. While the broker
-        blocks publishers (an alarm), no time-out runs.
+        blocks publishers (an alarm), no time-out runs. Raises `MessageTooLargeError`, and sends nothing, when the
+        headers are too large for the broker.
         """
+        properties = message.properties()
+        self._check_size(properties)
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
             async with self._turn_of(message.message_id):
@@ -218,11 +226,18 @@ class Channel:
                         message.body,
                         exchange=exchange,
                         routing_key=routing_key,
-                        properties=message.properties(),
+                        properties=properties,
                         mandatory=mandatory,
                         wait=False,
                     )
                 )
+
+    def _check_size(self, properties: spec.Basic.Properties) -> None:
+        """A header that is larger than a frame costs the connection (501), and everybody who publishes on it."""
+        size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
+        limit = (self._underlay.connection.connection_tune.frame_max or _FRAME_MAX) - _FRAME_OVERHEAD_BYTES
+        if size > limit:
+            raise MessageTooLargeError(f"The headers of the message have {size} bytes; the broker takes {limit}.")
 
     @asynccontextmanager
     async def _turn_of(self, message_id: str | None) -> AsyncIterator[None]:

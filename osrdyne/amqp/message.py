@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 PERSISTENT = 2
 TRANSIENT = 1
+ROUTING_HEADERS = frozenset({"CC", "BCC"})
+"""RabbitMQ's sender-selected distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,13 @@ class Delivery:
         )
 
     def to_message(self, *, headers: Mapping[str, object], expiration: str | None) -> Message:
-        """A copy to be republished: `user-id` and the broker's own headers are left out (BROKER 0.7)."""
+        """A copy to be republished: `user-id` and the broker's own headers are left out (BROKER 0.7), and those that
+        make it deliver to further queues, which would act with our permissions instead of the first publisher's."""
         properties = self.properties
+        left_out = BROKER_HEADERS | ROUTING_HEADERS
         return Message(
             body=self.body,
-            headers={name: value for name, value in headers.items() if name not in BROKER_HEADERS},
+            headers={name: value for name, value in headers.items() if name not in left_out},
             correlation_id=properties.correlation_id,
             reply_to=properties.reply_to,
             content_type=properties.content_type,

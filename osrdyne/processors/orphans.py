@@ -15,7 +15,13 @@ from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import BrokerConflictError, InvalidKeyError, PublishRefusedError, QueueFullError
+from osrdyne.errors import (
+    BrokerConflictError,
+    InvalidKeyError,
+    MessageTooLargeError,
+    PublishRefusedError,
+    QueueFullError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import QueueBoard
@@ -106,6 +112,9 @@ class OrphanProcessor:
                 await self._clock.sleep(FORWARD_RETRY.delay(refusals))
             except BrokerConflictError as error:
                 await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
+                return
+            except MessageTooLargeError as error:
+                await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
                 return
         await delivery.ack()
         self._metrics.orphans.labels(outcome="forwarded").inc()

@@ -7,6 +7,8 @@ from datetime import datetime
 
 DEADLINE_HEADER = "x-deadline"
 _MAX_MS = 253_402_300_799_000  # the end of the year 9999: anything later is no deadline
+MAX_EXPIRATION_MS = 2**32 - 1
+"""About 50 days: RabbitMQ closes the channel that publishes a longer `expiration`."""
 
 
 def parse_expiration_ms(expiration: object) -> int | None:
@@ -50,5 +52,8 @@ def is_past(deadline: int | None, *, now_ms: int, skew_ms: int = 0) -> bool:
 
 
 def remaining_expiration(deadline: int | None, *, now_ms: int) -> str | None:
-    """The `expiration` property that carries the rest of a deadline to the next hop; `"0"` when it has passed."""
-    return None if deadline is None else str(max(0, deadline - now_ms))
+    """The `expiration` property that carries the rest of a deadline to the next hop; `"0"` when it has passed.
+
+    A deadline beyond `MAX_EXPIRATION_MS` counts again at the next hop.
+    """
+    return None if deadline is None else str(min(max(0, deadline - now_ms), MAX_EXPIRATION_MS))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
@@ -55,6 +55,7 @@ class Stack:
     term: Term = field(init=False)
     leading: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] = field(init=False)
+    killed: bool = False
 
     # --- as a client
 
@@ -113,6 +114,13 @@ class Stack:
 
     async def lead(self) -> None:
         """One life of a leader, as the daemon leads it."""
+        try:
+            await self._lead()
+        except BaseException:
+            if not self.killed:
+                raise
+
+    async def _lead(self) -> None:
         async with LeaderSession(
             self.settings, clock=self.clock, connect=connect_to(self.broker, self.connections)
         ) as session:
@@ -129,14 +137,13 @@ class Stack:
             )
             await self.term.run(self.stop, on_leading=self.leading.set)
 
-    async def end(self) -> BaseException | None:
-        """Kill the leader: nothing is finished, nothing is closed in order. The error it had ended with, if any."""
+    async def kill(self) -> None:
+        """What SIGKILL does: its connections are gone, nothing is finished, nothing is closed in order."""
+        self.killed = True
+        self.task.cancel()
         for connection in self.connections:
             connection.cut()
-        self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({self.task})
-        return None if self.task.cancelled() else self.task.exception()
+        await asyncio.wait({self.task})
 
 
 def make_stack(

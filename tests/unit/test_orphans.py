@@ -1,0 +1,390 @@
+"""The orphan processor: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.errors import MessageTooLargeError, PublishRefusedError, QueueFullError
+from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
+from osrdyne.protocol.deadlines import MAX_EXPIRATION_MS
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status, decode_text
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.stack import leading
+
+A = Key("a")
+NOW_MS = 1_700_000_000_000
+REPLIES = "replies"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    broker = FakeBroker(clock)
+    broker.declare_queue(REPLIES, {})
+    return broker
+
+
+def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
+    """(correlation id, status) of every answer so far."""
+    return [
+        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
+        for stored in broker.queues[REPLIES].ready
+    ]
+
+
+def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) -> Delivery:
+    return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", key, redelivered, b"", properties.properties())
+
+
+class TestForward:
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock, key: Key) -> None:
+        """DEFECTS 9."""
+        async with leading(clock) as stack:
+            await stack.publish(key, b"1")
+            await clock.settle()
+            assert (stack.waiting(key), stack.orphans()) == ([b"1"], [])
+
+    async def test_orphans_of_a_key_keep_their_order(self, clock: VirtualClock) -> None:
+        bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
+        allowed = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command == ("bind", "pool-req-a", False):
+                await allowed.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hang
+            for body in bodies:
+                await stack.publish("a", body)
+            allowed.set()
+            await clock.settle()
+            assert stack.waiting("a") == bodies
+
+    async def test_slow_bind_of_one_key_holds_back_only_its_own(self, clock: VirtualClock) -> None:
+        """DEFECTS 3: one busy key blocked every other key."""
+        never = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command.name == "look_up" and command.target == "pool-req-slow":
+                await never.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hang
+            for number in range(10):
+                await stack.publish("slow", b"%d" % number)
+                await stack.publish(f"k{number}", b"x")
+            await clock.settle()
+            assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
+            assert len(stack.orphans()) == 10
+
+    async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 12 [nopin]: the idle timer must not fire before the bind."""
+        allowed = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command == ("bind", "pool-req-a", False):
+                await allowed.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hang
+            await stack.publish("a", b"1")
+            await clock.advance(10_000.0)
+            allowed.set()
+            await clock.settle()
+            assert (stack.waiting("a"), stack.term.tracker.is_held(A)) == ([b"1"], False)
+
+    async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 14 [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
+        async with leading(clock) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            targets = [command.target for command in stack.broker.commands if command.name == "publish"]
+            assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
+
+    async def test_orphan_whose_queue_was_unbound_meanwhile_comes_round_again(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+
+            async def unbind_once(command: Command) -> None:
+                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
+                    stack.broker.hook = None
+                    stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
+                    stack.term.queue_board.update(A, binding="unknown")
+                    stack.term.queues_loop.look_at(A)
+
+            stack.broker.hook = unbind_once
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+
+class TestCrashes:
+    async def crash(self, broker: FakeBroker, *, done: bool) -> None:
+        """A leader that dies at its forward: before the broker has it, or before it knows that the broker has it."""
+        with pytest.raises(BaseExceptionGroup):
+            async with leading(broker.clock, broker=broker) as stack:
+
+                async def cut(command: Command) -> None:
+                    if command == ("publish", "pool-req-xchg", done) and stack.is_bound("a"):
+                        for connection in stack.connections:
+                            connection.cut()
+
+                stack.broker.hook = cut
+                await stack.publish("a", b"1")
+                await broker.clock.settle()
+        broker.hook = None
+
+    async def test_crash_before_the_forward_leaves_the_orphan(self, broker: FakeBroker) -> None:
+        """LIFECYCLE 15 [ackfirst]."""
+        await self.crash(broker, done=False)
+        assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [])
+
+    async def test_crash_after_the_forward_leaves_the_orphan_too(self, broker: FakeBroker) -> None:
+        """LIFECYCLE 15: a duplicate is allowed, a loss is not."""
+        await self.crash(broker, done=True)
+        assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [b"1"])
+
+    async def test_next_leader_forwards_what_was_left(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        await self.crash(broker, done=False)
+        async with leading(clock, broker=broker) as stack:
+            await clock.settle()
+            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+    async def test_orphan_is_acknowledged_only_after_the_confirm(self, clock: VirtualClock) -> None:
+        order: list[str] = []
+
+        async def note(command: Command) -> None:
+            if command.done and (command.target, command.name) in {
+                ("pool-req-xchg", "publish"),
+                ("pool-orphan", "ack"),
+            }:
+                order.append(command.name)
+
+        async with leading(clock) as stack:
+            stack.broker.hook = note
+            await stack.publish("a", b"1")
+            await clock.settle()
+        assert order == ["publish", "publish", "ack"]
+
+
+class TestRefusals:
+    async def test_key_that_is_not_utf8_is_answered_invalid(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with leading(clock, broker=broker) as stack:
+            await stack.publish("\udcff", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert (answers(broker), stack.orphans(), stack.term.tracker.keys()) == ([("c", "invalid")], [], [])
+
+    async def test_expired_orphan_is_answered_and_starts_nobody(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with leading(clock, broker=broker) as stack:
+            await stack.publish("a", reply_to=REPLIES, headers={"x-deadline": NOW_MS - 6_000})
+            await clock.settle()
+            assert (answers(broker), stack.term.tracker.keys()) == ([(None, "expired")], [])
+
+    async def test_deadline_passed_within_the_allowed_skew_is_forwarded(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            await stack.publish("a", b"1", headers={"x-deadline": NOW_MS - 4_000})
+            await clock.settle()
+            assert stack.waiting("a") == [b"1"]
+
+    async def test_no_activate_is_answered_while_the_group_is_not_up(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with leading(clock, broker=broker) as stack:
+            await stack.publish("a", reply_to=REPLIES, headers={NO_ACTIVATE_HEADER: True})
+            await clock.settle()
+            assert (answers(broker), stack.driver.calls) == ([(None, "not-running")], [])
+
+    async def test_no_activate_is_forwarded_while_the_group_is_on_its_way(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await stack.publish("a", b"1", headers={NO_ACTIVATE_HEADER: True})
+            await clock.settle()
+            assert stack.waiting("a") == [b"1"]
+
+    async def test_request_that_goes_in_circles_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with leading(clock, broker=broker) as stack:
+            await stack.publish("a", reply_to=REPLIES, headers={HOPS_HEADER: MAX_HOPS})
+            await clock.settle()
+            assert answers(broker) == [(None, "rejected")]
+
+    async def test_queue_of_somebody_else_is_answered_and_leaves_other_keys_alone(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+        async with leading(clock, broker=broker) as stack:
+            for _ in range(3):
+                await stack.publish("a", reply_to=REPLIES)
+            await stack.publish("b", b"1")
+            await clock.settle()
+            assert (answers(broker), stack.waiting("b")) == ([(None, "start-failed")] * 3, [b"1"])
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [(QueueFullError("full"), "maxlen"), (MessageTooLargeError("131073 bytes"), "invalid")],
+        ids=["full queue", "headers too large"],
+    )
+    async def test_forward_that_cannot_succeed_is_answered(
+        self, clock: VirtualClock, broker: FakeBroker, error: Exception, status: str
+    ) -> None:
+        async with leading(clock, broker=broker) as stack:
+
+            async def refuse(command: Command) -> None:
+                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a"):
+                    raise error
+
+            stack.broker.hook = refuse
+            await stack.publish("a", reply_to=REPLIES)
+            await clock.settle()
+            assert (answers(broker), stack.orphans(), stack.task.done()) == ([(None, status)], [], False)
+
+    async def test_forward_that_no_queue_takes_is_tried_until_one_does(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """The orphan stays, and waits in nobody's way."""
+        refusals = 5
+        async with leading(clock, broker=broker) as stack:
+
+            async def refuse(command: Command) -> None:
+                nonlocal refusals
+                if command == ("publish", "pool-req-xchg", False) and stack.is_bound("a") and refusals:
+                    refusals -= 1
+                    raise PublishRefusedError("unroutable")
+
+            stack.broker.hook = refuse
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert stack.orphans() == [b"1"]
+            await clock.advance(10.0)
+            assert (stack.waiting("a"), stack.orphans()) == ([b"1"], [])
+
+    async def test_reply_queue_that_is_gone_or_refuses_does_not_keep_the_orphan(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+
+            async def refuse(command: Command) -> None:
+                if command.name == "publish" and command.target == "refuses":
+                    raise QueueFullError("nack")
+
+            stack.broker.hook = refuse
+            for reply_to in ("gone", "refuses"):
+                await stack.publish("\udcff", reply_to=reply_to)
+            await clock.settle()
+            assert (stack.orphans(), stack.task.done()) == ([], False)
+            assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
+
+
+async def test_stop_finishes_what_was_taken_and_leaves_the_rest(clock: VirtualClock, broker: FakeBroker) -> None:
+    """A graceful end: consumers first, then what they have taken, then the loops; workers go on."""
+    allowed = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await allowed.wait()
+
+    async with leading(clock, broker=broker) as stack:
+        broker.hook = hang
+        await stack.publish("a", b"taken")
+        await clock.settle()
+        stack.stop.requested.set()
+        await clock.settle()
+        await stack.publish("b", b"late")
+        allowed.set()
+        await asyncio.wait({stack.task})
+        assert (stack.waiting("a"), stack.orphans(), stack.running("a")) == ([b"taken"], [b"late"], 1)
+
+
+class TestForwarding:
+    def test_request_without_anything_is_not_refused(self) -> None:
+        request = orphan(Message()).to_request(now_ms=NOW_MS)
+        assert refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=0) is None
+
+    def test_deadline_is_carried_over_with_what_is_left_of_the_expiration(self) -> None:
+        """DEFECTS 16: per-message expiration started anew at every hop."""
+        sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
+        delivery = orphan(Message(expiration="60000", timestamp=sent))
+        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
+        assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
+
+    def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection(self) -> None:
+        delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
+        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
+        assert message.expiration == str(MAX_EXPIRATION_MS)
+
+    def test_every_forward_counts_a_hop(self) -> None:
+        delivery = orphan(Message(headers={HOPS_HEADER: 3}))
+        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        assert message.headers[HOPS_HEADER] == 4
+
+    @pytest.mark.parametrize(
+        "name", ["Authorization", AUTHORIZATION_HEADER, "CC", "BCC", "x-death", "x-delivery-count", "x-acquired-count"]
+    )
+    def test_header_that_must_not_travel_is_left_out(self, name: str) -> None:
+        delivery = orphan(Message(headers={name: "v", "traceparent": "t"}))
+        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
+
+    def test_user_id_is_not_sent_on(self) -> None:
+        """DEFECTS 16."""
+        delivery = orphan(Message())
+        delivery.properties.user_id = "somebody"
+        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        assert message.properties().user_id is None
+
+    @given(
+        headers=st.dictionaries(
+            st.sampled_from([HOPS_HEADER, NO_ACTIVATE_HEADER, "x-deadline", "x-rpc-path", "x-delivery-count", "h"]),
+            st.one_of(
+                st.none(),
+                st.booleans(),
+                st.integers(),
+                st.floats(),
+                st.text(),
+                st.binary(),
+                st.lists(st.integers()),
+                st.dictionaries(st.text(), st.text()),
+            ),
+        ),
+        expiration=st.one_of(st.none(), st.text()),
+        key=st.text(max_size=300),
+    )
+    def test_hostile_request_is_forwarded_or_refused_and_never_raises(
+        self, headers: dict[str, object], expiration: str | None, key: str
+    ) -> None:
+        delivery = orphan(Message(headers=headers, expiration=expiration), key)
+        request = delivery.to_request(now_ms=NOW_MS)
+        refusal = refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=5_000)
+        if refusal is None:
+            message = forwarded(delivery, request, now_ms=NOW_MS, skew_ms=5_000)
+            assert message.expiration is None or 0 <= int(message.expiration) <= MAX_EXPIRATION_MS
+        else:
+            assert refusal.status in Status
+
+
+async def test_hold_is_released_when_the_leader_is_killed(clock: VirtualClock) -> None:
+    never = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await never.wait()
+
+    async with leading(clock) as stack:
+        stack.broker.hook = hang
+        await stack.publish("a", b"1")
+        await clock.settle()
+        assert stack.term.tracker.is_held(A)
+        await stack.kill()
+        assert (stack.term.tracker.is_held(A), stack.orphans()) == (False, [b"1"])
