@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from osrdyne.aio.clock import Clock, now_ms
-from osrdyne.amqp import Channel, Delivery
-from osrdyne.errors import BrokerUnavailableError
+from osrdyne.amqp import Channel, Consumer, Delivery
+from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard, StartFailure, WorkerBoard
-from osrdyne.processors.replies import Replier
+from osrdyne.processors.replies import Replier, printable
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
+MAX_ATTACHED = 500
+"""Queues consumed at once: RabbitMQ allows some 2,000 channels for a connection, which others need as well."""
 
 
 class StartFailureResponder:
@@ -43,7 +46,9 @@ class StartFailureResponder:
         self._open_channel = open_channel
         self._retry = retry
         self._clock = clock
-        self._attached: dict[Key, asyncio.Task[None]] = {}
+        self._serving: set[Key] = set()
+        self._consumers: dict[Key, tuple[Channel, Consumer]] = {}
+        self._room = asyncio.Semaphore(MAX_ATTACHED)
         self._log: Logger = get_logger("start_failures")
 
     async def run(self) -> None:
@@ -52,34 +57,52 @@ class StartFailureResponder:
         async with asyncio.TaskGroup() as group:
             while True:
                 for key in await changes.wait():
-                    if self._is_failed(key) and key not in self._attached:
-                        task = group.create_task(self._serve(key), name=f"start failures of {key!r}")
-                        self._attached[key] = task
-                        task.add_done_callback(lambda _, key=key: self._attached.pop(key, None))  # type: ignore[misc]
-                    elif not self._is_failed(key) and key in self._attached:
-                        self._attached[key].cancel()
+                    if not self._is_failed(key):
+                        await self._detach(key)
+                    elif key not in self._serving:
+                        self._serving.add(key)
+                        group.create_task(self._serve(key), name=f"start failures of {key!r}")
 
     def _is_failed(self, key: Key) -> bool:
         facts = self._board[key]
         return facts.failure is not None and facts.is_empty and self._queues[key].exists
 
+    async def _detach(self, key: Key) -> None:
+        """Take no further request; the one that is being answered is answered to its end."""
+        channel, consumer = self._consumers.pop(key, (None, None))
+        if channel is not None and consumer is not None:
+            with suppress(BrokerError):
+                await channel.cancel(consumer)
+
     async def _serve(self, key: Key) -> None:
         """Answer the group's requests until it recovers, or a request comes that may cause the next attempt."""
         while self._is_failed(key):
-            channel = await self._open_channel()
-            try:
-                consumer = await channel.consume(self._names.request_queue(key), prefetch=1)
-                async for delivery in consumer:
-                    failure = self._board[key].failure
-                    if failure is None or self._clock.monotonic() >= failure.retry_at:
-                        break
-                    await self._answer(key, delivery, failure)
-            except BrokerUnavailableError as error:
-                self._log.debug("queue of a failed group is gone", key=key, error=str(error))
-            finally:
-                await channel.close()
-            self._retry(key)
+            async with self._room:
+                try:
+                    if await self._answer_until_demand(key):
+                        self._retry(key)
+                except BrokerError as error:
+                    self._log.debug("queue of a failed group cannot be read", key=key, error=str(error))
             await self._clock.sleep(REATTACH_DELAY)
+        self._serving.discard(key)
+
+    async def _answer_until_demand(self, key: Key) -> bool:
+        """Answer requests. True when one came after the back-off: it is put back, for the worker to be started."""
+        channel = await self._open_channel()
+        try:
+            consumer = await channel.consume(self._names.request_queue(key), prefetch=1)
+            self._consumers[key] = (channel, consumer)
+            if not self._is_failed(key):
+                return False
+            async for delivery in consumer:
+                failure = self._board[key].failure
+                if failure is None or self._clock.monotonic() >= failure.retry_at:
+                    return True
+                await self._answer(key, delivery, failure)
+            return False
+        finally:
+            self._consumers.pop(key, None)
+            await channel.close()
 
     async def _answer(self, key: Key, delivery: Delivery, failure: StartFailure) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
@@ -89,7 +112,7 @@ class StartFailureResponder:
             Status.START_FAILED,
             f"No worker could be started for this key: {failure.reason}.{last}",
             retry_after=max(0.0, round(failure.retry_at - self._clock.monotonic(), 1)),
-            facts={"log_lines": list(failure.log_lines), "attempts": failure.attempts},
+            facts={"log_lines": [printable(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
         self._log.info("request answered, its group cannot start", key=key)
