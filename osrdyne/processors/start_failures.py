@@ -106,13 +106,20 @@ class StartFailureResponder:
 
     async def _answer(self, key: Key, delivery: Delivery, failure: StartFailure) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
-        last = f" Last words: {failure.log_lines[-1]}" if failure.log_lines else ""
         await self._replier.answer(
             request,
             Status.START_FAILED,
-            f"No worker could be started for this key: {failure.reason}.{last}",
+            describe_failure(failure),
             retry_after=max(0.0, round(failure.retry_at - self._clock.monotonic(), 1)),
             facts={"log_lines": [printable(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
         self._log.info("request answered, its group cannot start", key=key)
+
+
+def describe_failure(failure: StartFailure) -> str:
+    """The reason and the worker's last line, unless that only repeats what the worker gave as the reason."""
+    reason = failure.reason.rstrip(".")
+    last = failure.log_lines[-1] if failure.log_lines else ""
+    words = "" if not last or reason.rpartition(": ")[2] in last else f" Last words: {last}"
+    return f"No worker could be started for this key: {reason}.{words}"
