@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
 from osrdyne.amqp import Channel, Consumer, Message
+from osrdyne.broker.credentials import ScopedCredentials, SharedCredentials
 from osrdyne.broker.declare import apply_policies, declare_topology
 from osrdyne.broker.listing import RequestQueueListing
 from osrdyne.broker.management import ManagementClient
@@ -23,7 +25,8 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Driver, InstanceId, WorkerSpec, new_worker_id
+from osrdyne.drivers.base import Driver, Instance, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.deaths import DeathRegister
@@ -43,7 +46,7 @@ from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
 from osrdyne.protocol.control import Command, ControlMessage, Generation
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
 
 DRAIN_TIMEOUT = 10.0
 """How long a graceful end waits for what the consumers have taken, seconds."""
@@ -104,6 +107,7 @@ class Term:
         self.book = InstanceBook()
         self._commands = session.request_queues(management)
         self._build_loops()
+        self._credentials = self._choose_credentials()
         self._build_processors()
         self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
 
@@ -111,6 +115,24 @@ class Term:
 
     def _build_loops(self) -> None:
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
+    def _choose_credentials(self) -> SharedCredentials | ScopedCredentials:
+        broker, lifecycle = self._settings.broker, self._settings.lifecycle
+        if not (broker.scoped_credentials and self._driver.manages_workers):
+            return SharedCredentials(broker.effective_worker_uri())
+        return ScopedCredentials(
+            names=self.names,
+            management=self._management,
+            uri=broker.effective_worker_uri(),
+            alive=self._workers_alive,
+            start_timeout=lifecycle.start_timeout,
+            interval=lifecycle.resync_interval,
+            clock=self._clock,
+        )
+
+    def _workers_alive(self) -> set[WorkerId]:
+        instances = (entry.instance for entry in self.book.entries())
+        return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
+
         self.limits = group_limits(self._settings)
         listing = RequestQueueListing(self._management, self.names)
         self.queues_loop = RequestQueuesLoop(
@@ -128,6 +150,7 @@ class Term:
             make_spec=self._make_spec,
             book=self.book,
             records=records,
+            credentials=self._credentials,
             tracker=self.tracker,
             queues=self._commands,
             registry=self.registry,
@@ -208,9 +231,10 @@ class Term:
             clock=clock,
         )
 
-    def _make_spec(self, key: Key, slot: int, generation: Generation) -> WorkerSpec:
+    async def _make_spec(self, key: Key, slot: int, generation: Generation) -> WorkerSpec:
         environment = worker_environment(self._settings, key, self.names)
-        return WorkerSpec(environment=environment, generation=generation, slot=slot)
+        uri = await self._credentials.uri_for(key, environment.worker_id)
+        return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
 
     # --- running
 
@@ -252,6 +276,7 @@ class Term:
         ]
 
     async def _start_processors(self, group: asyncio.TaskGroup) -> list[_Consuming]:
+            start_endless(group, "worker credentials", self._credentials.run()),
         names = self.names
         processors = [
             (names.activity_queue, activity.PREFETCH, self._activity.run),
@@ -300,11 +325,15 @@ class Term:
         self._log.info("stopping workers", workers=len(instances))
         async with asyncio.TaskGroup() as group:
             for instance in instances:
-                group.create_task(self._stop_worker(instance.instance_id))
+                group.create_task(self._stop_worker(instance))
+        with suppress(BrokerError):  # a later leader removes what is left
+            await self._credentials.tidy()
 
-    async def _stop_worker(self, instance_id: InstanceId) -> None:
-        await self._driver.stop(instance_id, grace=self.limits.stop_grace)
-        await self._driver.remove(instance_id)
+    async def _stop_worker(self, instance: Instance) -> None:
+        await self._driver.stop(instance.instance_id, grace=self.limits.stop_grace)
+        await self._driver.remove(instance.instance_id)
+        self.book.drop(instance.instance_id)
+        self._credentials.release(instance.worker_id)
 
 
 def group_limits(settings: Settings) -> GroupLimits:

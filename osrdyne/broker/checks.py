@@ -70,9 +70,12 @@ def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Findin
     return Finding(subject, True, f"A worker may hold a request for {limit:g} s.")
 
 
-def check_tags(whoami: Whoami) -> list[Finding]:
+def check_tags(whoami: Whoami, *, scoped_credentials: bool = False) -> list[Finding]:
     subject = "user tags"
     grant = f"Set its tags: rabbitmqctl set_user_tags {whoami.user}"
+    if scoped_credentials and not whoami.may_make_users:
+        message = f"The user {whoami.user!r} may not make users, which broker.scoped_credentials needs."
+        return [Finding(subject, False, message, f"{grant} administrator; or turn broker.scoped_credentials off.")]
     if not whoami.may_set_policies:
         return [Finding(subject, False, f"The user {whoami.user!r} may not set policies.", f"{grant} policymaker.")]
     if not whoami.may_monitor:

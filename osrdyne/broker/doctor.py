@@ -85,7 +85,7 @@ async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
             checks.check_clock(overview.clock_offset, allowed=settings.requests.max_clock_skew),
         ]
         whoami = await management.whoami()
-        findings += checks.check_tags(whoami)
+        findings += checks.check_tags(whoami, scoped_credentials=settings.broker.scoped_credentials)
         findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))

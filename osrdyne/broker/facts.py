@@ -77,6 +77,10 @@ class Whoami:
     def may_monitor(self) -> bool:
         return bool(self.tags & {"administrator", "monitoring"})
 
+    @property
+    def may_make_users(self) -> bool:
+        return "administrator" in self.tags
+
 
 @dataclass(frozen=True, slots=True)
 class Permissions:

@@ -1,4 +1,4 @@
-"""RabbitMQ's HTTP API: listings, policies, global parameters, and what `doctor` asks.
+"""RabbitMQ's HTTP API: listings, policies, global parameters, users of workers, and what `doctor` asks.
 
 It never changes queues or bindings: that goes over AMQP, on the channel that holds the leader token (LIFECYCLE 2).
 
@@ -11,6 +11,7 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
@@ -187,6 +188,31 @@ class ManagementClient:
     async def delete_global_parameter(self, name: str) -> None:
         """Delete a global parameter; a missing one is not an error."""
         await self._find("global-parameters", name, method="DELETE")
+
+    async def list_users(self, prefix: str) -> list[str]:
+        """The users whose name begins with `prefix`. This and all that follows needs the tag `administrator`."""
+        users = _objects(await self._request("GET", "users", query={"columns": "name"}))
+        return sorted(name for user in users if (name := str(user.get("name"))).startswith(prefix))
+
+    async def put_user(self, name: str, *, password: str) -> None:
+        """Create a user without tags, or give it another password. It may do nothing yet."""
+        await self._request("PUT", "users", name, body={"password": password, "tags": ""})
+
+    async def put_user_limit(self, user: str, limit: str, value: int) -> None:
+        await self._request("PUT", "user-limits", user, limit, body={"value": value})
+
+    async def put_permissions(self, user: str, permissions: Permissions) -> None:
+        """What the user may do on the virtual host."""
+        await self._request("PUT", "permissions", self.vhost, user, body=asdict(permissions))
+
+    async def put_topic_permissions(self, user: str, exchange: str, *, write: str, read: str) -> None:
+        """With which routing keys the user may publish to a topic exchange, and bind queues to it."""
+        body = {"exchange": exchange, "write": write, "read": read}
+        await self._request("PUT", "topic-permissions", self.vhost, user, body=body)
+
+    async def delete_user(self, name: str) -> None:
+        """Delete a user, which closes its connections (BROKER 11); a missing one is not an error."""
+        await self._find("users", name, method="DELETE")
 
     async def _find(self, *path: str, method: str = "GET") -> httpx.Response | None:
         try:

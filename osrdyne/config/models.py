@@ -76,6 +76,11 @@ class BrokerSettings(Model):
     )
     worker_uri_file: str | None = Field(None, description="A file that holds it, instead of `worker_uri`.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates for amqps and https.")
+    scoped_credentials: bool = Field(
+        False,
+        description="Give each worker a RabbitMQ user of its own that may do only what a worker needs; the user of "
+        "`uri` must be an administrator then. Off, because not every one is.",
+    )
     heartbeat: Duration = Field(30.0, ge=1, description="AMQP heartbeat of ordinary connections.")
     leader_heartbeat: Duration = Field(
         2.0, ge=1, description="Heartbeat of the leader's connection: a silent leader is replaced after three of them."

@@ -7,7 +7,7 @@ from typing import Protocol
 from osrdyne.amqp import Message
 from osrdyne.broker.listing import ListedQueue
 from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId
 
 
 class RequestQueues(Protocol):
@@ -48,6 +48,18 @@ class Publisher(Protocol):
     """The leader's confirmed publisher."""
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None: ...
+
+
+class WorkerCredentials(Protocol):
+    """With which credentials workers connect to the broker."""
+
+    async def uri_for(self, key: Key, worker_id: WorkerId) -> str:
+        """The AMQP URI for a worker that is about to start; it holds a password. Raises `BrokerError`."""
+        ...
+
+    def release(self, worker_id: WorkerId) -> None:
+        """The worker has ended, or did not start. Never waits, never fails."""
+        ...
 
 
 class Lease(Protocol):

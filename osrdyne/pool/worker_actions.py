@@ -6,27 +6,28 @@ ends may still land; names are unique and surplus is stopped, so that does no ha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.errors import DriverError, SlotTakenError, StartFailedError
+from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
 from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.planning import GroupAction, Remove, Start, Stop
-from osrdyne.pool.roles import Lease, RequestQueues
+from osrdyne.pool.roles import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
-SpecFactory = Callable[[Key, int, Generation], WorkerSpec]
+SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
+"""Makes what a worker is given, its credentials among it. Raises `BrokerError`."""
 OVERDUE = "not ready within start_timeout"
 LOG_LINES = 20
 
@@ -50,6 +51,7 @@ class WorkerActions:
         *,
         driver: Driver,
         make_spec: SpecFactory,
+        credentials: WorkerCredentials,
         book: InstanceBook,
         records: StartRecords,
         tracker: PoolStateTracker,
@@ -63,6 +65,7 @@ class WorkerActions:
     ) -> None:
         self._driver = driver
         self._make_spec = make_spec
+        self._credentials = credentials
         self._book = book
         self._records = records
         self._tracker = tracker
@@ -92,12 +95,18 @@ class WorkerActions:
         return True
 
     async def _start(self, key: Key, slot: int) -> bool:
-        spec = self._make_spec(key, slot, self._tracker.generation_of(key))
+        try:
+            spec = await self._make_spec(key, slot, self._tracker.generation_of(key))
+        except BrokerError as error:
+            return self._note_missing_credentials(key, error)
+        await self._lease.confirm()  # making credentials may have taken a while (LIFECYCLE 23)
         try:
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
+            self._credentials.release(spec.worker_id)
             return await self._find_who_took(key, slot, error)
         except StartFailedError as error:
+            self._credentials.release(spec.worker_id)
             self._note_refusal(key, error)
             return True
         self._book.note(instance, now=self._clock.monotonic(), started_here=True)
@@ -114,6 +123,15 @@ class WorkerActions:
             return True
         self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
         return False
+
+    def _note_missing_credentials(self, key: Key, error: BrokerError) -> bool:
+        """An HTTP API that does not answer is asked again; what it refuses needs a person, and callers an answer."""
+        if error.retryable:
+            self._log.warning("credentials of a worker cannot be made", key=key, error=str(error))
+            return False
+        self._log.error("credentials of a worker cannot be made", key=key, error=str(error))
+        self._note_refusal(key, StartFailedError("The credentials of the worker cannot be made; the log says why."))
+        return True
 
     def _note_refusal(self, key: Key, error: StartFailedError) -> None:
         self._metrics.worker_starts.labels(outcome="refused").inc()
@@ -153,6 +171,7 @@ class WorkerActions:
         instance, why = entry.instance, entry.stopped_for
         reported = self._registry[instance.worker_id]
         self._registry.forget(instance.worker_id)
+        self._credentials.release(instance.worker_id)
         if why is None and reported is not None and reported.requests:
             self._note_death(instance, reported, log_lines)
         if self._tracker.status(instance.key) is None or why not in {None, OVERDUE}:
