@@ -12,6 +12,7 @@ import httpx
 import pytest
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
+from osrdyne import amqp
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
@@ -41,7 +42,7 @@ async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str)
         worker = await pool.start()
         response = await pool.caller.call("/info")
         await pool.send_control(Command.PAUSE)
-        await pool.until_reported(worker, Event.READY, times=2)
+        await pool.until_told(worker, paused=True)
     assert json.loads(response.body)["key"] == key
 
 
@@ -178,7 +179,7 @@ async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Sta
 async def test_pause_stops_taking_and_resume_goes_on(pool: Stage) -> None:
     worker = await pool.start()
     await pool.send_control(Command.PAUSE)
-    await pool.until_reported(worker, Event.READY, times=2)
+    await pool.until_told(worker, paused=True)
     assert await until_consumers(pool, 0)
     asked = await pool.caller.send("/echo", b"x")
     assert await until_ready_requests(pool, 1)
@@ -198,7 +199,7 @@ async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage) -> No
     worker = await pool.start(config={"load_seconds": 1}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
     await pool.send_control(Command.PAUSE)
-    await pool.until_reported(worker, Event.STARTED, times=2)
+    await pool.until_told(worker, paused=True)
     await pool.until_reported(worker, Event.READY)
     await pool.caller.send("/echo")
     assert await until_ready_requests(pool, 1)
@@ -229,6 +230,20 @@ async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
     assert (await pool.caller.call("/echo", b"new", queue=queue)).body == b"new"
     await pool.caller.send("/echo")
     assert await until_ready_requests(pool, 1)
+
+
+async def test_request_of_a_caller_that_is_gone_is_not_run(pool: Stage) -> None:
+    worker = await pool.start(runtime={"skip_abandoned": True})
+    first = await pool.caller.send("/sleep", {"seconds": 1})
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    gone = await pool.connection.channel(confirms=True)
+    await gone.consume("amq.rabbitmq.reply-to", no_ack=True)
+    message = amqp.Message(headers={"x-rpc-path": "/crash"}, reply_to="amq.rabbitmq.reply-to")
+    await gone.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
+    await gone.close()
+    assert (await pool.caller.answer(first)).status == Status.OK
+    report = await pool.until(worker, lambda report: report.headers.get("x-path") == "/crash")
+    assert report.headers["x-status"] == b"abandoned"
 
 
 async def until_ready_requests(pool: Stage, number: int) -> bool:

@@ -151,7 +151,7 @@ async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: Work
     reply_queue = await own_reply_queue(pool)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
     await pool.send_control(Command.RESUME)  # answered once the cancel has been read
-    await pool.until_reported(worker, Event.READY, times=2)
+    await pool.until_told(worker, paused=False)
     await send_with_reply_to(pool, "/crash", reply_queue)
     assert await status_in(pool, reply_queue) == b"cancelled"
 

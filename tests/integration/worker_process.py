@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,10 +111,19 @@ class Stage:
 
     async def until_reported(self, worker: WorkerProcess, event: Event, *, times: int = 1) -> ActivityReport:
         """Wait for the worker's report number `times` of this event."""
+        return await self.until(worker, lambda report: report.event is event, times=times)
+
+    async def until_told(self, worker: WorkerProcess, *, paused: bool) -> ActivityReport:
+        """Wait until the worker answers a control message with this state; it may be busy or ready."""
+        return await self.until(worker, lambda report: report.details.get("paused") is paused)
+
+    async def until(
+        self, worker: WorkerProcess, wanted: Callable[[ActivityReport], bool], *, times: int = 1
+    ) -> ActivityReport:
         async with asyncio.timeout(PATIENCE):
             while True:
                 mine = [report for report in self.reports if report.worker_id == worker.environment.worker_id]
-                matching = [report for report in mine if report.event is event]
+                matching = [report for report in mine if wanted(report)]
                 if len(matching) >= times:
                     return matching[times - 1]
                 assert worker.process.returncode is None, worker.lines
