@@ -130,6 +130,7 @@ class PoolStateTracker:
         """Keep the group ACTIVE until `unpin`."""
         self._pinned.add(key)
         self.require_worker_group(key)
+        self._feed.notify(key)  # a start that had failed is now tried again without a request
 
     def unpin(self, key: Key) -> None:
         """Let the idle clock of the key run again, from now."""

@@ -18,6 +18,9 @@ class FakeManagement(ManagementClient):
         self.available = True
         """False: every call fails, as when the management plugin is off."""
 
+    def __repr__(self) -> str:
+        return "FakeManagement()"
+
     async def close(self) -> None:
         """Nothing to close."""
 

@@ -1,0 +1,152 @@
+"""The activity processor: reports become use of a group, once in a window, and never create one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.state import Delays, GroupStatus
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.view import WorkerState
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.processors.activity import ActivityProcessor
+from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+
+A = Key("a")
+WINDOW = 10.0
+UNBIND = 100.0
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.clock = VirtualClock(monotonic=0.0)
+        self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, 50.0), clock=self.clock)
+        self.board = QueueBoard()
+        self.registry = WorkerRegistry(self.clock)
+        self.metrics = Metrics()
+        self.processor = ActivityProcessor(
+            tracker=self.tracker,
+            board=self.board,
+            registry=self.registry,
+            window=WINDOW,
+            clock=self.clock,
+            metrics=self.metrics,
+        )
+
+    def process(self, message: Message, key: str = A) -> None:
+        channel = FakeChannel(FakeBroker(self.clock))
+        self.processor.process(Delivery(channel, 1, "x", key, False, message.body, message.properties()))
+
+    def report(self, event: Event, key: str = A, **details: object) -> None:
+        report = ActivityReport(key, event, "w", details)
+        self.process(Message(body=report.wire_body(), headers=report.wire_headers()), key)
+
+    def until(self) -> float:
+        record = self.tracker.record(A)
+        assert record is not None
+        return record.active_until
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+def test_use_keeps_the_group_for_the_window_longer(setting: Setting) -> None:
+    """What is not looked at within the window is made up for."""
+    setting.tracker.require_worker_group(A)
+    setting.report(Event.REQUEST_RECEIVED)
+    assert setting.until() == UNBIND + WINDOW
+
+
+async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
+    """DEFECTS 8: the debounce was inverted, and steady use was unbound after ten minutes."""
+    setting.tracker.require_worker_group(A)
+    untils = []
+    for _ in range(21):
+        setting.report(Event.REQUEST_RECEIVED)
+        untils.append(setting.until())
+        await setting.clock.advance(1.0)
+    assert sorted(set(untils)) == [UNBIND + WINDOW, UNBIND + 2 * WINDOW, UNBIND + 3 * WINDOW]
+
+
+async def test_group_used_steadily_is_never_unbound(setting: Setting) -> None:
+    setting.tracker.require_worker_group(A)
+    for _ in range(500):
+        setting.report(Event.BUSY, in_flight=1)
+        await setting.clock.advance(5.0)
+        setting.tracker.advance()
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+async def test_use_brings_an_unbound_group_back(setting: Setting) -> None:
+    setting.tracker.adopt(A, GroupStatus.UNBOUND)
+    setting.report(Event.REQUEST_COMPLETED)
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+@pytest.mark.parametrize("event", [Event.STARTED, Event.READY, Event.IDLE, Event.STOPPING, Event.FAILED])
+def test_report_without_work_is_no_use(setting: Setting, event: Event) -> None:
+    setting.tracker.adopt(A, GroupStatus.UNBOUND)
+    setting.report(event)
+    assert setting.tracker.status(A) is GroupStatus.UNBOUND
+
+
+def test_report_about_an_unknown_key_creates_nothing(setting: Setting) -> None:
+    setting.report(Event.REQUEST_RECEIVED)
+    assert (setting.tracker.keys(), setting.registry.all(), setting.processor._counted_at) == ([], [], {})
+
+
+def test_report_about_a_group_on_its_way_out_brings_it_back(setting: Setting) -> None:
+    setting.board.update(A, exists=True)
+    setting.report(Event.BUSY, in_flight=1)
+    assert setting.tracker.status(A) is GroupStatus.ACTIVE
+
+
+def test_state_of_the_worker_is_kept(setting: Setting) -> None:
+    setting.tracker.require_worker_group(A)
+    setting.report(Event.READY)
+    assert [(worker.worker_id, worker.state) for worker in setting.registry.of_key(A)] == [("w", WorkerState.READY)]
+
+
+async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(setting: Setting) -> None:
+    for number in range(5_000):
+        key = Key(str(number))
+        setting.tracker.require_worker_group(key)
+        setting.report(Event.BUSY, key)
+        setting.tracker.retire(key)
+        await setting.clock.advance(WINDOW)
+        setting.tracker.advance()
+        setting.tracker.end(key)
+    assert len(setting.processor._counted_at) <= 1_010
+
+
+@pytest.mark.parametrize("key", ["\udcff", "x" * 256], ids=["not UTF-8", "too long"])
+def test_report_about_something_that_is_no_key_is_counted_and_dropped(setting: Setting, key: str) -> None:
+    setting.report(Event.BUSY, key)
+    labels = {"queue": "activity"}
+    assert setting.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", labels) == 1.0
+
+
+VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()))
+
+
+@given(
+    headers=st.dictionaries(st.sampled_from([EVENT_HEADER, WORKER_ID_HEADER, "h"]), VALUES)
+    | st.fixed_dictionaries({EVENT_HEADER: st.sampled_from([str(event) for event in Event]), WORKER_ID_HEADER: VALUES}),
+    body=st.one_of(st.binary(), st.sampled_from([b"[" * 10_000, b'{"in_flight": -1}', b'{"reason": "\\ud800"}'])),
+    key=st.one_of(st.just("a"), st.text(max_size=300), st.just("\udcff")),
+)
+def test_hostile_report_never_raises(headers: dict[str, object], body: bytes, key: str) -> None:
+    setting = Setting()
+    setting.tracker.require_worker_group(A)
+    setting.process(Message(headers=headers, body=body), key)
+    assert setting.tracker.keys() == [A]

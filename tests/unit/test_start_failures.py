@@ -1,0 +1,159 @@
+"""Requests of a group that cannot start are answered: a real leader in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from osrdyne.errors import StartFailedError
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import decode_text
+from osrdyne.testing.broker import Command, FakeBroker, Stored
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, Stack, leading
+
+A = Key("a")
+REPLIES = "replies"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    broker = FakeBroker(clock)
+    broker.declare_queue(REPLIES, {})
+    return broker
+
+
+def broken_driver(clock: VirtualClock, *, starts: int = 1, log_lines: tuple[str, ...] = ("pull denied",)) -> FakeDriver:
+    driver = FakeDriver(clock, pool=POOL)
+    for _ in range(starts):
+        driver.fail_next_start(StartFailedError("no such image", log_lines=log_lines))
+    return driver
+
+
+def answers(broker: FakeBroker) -> list[Stored]:
+    return broker.queues[REPLIES].ready
+
+
+def statuses(broker: FakeBroker) -> list[str | None]:
+    return [decode_text(stored.message.headers.get("x-status")) for stored in answers(broker)]
+
+
+async def ask(stack: Stack, key: str = "a") -> None:
+    await stack.publish(key, reply_to=REPLIES, correlation_id="c")
+    await stack.clock.settle()
+
+
+async def test_request_that_waited_is_answered_with_the_last_words(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        (answer,) = answers(broker)
+        error = json.loads(answer.message.body)["error"]
+        assert (statuses(broker), answer.message.correlation_id) == (["start-failed"], "c")
+        assert (error["code"], error["log_lines"]) == ("start-failed", ["pull denied"])
+        assert "no such image" in error["message"]
+        assert stack.waiting("a") == []
+
+
+async def test_request_during_the_back_off_is_answered_at_once(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        await clock.advance(5.0)
+        await ask(stack)
+        assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 1)
+        retry_after = answers(broker)[1].message.headers["x-retry-after"]
+        assert isinstance(retry_after, float)
+        assert 3.0 <= retry_after <= 7.0
+
+
+async def test_request_after_the_back_off_is_put_back_and_served(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        await clock.advance(20.0)
+        await ask(stack)
+        assert (len(answers(broker)), stack.running("a"), len(stack.waiting("a"))) == (1, 1, 1)
+
+
+async def test_group_that_fails_again_answers_the_request_it_put_back(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=2)) as stack:
+        await ask(stack)
+        await clock.advance(20.0)
+        await ask(stack)
+        await clock.advance(2.0)
+        assert (statuses(broker), stack.driver.count("start")) == (["start-failed"] * 2, 2)
+
+
+async def test_failed_group_without_requests_is_not_started_again(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        await clock.advance(500.0)
+        assert stack.driver.count("start") == 1
+
+
+async def test_failed_group_ends_like_any_other(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        await clock.advance(1_400.0)
+        assert (stack.has_queue("a"), stack.term.worker_board.keys(), stack.term.tracker.keys()) == (False, [], [])
+
+
+async def test_other_keys_do_not_notice(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack, "a")
+        await ask(stack, "b")
+        assert (statuses(broker), stack.running("b"), len(stack.waiting("b"))) == (["start-failed"], 1, 1)
+
+
+async def test_answer_under_way_when_the_group_recovers_is_finished(clock: VirtualClock, broker: FakeBroker) -> None:
+    """Answered and then served as well, one request would have two different outcomes."""
+    allowed = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        if command == ("publish", REPLIES, True):
+            await allowed.wait()
+
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        broker.hook = hang
+        await ask(stack)
+        stack.term.tracker.pin(A)  # pinned, it starts again by itself
+        await clock.advance(12.0)
+        assert stack.running("a") == 1
+        allowed.set()
+        await clock.advance(5.0)
+        assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
+
+
+async def test_queue_that_somebody_deleted_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+    """DEFECTS 6."""
+    async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
+        await ask(stack)
+        broker.delete_queue("pool-req-a")
+        await clock.advance(10.0)
+        assert not stack.task.done()
+
+
+async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroker) -> None:
+    """They travel in a header, which must fit into one frame."""
+    async with leading(clock, broker=broker, driver=broken_driver(clock, log_lines=("\ud800" * 1_000_000,))) as stack:
+        await ask(stack)
+        (answer,) = answers(broker)
+        detail = answer.message.headers["x-status-detail"]
+        assert isinstance(detail, str)
+        assert len(detail.encode()) < 10_000
+        assert len(answer.message.body) < 10_000
+        assert stack.waiting("a") == []
+
+
+async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
+        for number in range(1_000):
+            stack.term.tracker.require_worker_group(Key(str(number)))
+        await clock.settle()
+        assert len([channel for channel in stack.connections[0].channels if not channel.is_closed]) < 600
