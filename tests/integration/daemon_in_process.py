@@ -1,0 +1,84 @@
+"""A daemon inside the test's own process, with real worker processes that echo."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.config.models import (
+    ApiSettings,
+    BrokerSettings,
+    DriverSettings,
+    LifecycleSettings,
+    PoolSettings,
+    Settings,
+    WorkerSettings,
+)
+from osrdyne.daemon import Daemon
+from osrdyne.term import StopRequest
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
+
+
+def echo_settings(broker: BrokerSettings, pool: str, directory: Path) -> Settings:
+    """Short delays, and everything that is written stays below `directory`."""
+    worker = Path(sys.executable).with_name("osrdyne-worker")
+    options = {
+        "command": [str(worker), "workers.examples.echo:app"],
+        "cwd": str(ROOT),
+        "state_directory": str(directory / "state"),
+        "log_directory": str(directory / "logs"),
+    }
+    return Settings(
+        broker=broker,
+        pool=PoolSettings(id=pool),
+        driver=DriverSettings(name="subprocess", options=options),
+        worker=WorkerSettings(app="workers.examples.echo:app", stop_grace=5.0),
+        lifecycle=LifecycleSettings(settle_delay=1.0, stop_delay=1.0),
+        api=ApiSettings(port=0),
+    )
+
+
+@asynccontextmanager
+async def running_daemon(
+    settings: Settings, *, leading: bool = True, stop_workers: bool = True
+) -> AsyncIterator[Daemon]:
+    """A daemon that leads, or at least tries to; it ends in order."""
+    daemon = Daemon(settings, clock=SystemClock())
+    stop = StopRequest(asyncio.Event(), stop_workers=stop_workers)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(daemon.serve(stop), name="daemon")
+        try:
+            if leading:
+                async with asyncio.timeout(PATIENCE):
+                    await daemon.wait_leading()
+            yield daemon
+        finally:
+            stop.requested.set()
+
+
+async def group_of(daemon: Daemon, key: str) -> dict[str, Any]:
+    """What the daemon's HTTP API says of a group."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False) as http:
+        answer: dict[str, Any] = (await http.get("/v1/group", params={"key": key})).json()
+        return answer
+
+
+async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """The first true value of `condition`."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not (value := await condition()):
+                await asyncio.sleep(0.05)
+            return value
+    except TimeoutError:
+        raise AssertionError(f"this did not happen within {PATIENCE:g} s: {what}") from None

@@ -1,0 +1,236 @@
+"""A worker's own user on a real RabbitMQ: it does what a worker needs, everything else is refused, and it goes away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import httpx
+import pytest
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.credentials import LIMITS, ScopedCredentials, user_prefix
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from osrdyne.testing.keys import ODD_KEYS
+
+MINE, OTHER = Key("tpch/sf=0.01"), Key("tpch/sf=0x01")  # the dot of the first must not match anything
+ME, SOMEBODY = WorkerId("w.me"), WorkerId("wxme")
+
+
+@dataclass
+class Grants:
+    """Users for workers of one pool, and who is alive."""
+
+    names: PoolNames
+    credentials: ScopedCredentials
+    alive: set[WorkerId] = field(default_factory=set)
+
+
+@pytest.fixture
+async def grants(broker_settings: BrokerSettings, pool_id: str, management: ManagementClient) -> AsyncIterator[Grants]:
+    alive: set[WorkerId] = set()
+    names = PoolNames(pool_id)
+    credentials = ScopedCredentials(
+        names=names,
+        management=management,
+        uri=broker_settings.effective_worker_uri(),
+        alive=lambda: alive,
+        start_timeout=300.0,
+        interval=60.0,
+        clock=SystemClock(),
+    )
+    yield Grants(names, credentials, alive)
+    for user in await users_of(management, pool_id):
+        await management.delete_user(user)
+
+
+async def users_of(management: ManagementClient, pool: str) -> list[str]:
+    return await management.list_users(user_prefix(pool, management.vhost))
+
+
+@pytest.fixture
+async def uri(grants: Grants, channel: Channel) -> str:
+    """The URI of the worker `ME` of the key `MINE`, in a pool that has other groups as well."""
+    names = grants.names
+    await declare_topology(channel, pool_topology(names.pool))
+    for key in (MINE, OTHER):
+        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
+        await channel.bind_queue(names.request_queue(key), names.requests_exchange, key)
+    return await grants.credentials.uri_for(MINE, ME)
+
+
+@asynccontextmanager
+async def worker_channel(uri: str) -> AsyncIterator[Channel]:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, name="osrdyne test worker"))
+    try:
+        yield await connection.channel(confirms=True)
+    finally:
+        await connection.close()
+
+
+async def publish(channel: Channel, exchange: str, routing_key: str) -> None:
+    await channel.publish(Message(b"x"), exchange=exchange, routing_key=routing_key)
+
+
+Attempt = Callable[[Channel, PoolNames], Awaitable[Any]]
+FOREIGN_QUEUES: dict[str, Callable[[PoolNames], str]] = {
+    "another group": lambda names: names.request_queue(OTHER),
+    "orphans": lambda names: names.orphan_queue,
+    "dead letters": lambda names: names.dead_letter_queue,
+    "poison": lambda names: names.poison_queue,
+    "leader": lambda names: names.leader_queue,
+    "activity": lambda names: names.activity_queue,
+    "cancels": lambda names: names.cancel_queue,
+    "control of another worker": lambda names: names.control_queue(SOMEBODY),
+    "a name around its own": lambda names: f"x{names.request_queue(MINE)}x",
+}
+ON_QUEUES: dict[str, Callable[[Channel, str], Awaitable[Any]]] = {
+    "consume": lambda channel, queue: channel.consume(queue),
+    "get": lambda channel, queue: channel.get(queue),
+    "purge": lambda channel, queue: channel.purge_queue(queue),
+    "delete": lambda channel, queue: channel.delete_queue(queue),
+}
+ELSEWHERE: dict[str, Attempt] = {
+    "delete its request queue": lambda channel, names: channel.delete_queue(names.request_queue(MINE)),
+    "declare a request queue": lambda channel, names: channel.declare_queue(f"{names.pool}-req-new"),
+    "declare any queue": lambda channel, names: channel.declare_queue("anything"),
+    "declare the control queue of another worker": lambda channel, names: channel.declare_queue(
+        names.control_queue(SOMEBODY), exclusive=True, auto_delete=True
+    ),
+    "declare an exchange": lambda channel, names: channel.declare_exchange(f"{names.pool}-new", "fanout"),
+    "delete an exchange": lambda channel, names: channel.delete_exchange(names.requests_exchange),
+    "unbind its request queue": lambda channel, names: channel.unbind_queue(
+        names.request_queue(MINE), names.requests_exchange, MINE
+    ),
+    "bind its request queue": lambda channel, names: channel.bind_queue(
+        names.request_queue(MINE), names.requests_exchange, "more"
+    ),
+    "publish requests": lambda channel, names: publish(channel, names.requests_exchange, OTHER),
+    "publish orphans": lambda channel, names: publish(channel, names.orphan_exchange, OTHER),
+    "publish dead letters": lambda channel, names: publish(channel, names.dead_letter_exchange, OTHER),
+    "publish control messages": lambda channel, names: publish(
+        channel, names.control_exchange, names.control_group_routing_key(MINE)
+    ),
+    "publish cancels": lambda channel, names: publish(channel, names.cancel_exchange, OTHER),
+    "publish to topics": lambda channel, names: publish(channel, "amq.topic", "x"),
+}
+
+
+@pytest.mark.parametrize("queue", FOREIGN_QUEUES.values(), ids=FOREIGN_QUEUES.keys())
+async def test_foreign_queue_is_out_of_reach(
+    uri: str, grants: Grants, connection: amqp.Connection, queue: Callable[[PoolNames], str]
+) -> None:
+    name = queue(grants.names)
+    try:
+        await (await connection.channel()).declare_queue(name, passive=True)
+    except BrokerNotFoundError:
+        await (await connection.channel()).declare_queue(name)
+    for attempt in ON_QUEUES.values():
+        async with worker_channel(uri) as worker:
+            with pytest.raises(BrokerAccessError, match="access to queue"):
+                await attempt(worker, name)
+
+
+@pytest.mark.parametrize("attempt", ELSEWHERE.values(), ids=ELSEWHERE.keys())
+async def test_everything_else_is_refused(uri: str, grants: Grants, attempt: Attempt) -> None:
+    async with worker_channel(uri) as worker:
+        with pytest.raises(BrokerAccessError, match=r"refused|ACCESS_REFUSED"):
+            await attempt(worker, grants.names)
+
+
+@asynccontextmanager
+async def control_queue(uri: str, names: PoolNames) -> AsyncIterator[tuple[Channel, QueueName]]:
+    async with worker_channel(uri) as worker:
+        queue = names.control_queue(ME)
+        await worker.declare_queue(queue, exclusive=True, auto_delete=True)
+        yield worker, queue
+
+
+@pytest.mark.parametrize("routing_key", ["#", "group.*", "group.tpch+2Fsf+3D0x01", "worker.wxme", ""])
+async def test_control_messages_to_others_cannot_be_listened_to(uri: str, grants: Grants, routing_key: str) -> None:
+    async with control_queue(uri, grants.names) as (worker, queue):
+        with pytest.raises(BrokerAccessError, match="topic"):
+            await worker.bind_queue(queue, grants.names.control_exchange, routing_key)
+
+
+@pytest.mark.parametrize("exchange", ["req", "orphan", "dl", "activity", "cancel"])
+async def test_other_exchanges_cannot_be_listened_to(uri: str, grants: Grants, exchange: str) -> None:
+    async with control_queue(uri, grants.names) as (worker, queue):
+        with pytest.raises(BrokerAccessError, match="access to exchange"):
+            await worker.bind_queue(queue, f"{grants.names.pool}-{exchange}-xchg", MINE)
+
+
+async def test_http_api_lets_it_do_nothing(uri: str, broker_settings: BrokerSettings) -> None:
+    me, api = urlsplit(uri), urlsplit(broker_settings.effective_management_uri())
+    address = f"{api.scheme}://{api.hostname}:{api.port}"
+    user = (unquote(me.username or ""), unquote(me.password or ""))
+    async with httpx.AsyncClient(base_url=address, auth=user, trust_env=False) as http:
+        assert [(await http.get(f"/api/{path}")).status_code for path in ("whoami", "queues", "users")] == [401] * 3
+
+
+async def test_default_exchange_reaches_every_queue(uri: str, grants: Grants, channel: Channel) -> None:
+    """What scoped credentials do not prevent; docs/security.md says so."""
+    async with worker_channel(uri) as worker:
+        await publish(worker, "", grants.names.request_queue(OTHER))
+    delivery = await channel.get(grants.names.request_queue(OTHER))
+    assert delivery is not None
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+async def test_worker_of_an_odd_key_can_take_its_requests(grants: Grants, channel: Channel, key: Key) -> None:
+    queue = grants.names.request_queue(key)
+    await declare_topology(channel, pool_topology(grants.names.pool))
+    await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+    async with worker_channel(await grants.credentials.uri_for(key, ME)) as worker:
+        await worker.consume(queue)
+        await worker.declare_queue(grants.names.control_queue(ME), exclusive=True, auto_delete=True)
+        await worker.bind_queue(
+            grants.names.control_queue(ME), grants.names.control_exchange, grants.names.control_group_routing_key(key)
+        )
+
+
+async def test_connections_are_limited(uri: str) -> None:
+    options = amqp.ConnectionOptions(uri=uri, name="osrdyne test worker")
+    opened = [await amqp.connect(options) for _ in range(LIMITS["max-connections"])]
+    with pytest.raises(BrokerAccessError):
+        await amqp.connect(options)
+    for connection in opened:
+        await connection.close()
+
+
+async def test_user_of_an_ended_worker_goes_with_its_connections(
+    uri: str, grants: Grants, management: ManagementClient
+) -> None:
+    async with worker_channel(uri) as worker:
+        grants.credentials.release(ME)
+        await grants.credentials.tidy()
+        assert isinstance(await worker.wait_closed(), Exception)
+    with pytest.raises(BrokerAccessError):
+        await amqp.connect(amqp.ConnectionOptions(uri=uri))
+
+
+@pytest.mark.usefixtures("uri")
+async def test_users_of_living_workers_and_other_pools_stay(grants: Grants, management: ManagementClient) -> None:
+    """Nor is a user touched whose worker is about to start, as `ME` is."""
+    pool = grants.names.pool
+    names = [f"{user_prefix(pool, management.vhost)}{name}" for name in ("alive", "gone")]
+    names += [f"{user_prefix(f'{pool}_b', management.vhost)}x", f"{user_prefix(pool, 'elsewhere')}x"]
+    for name in names:
+        await management.put_user(name, password="x")
+    grants.alive.add(WorkerId("alive"))
+    await grants.credentials.tidy()
+    left = await management.list_users(f"osrdyne-{pool}")
+    for name in names:
+        await management.delete_user(name)
+    starting = f"{user_prefix(pool, management.vhost)}{ME}"
+    assert sorted(left) == sorted([names[0], names[2], names[3], starting])
