@@ -106,8 +106,13 @@ class PoolStateTracker:
         group = self._groups.get(key)
         before = None if group is None else group.record
         record = state.require(before, now=self._clock.monotonic(), delays=self._delays, extra_lifetime=extra_lifetime)
-        changed = before is None or before.status is not GroupStatus.ACTIVE
-        return Generation(self._term, self._put(key, group, record, changed=changed).generation)
+        if group is not None and before is not None and before.status is GroupStatus.ACTIVE:
+            group.record = (
+                record  # whose timer runs already, and looks again when it finds more time (or is kept ACTIVE)
+            )
+        else:
+            group = self._put(key, group, record, changed=True)
+        return Generation(self._term, group.generation)
 
     def adopt(self, key: Key, status: GroupStatus) -> None:
         """Take over a group found on the broker, unless the key is known already."""
@@ -137,6 +142,7 @@ class PoolStateTracker:
         if key in self._pinned:
             self._pinned.discard(key)
             self.require_worker_group(key)
+            self._arm(key, self._groups[key])
 
     def retire(self, key: Key) -> bool:
         """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.activity import BUSY_INTERVAL
 from osrdyne.protocol.names import Key
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
 
@@ -23,9 +24,9 @@ ROUNDS = 51
 """Many short ones, in processor time: what else the machine does then matters little."""
 AT_ONCE = 100
 """Groups whose time is up together."""
-TOUCHES = 10
-"""How often a key in use is asked for in the time after which it would be idle."""
 DELAYS = Delays(unbind=600.0, stop=600.0)
+REPORTS = DELAYS.unbind / BUSY_INTERVAL
+"""What comes from a worker at work in the time after which its group would be idle."""
 
 
 async def run(_: EmbeddedBroker) -> list[Figure]:
@@ -78,12 +79,10 @@ class Pool:
         The keys come from all over the pool, and are not the very objects that the tracker holds: they come by wire.
         """
         step = 7_919  # a prime: no key twice before every key once
-        keys = [
-            Key(str(self.keys[(self._at + number * step) % len(self.keys)].encode(), "utf-8"))
-            for number in range(EVENTS)
-        ]
+        places = [(self._at + number * step) % len(self.keys) for number in range(EVENTS)]
+        keys = [Key(self.keys[place].encode().decode()) for place in places]
         self._at += EVENTS * step
-        pause = self._distance / TOUCHES
+        pause = self._distance / REPORTS
         began = time.thread_time()
         for key in keys:
             self.clock.now += pause
