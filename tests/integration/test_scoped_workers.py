@@ -1,0 +1,155 @@
+"""Workers of a real daemon with users of their own: everything works, and users come and go with the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from daemon_in_process import echo_settings, group_of, running_daemon, until
+from pydantic import SecretStr
+
+from osrdyne.broker.credentials import user_prefix
+from osrdyne.broker.doctor import run_broker_checks
+from osrdyne.broker.management import ManagementClient
+from osrdyne.client import AsyncClient, RequestCancelled, StartFailed
+from osrdyne.config.models import BrokerSettings, Settings
+from osrdyne.protocol.uri import with_user
+
+KEY = "infra=42,timetable=24"
+
+
+@pytest.fixture
+async def settings(
+    broker_settings: BrokerSettings, management: ManagementClient, pool_id: str, tmp_path: Path
+) -> AsyncIterator[Settings]:
+    yield echo_settings(broker_settings.model_copy(update={"scoped_credentials": True}), pool_id, tmp_path)
+    for user in await management.list_users(f"osrdyne-{pool_id}-"):
+        await management.delete_user(user)
+
+
+async def worker_ids(management: ManagementClient, pool: str) -> list[str]:
+    """The workers that have a user."""
+    prefix = user_prefix(pool, management.vhost)
+    return [user.removeprefix(prefix) for user in await management.list_users(prefix)]
+
+
+@asynccontextmanager
+async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
+    uri = settings.broker.effective_uri()
+    async with AsyncClient(uri, settings.pool.id, name="osrdyne test", default_timeout=60.0) as client:
+        yield client
+
+
+async def test_worker_answers_reports_and_hears_as_a_user_of_its_own(
+    settings: Settings, management: ManagementClient
+) -> None:
+    async with running_daemon(settings) as daemon, client_of(settings) as client:
+        info = (await client.call(KEY, "/info")).json()
+        assert await worker_ids(management, settings.pool.id) == [info["worker_id"]]
+
+        async def reported() -> bool:
+            return (await group_of(daemon, KEY))["workers"][0]["state"] in {"ready", "idle"}
+
+        await until(reported, "the daemon hears the worker's reports")
+        with pytest.raises(RequestCancelled):  # by way of a control message
+            await cancelled_call(client)
+    assert await worker_ids(management, settings.pool.id) == []  # the daemon has stopped its workers
+
+
+async def cancelled_call(client: AsyncClient) -> None:
+    call = asyncio.create_task(client.call(KEY, "/sleep", {"seconds": 50}, correlation_id="wanted"))
+    while not call.done():
+        await client.cancel("wanted")
+        await asyncio.wait({call}, timeout=0.2)
+    await call
+
+
+async def test_dead_worker_takes_its_user_along(settings: Settings, management: ManagementClient) -> None:
+    async with running_daemon(settings), client_of(settings) as client:
+        first = (await client.call(KEY, "/info")).json()
+        os.kill(first["pid"], signal.SIGKILL)
+        second = (await client.call(KEY, "/info", idempotent=True)).json()
+        assert second["worker_id"] != first["worker_id"]
+
+        async def only_second() -> bool:
+            return await worker_ids(management, settings.pool.id) == [second["worker_id"]]
+
+        await until(only_second, "the user of the dead worker is gone")
+
+
+async def test_idle_group_leaves_no_user(settings: Settings, management: ManagementClient) -> None:
+    async with running_daemon(settings) as daemon, client_of(settings) as client:
+        await client.call(KEY, "/echo", b"x")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False) as http:
+            headers = {"content-type": "application/json"}
+            (await http.post("/v1/group/stop", params={"key": KEY}, headers=headers)).raise_for_status()
+
+        async def gone() -> bool:
+            return not await worker_ids(management, settings.pool.id) and "workers" not in await group_of(daemon, KEY)
+
+        await until(gone, "group, queue and user are gone")
+
+
+async def test_worker_outlives_its_controller_and_its_connection(
+    settings: Settings, management: ManagementClient, broker_settings: BrokerSettings
+) -> None:
+    """A new leader makes no new password for a worker that runs: it can still log in."""
+    async with client_of(settings) as client:
+        async with running_daemon(settings, stop_workers=False):
+            first = (await client.call(KEY, "/info")).json()
+        prefix = user_prefix(settings.pool.id, management.vhost)
+        await management.put_user(f"{prefix}left-by-a-crash", password="x")
+        async with running_daemon(settings):
+            await cut_connection(broker_settings, f"{prefix}{first['worker_id']}")
+            again = (await client.call(KEY, "/info", idempotent=True)).json()
+            assert again["pid"] == first["pid"]
+
+            async def tidied() -> bool:
+                return await worker_ids(management, settings.pool.id) == [first["worker_id"]]
+
+            await until(tidied, "the user without a worker is gone")
+
+
+async def cut_connection(broker: BrokerSettings, user: str) -> None:
+    """Close the connection of this user, once RabbitMQ's statistics know it."""
+    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=30.0) as http:
+
+        async def find() -> list[str]:
+            listed = (await http.get("/api/connections")).raise_for_status().json()
+            return [connection["name"] for connection in listed if connection.get("user") == user]
+
+        for name in await until(find, "RabbitMQ lists the connection"):
+            (await http.delete(f"/api/connections/{quote(name, safe='')}")).raise_for_status()
+
+
+@pytest.fixture
+async def policymaker(settings: Settings, management: ManagementClient, pool_id: str) -> Settings:
+    """The same with a user that may do everything but make users."""
+    user = f"osrdyne-{pool_id}-policymaker"
+    await management._request("PUT", "users", user, body={"password": "secret", "tags": "policymaker,monitoring"})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    await management._request("PUT", "permissions", management.vhost, user, body=everything)
+    changed = {
+        "uri": SecretStr(with_user(settings.broker.uri.get_secret_value(), user, "secret")),
+        "management_uri": SecretStr(with_user(settings.broker.effective_management_uri(), user, "secret")),
+    }
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update=changed)})
+
+
+async def test_controller_that_may_not_make_users_tells_callers(policymaker: Settings) -> None:
+    async with running_daemon(policymaker), client_of(policymaker) as client:
+        with pytest.raises(StartFailed, match="credentials of the worker cannot be made"):
+            await client.call(KEY, "/echo", b"x", timeout=30.0)
+
+
+async def test_doctor_says_that_the_user_may_not_make_users(policymaker: Settings) -> None:
+    findings = {finding.subject: finding for finding in await run_broker_checks(policymaker)}
+    assert not findings["user tags"].ok
+    assert "may not make users" in findings["user tags"].message
