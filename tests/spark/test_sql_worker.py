@@ -54,7 +54,7 @@ def environment(uri: str, pool: str, config: dict[str, Any]) -> dict[str, str]:
         requests_queues=(names.request_queue(KEY),),
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
-        config={"runtime": {"stop_grace": 10}, "spark": spark, "app": config},
+        config={"runtime": {"stop_grace": 30}, "spark": spark, "app": config},
     ).to_variables()
 
 
@@ -90,7 +90,7 @@ async def test_worker_answers_queries_and_leaves_nothing_behind(
         jvms = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 60) == 0
-        assert not [jvm for jvm in jvms if jvm.is_running()]
+        assert psutil.wait_procs(jvms, timeout=30)[1] == []
     finally:
         if process.returncode is None:
             process.kill()
