@@ -10,7 +10,7 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import uvloop
@@ -28,7 +28,7 @@ from osrdyne.broker.token import Token
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.registry import create_driver, driver_context
-from osrdyne.errors import BrokerError, OsrdyneError, PoolConflictError
+from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
 from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -172,18 +172,26 @@ class Daemon:
         self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
 
     def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:
-        """Log why a term ended: what heals itself as a warning, what nobody foresaw with its traceback."""
+        """Log why a term ended: what heals itself as one warning, what nobody foresaw with its traceback."""
         self._metrics.terms_lost.inc()
         reasons = list(_leaves(failure))
+        foreseen = main_reason(reasons)
+        if foreseen is not None:
+            component = "broker" if isinstance(foreseen, BrokerError) else "leadership"
+            self._state.note(component, ok=False, detail=str(foreseen))
+            self._log.warning("term ended", error=str(foreseen))
         for error in reasons:
-            if isinstance(error, OsrdyneError):
-                component = "broker" if isinstance(error, BrokerError) else "leadership"
-                self._state.note(component, ok=False, detail=str(error))
-                self._log.warning("term ended", error=str(error))
-            elif not isinstance(error, asyncio.CancelledError):
+            if not isinstance(error, OsrdyneError | asyncio.CancelledError):
                 self._log.error("term ended by an unexpected error", exc_info=error)
         if any(isinstance(error, KeyboardInterrupt | SystemExit) for error in reasons):
             raise failure
+
+
+def main_reason(errors: Sequence[BaseException]) -> OsrdyneError | None:
+    """The error that says most of what happened: a lost connection ends every consumer on it, too."""
+    foreseen = [error for error in errors if isinstance(error, OsrdyneError)]
+    telling = [error for error in foreseen if not isinstance(error, BrokerUnavailableError)]
+    return next(iter([*telling, *foreseen]), None)
 
 
 def _raise_file_limit() -> None:

@@ -12,7 +12,7 @@ from durable_caller import DurableCaller, durable_caller
 from osrdyne.broker.embedded import EmbeddedBroker
 
 KEYS = ("infra=42,timetable=24", "a", "b")
-DOWN = 8.0
+DOWN = 4.0
 """Seconds without a broker: longer than all delays of the pool together."""
 
 
@@ -36,7 +36,7 @@ async def test_broker_restarted_under_load_costs_no_request_and_no_worker(
         amqp_uri=own_broker.amqp_uri,
         management_uri=own_broker.management_uri,
         pool="restart",
-        lifecycle={"unbind_delay": "3s", "stop_delay": "1s"},
+        lifecycle={"unbind_delay": "2s", "stop_delay": "1s"},
     )
     stop = asyncio.Event()
     async with durable_caller(own_broker.amqp_uri, "restart") as caller, daemon.watching_for_twins():
