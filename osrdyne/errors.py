@@ -110,5 +110,9 @@ class PoolConflictError(OsrdyneError):
     """The pool cannot do what was asked in the state it is in; the message says why and what helps."""
 
 
+class PoisonNotFoundError(OsrdyneError):
+    """There is no such entry in the poison inventory."""
+
+
 class PortTakenError(OsrdyneError):
     """A port we were to listen on is in use by another process."""

@@ -5,6 +5,7 @@ Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP AP
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
@@ -19,12 +20,14 @@ from osrdyne.pool.view import (
     GroupState,
     GroupView,
     LeadershipView,
+    PoisonOutcome,
+    PoisonPage,
+    PoisonQuery,
     PoisonView,
     QueueView,
     WorkerState,
     WorkerView,
 )
-from osrdyne.processors.poison import read_inventory
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.term import Term
 
@@ -121,12 +124,17 @@ class DaemonInspector:
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
 
-    async def poison(self, *, limit: int) -> list[PoisonView]:
-        channel = await self._leading().open_channel()
-        try:
-            return await read_inventory(channel, self._names, limit=limit)
-        finally:
-            await channel.close()
+    async def poison(self, query: PoisonQuery) -> PoisonPage:
+        return await self._leading().poison.page(query)
+
+    async def poison_entry(self, entry: str) -> PoisonView:
+        return await self._leading().poison.entry(entry)
+
+    async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return await self._leading().poison.replay(entries)
+
+    async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return await self._leading().poison.drop(entries)
 
     # --- one group
 

@@ -42,6 +42,8 @@ from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
+from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
 from osrdyne.protocol.control import Command, ControlMessage, Generation
@@ -105,16 +107,14 @@ class Term:
         self.registry = WorkerRegistry(clock)
         self.deaths = DeathRegister()
         self.book = InstanceBook()
+        self._credentials = self._choose_credentials()
         self._commands = session.request_queues(management)
         self._build_loops()
-        self._credentials = self._choose_credentials()
         self._build_processors()
         self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
 
     # --- building
 
-    def _build_loops(self) -> None:
-        lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
     def _choose_credentials(self) -> SharedCredentials | ScopedCredentials:
         broker, lifecycle = self._settings.broker, self._settings.lifecycle
         if not (broker.scoped_credentials and self._driver.manages_workers):
@@ -133,6 +133,8 @@ class Term:
         instances = (entry.instance for entry in self.book.entries())
         return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
 
+    def _build_loops(self) -> None:
+        lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
         self.limits = group_limits(self._settings)
         listing = RequestQueueListing(self._management, self.names)
         self.queues_loop = RequestQueuesLoop(
@@ -148,9 +150,9 @@ class Term:
         actions = WorkerActions(
             driver=self._driver,
             make_spec=self._make_spec,
+            credentials=self._credentials,
             book=self.book,
             records=records,
-            credentials=self._credentials,
             tracker=self.tracker,
             queues=self._commands,
             registry=self.registry,
@@ -208,6 +210,7 @@ class Term:
             publisher=publisher,
             replier=replier,
             workers=self.worker_board,
+            evidence=EvidenceCollector(registry=self.registry, deaths=self.deaths, clock=clock),
             delivery_limit=self._settings.requests.delivery_limit,
             clock=clock,
             metrics=metrics,
@@ -220,6 +223,7 @@ class Term:
             clock=clock,
             metrics=metrics,
         )
+        self.poison = PoisonInventory(names=names, publisher=publisher, open_channel=self._session.channel, clock=clock)
         self._cancels = cancels.CancelProcessor(names=names, tracker=self.tracker, publisher=publisher, metrics=metrics)
         self._start_failures = StartFailureResponder(
             names=names,
@@ -270,13 +274,13 @@ class Term:
             start_endless(group, "pool state tracker", self.tracker.run()),
             start_endless(group, "request queues loop", self.queues_loop.run()),
             start_endless(group, "worker groups loop", self.groups_loop.run()),
+            start_endless(group, "worker credentials", self._credentials.run()),
             start_endless(group, "idle judge", self._judge.run()),
             start_endless(group, "resync", self._resync.run()),
             start_endless(group, "start failure responder", self._start_failures.run()),
         ]
 
     async def _start_processors(self, group: asyncio.TaskGroup) -> list[_Consuming]:
-            start_endless(group, "worker credentials", self._credentials.run()),
         names = self.names
         processors = [
             (names.activity_queue, activity.PREFETCH, self._activity.run),
@@ -302,10 +306,6 @@ class Term:
                 exchange=self.names.control_exchange,
                 routing_key=self.names.control_group_routing_key(key),
             )
-
-    async def open_channel(self) -> Channel:
-        """A channel of its own for somebody who wants to read; the caller closes it."""
-        return await self._session.channel()
 
     # --- the orderly end
 

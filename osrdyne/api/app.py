@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from osrdyne.api import models
 from osrdyne.api.guard import Guard
 from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.errors import OsrdyneError
 from osrdyne.metrics import Metrics
@@ -46,6 +47,7 @@ def create_app(
     )
     app.include_router(_process_routes(inspector, metrics, version))
     app.include_router(_pool_routes(inspector))
+    app.include_router(poison_routes(inspector))
     app.include_router(_group_routes(inspector, "/v1/group", query_key, place="query"))
     app.include_router(_group_routes(inspector, "/v1/groups/{key:path}", path_key, place="path"))
     app.add_exception_handler(OsrdyneError, _on_own_error)
@@ -118,11 +120,6 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
         views = [view for view in inspector.groups() if keys is None or view.key in keys]
         leading = inspector.leadership().leading
         return models.Groups(pool=inspector.pool, leading=leading, groups=[models.Group.of(view) for view in views])
-
-    @router.get("/poison", summary="The first messages of the poison inventory")
-    async def poison(limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> models.Poison:
-        messages = await inspector.poison(limit=limit)
-        return models.Poison(pool=inspector.pool, messages=[models.PoisonMessage.of(view) for view in messages])
 
     @router.get("/leadership", summary="Whether this daemon leads its pool")
     async def leadership() -> models.Leadership:

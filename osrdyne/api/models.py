@@ -1,21 +1,16 @@
 """The answers of the HTTP API. Built from the pool's views; keys are raw text, times seconds since the epoch.
 
-No field may hold a secret: texts for people are masked again, and headers that carry credentials are hidden.
+No field may hold a secret: texts for people are masked again. The poison inventory has models of its own (`poison`).
 """
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
 
 from osrdyne.logs import mask_uri
-from osrdyne.pool.view import ComponentView, GroupState, GroupView, LeadershipView, PoisonView, WorkerState, WorkerView
-
-MASK = "***"
-_SECRET_HEADERS = ("authorization", "token", "secret", "password", "cookie")
+from osrdyne.pool.view import ComponentView, GroupState, GroupView, LeadershipView, WorkerState, WorkerView
 
 Masked = Annotated[str, AfterValidator(mask_uri)]
 """Text for a person; a password in a URI becomes `***`."""
@@ -189,48 +184,6 @@ class Logs(BaseModel):
     workers: dict[str, list[Masked]]
 
 
-class PoisonMessage(BaseModel):
-    """One message of the poison inventory. `body` is text, or Base64 where it is not UTF-8."""
-
-    position: int
-    key: str
-    path: str
-    correlation_id: str | None
-    reason: Masked
-    first_at: float | None
-    last_at: float | None
-    deliveries: int | None
-    size_bytes: int
-    headers: dict[str, Any]
-    body: str
-    body_encoding: Literal["text", "base64"]
-
-    @classmethod
-    def of(cls, view: PoisonView) -> PoisonMessage:
-        text = _text(view.body)
-        return cls(
-            position=view.position,
-            key=view.key,
-            path=view.path,
-            correlation_id=view.correlation_id,
-            reason=view.reason,
-            first_at=view.first_at,
-            last_at=view.last_at,
-            deliveries=view.deliveries,
-            size_bytes=view.size_bytes,
-            headers={name: _header(name, value) for name, value in view.headers.items()},
-            body=base64.b64encode(view.body).decode() if text is None else text,
-            body_encoding="base64" if text is None else "text",
-        )
-
-
-class Poison(BaseModel):
-    """The first messages of the poison inventory."""
-
-    pool: str
-    messages: list[PoisonMessage]
-
-
 class ProblemDetail(BaseModel):
     """An error (RFC 9457), with a code for programs and a remedy for people."""
 
@@ -240,32 +193,4 @@ class ProblemDetail(BaseModel):
     detail: str
     code: str
     remedy: str | None = None
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def _header(name: str, value: object) -> Any:
-    return MASK if any(word in name.lower() for word in _SECRET_HEADERS) else _plain(value)
-
-
-def _plain(value: object) -> Any:
-    """An AMQP header value as JSON has it."""
-    match value:
-        case bool() | int() | float() | None:
-            return value
-        case str():
-            return mask_uri(value)
-        case bytes() | bytearray():
-            text = _text(bytes(value))
-            return base64.b64encode(value).decode() if text is None else mask_uri(text)
-        case Mapping():
-            return {str(name): _header(str(name), item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return str(value)
+    leader: str | None = Field(None, description="Of `not-leading`: the address of the daemon that leads.")

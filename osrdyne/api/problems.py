@@ -15,6 +15,7 @@ from osrdyne.errors import (
     InvalidKeyError,
     LeadershipLostError,
     OsrdyneError,
+    PoisonNotFoundError,
     PoolConflictError,
 )
 from osrdyne.logs import mask_uri
@@ -23,6 +24,7 @@ CONTENT_TYPE = "application/problem+json"
 
 _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
+    (PoisonNotFoundError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne poison list` shows what there is."),
     (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message says what helps
     (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
@@ -31,7 +33,7 @@ _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
 )
 
 
-def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None) -> JSONResponse:
+def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None, **more: str) -> JSONResponse:
     """An error answer. `detail` is a sentence for a person and is masked again, to be sure."""
     body: dict[str, Any] = {
         "type": "about:blank",
@@ -39,6 +41,7 @@ def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = 
         "status": int(status),
         "detail": mask_uri(detail),
         "code": code,
+        **more,
     }
     if remedy is not None:
         body["remedy"] = remedy
@@ -47,6 +50,15 @@ def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = 
 
 def problem_of(error: OsrdyneError) -> JSONResponse:
     """The answer to one of our own errors."""
+    leader = error.fields.get("leader")
+    if isinstance(error, LeadershipLostError) and isinstance(leader, str):
+        return problem(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            code="not-leading",
+            detail=error.message,
+            remedy=f"Ask the daemon at {leader}.",
+            leader=leader,
+        )
     for kind, status, code, remedy in _ANSWERS:
         if isinstance(error, kind):
             return problem(status, code=code, detail=error.message, remedy=remedy)

@@ -154,13 +154,13 @@ def read_body(data: str | None) -> bytes | None:
     return body
 
 
-def seconds(text: str) -> float:
+def seconds(text: str, *, option: str = "--timeout") -> float:
     try:
         duration = parse_duration(text)
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--timeout") from error
+        raise typer.BadParameter(str(error), param_hint=option) from error
     if not isinstance(duration, float) or duration <= 0:
-        raise typer.BadParameter("must be longer than nothing", param_hint="--timeout")
+        raise typer.BadParameter("must be longer than nothing", param_hint=option)
     return duration
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from osrdyne.cli.remote import Remote
+from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.announcement import find_announcement
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
@@ -74,9 +74,14 @@ def _dev_stack(client: bool) -> str | None:
     return find_announcement() if client else None
 
 
-def remote(api: str | None, config: str | None) -> Remote:
-    """The daemon's HTTP API: `--api`, or the address that the configuration makes the daemon listen on."""
-    return Remote(api if api is not None else api_url(load(config, None, client=True).settings.api))
+def remote(api: str | None, config: str | None) -> DaemonApi:
+    """The daemon's HTTP API."""
+    return DaemonApi(daemon_url(api, config))
+
+
+def daemon_url(api: str | None, config: str | None) -> str:
+    """Where the daemon's HTTP API is: `--api`, or the address that the configuration makes the daemon listen on."""
+    return api if api is not None else api_url(load(config, None, client=True).settings.api)
 
 
 def api_url(settings: ApiSettings) -> str:

@@ -23,5 +23,8 @@ from osrdyne.client.errors import RequestRejected as RequestRejected
 from osrdyne.client.errors import RequestTimeout as RequestTimeout
 from osrdyne.client.errors import StartFailed as StartFailed
 from osrdyne.client.errors import UnknownStatus as UnknownStatus
+from osrdyne.client.poison import PoisonClient as PoisonClient
+from osrdyne.client.poison import PoisonEntry as PoisonEntry
+from osrdyne.client.poison import PoisonOutcome as PoisonOutcome
 from osrdyne.client.reply import Reply as Reply
 from osrdyne.protocol.messages import ARROW_TYPE as ARROW_TYPE

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -99,23 +100,109 @@ class LeadershipView:
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonView:
-    """One message of the poison inventory. `body` is shown as text where it is UTF-8."""
+class PoisonDeath:
+    """A worker that died while it ran a request. `said`: its own reason; `others`: requests that ran beside it."""
 
-    position: int
-    key: str
+    worker_id: str
+    ended_with: str
+    said: str | None
+    at: float
+    log_lines: tuple[str, ...]
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonView:
+    """One entry of the poison inventory; `key`, `deliveries` and the times are None where nobody knows them.
+
+    `deliveries` is RabbitMQ's count. `finding` says in a sentence what the deaths mean, `replays` how often a person
+    has sent the request again before. `body` is None in a list without bodies.
+    """
+
+    id: str
+    key: str | None
     path: str
     correlation_id: str | None
+    reply_to: str | None
+    message_id: str | None
+    app_id: str | None
+    content_type: str | None
     reason: str
+    deliveries: int | None
+    deaths: tuple[PoisonDeath, ...]
+    finding: str
+    replays: int
     first_at: float | None
     last_at: float | None
-    deliveries: int | None
     size_bytes: int
     headers: dict[str, object]
-    body: bytes
+    body: bytes | None
+
+    @property
+    def unexplained(self) -> int | None:
+        """Deliveries that no known death explains."""
+        return None if self.deliveries is None else max(0, self.deliveries - len(self.deaths))
 
 
-class PoolInspector(Protocol):
+@dataclass(frozen=True, slots=True)
+class PoisonQuery:
+    """Which entries: of these keys, of this path, that came more or less than so many seconds ago; at most `limit`
+    after the place `after`."""
+
+    keys: frozenset[str] | None = None
+    path: str | None = None
+    older_than: float | None = None
+    newer_than: float | None = None
+    after: str | None = None
+    limit: int = 100
+    bodies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonPage:
+    """Entries, oldest first. `total`: how many match; `next`: the place to go on after, None at the end; `complete`:
+    False when the inventory holds more than is looked at."""
+
+    entries: tuple[PoisonView, ...]
+    total: int
+    next: str | None
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonOutcome:
+    """What became of the entries of an action: done, not there, or refused and why."""
+
+    done: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+class PoisonInspector(Protocol):
+    """What the API asks about the poison inventory. Every method raises `LeadershipLostError` while this daemon does
+    not lead: only the leader reads the queue."""
+
+    @property
+    def pool(self) -> str: ...
+
+    async def poison(self, query: PoisonQuery) -> PoisonPage:
+        """Entries of the poison inventory, none consumed."""
+        ...
+
+    async def poison_entry(self, entry: str) -> PoisonView:
+        """One entry with its body, by its id or a unique beginning of it. Raises `PoisonNotFoundError`."""
+        ...
+
+    async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        """Send requests again, as they were, and remove their entries."""
+        ...
+
+    async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        """Remove entries for good."""
+        ...
+
+
+class PoolInspector(PoisonInspector, Protocol):
     """What the API asks of the daemon. Every method may be called at any time, also while not leading.
 
     The asynchronous ones raise `LeadershipLostError` while this daemon does not lead, `InvalidKeyError` for a bad key.
@@ -153,8 +240,4 @@ class PoolInspector(Protocol):
 
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         """The last log lines of each worker of the group, by worker id."""
-        ...
-
-    async def poison(self, *, limit: int) -> list[PoisonView]:
-        """The first messages of the poison inventory, without consuming them."""
         ...

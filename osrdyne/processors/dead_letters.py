@@ -19,7 +19,8 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import WorkerBoard
 from osrdyne.pool.roles import Publisher
-from osrdyne.processors.poison import poison_entry
+from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.poison import finding, poison_entry
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status, decode_text
@@ -30,7 +31,7 @@ POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 _DETAILS: dict[str, str] = {
     Status.EXPIRED: "The time of the request ran out before a worker took it.",
     Status.DELIVERY_LIMIT: "The request was given to workers {deliveries} times and none finished it; it is kept in "
-    "the poison inventory.",
+    "the poison inventory. {finding}",
     Status.REJECTED: "A worker refused the request for good.",
     Status.MAXLEN: "The request queue was full, and the request had to make room.",
 }
@@ -57,6 +58,7 @@ class DeadLetterResponder:
         publisher: Publisher,
         replier: Replier,
         workers: WorkerBoard,
+        evidence: EvidenceCollector,
         delivery_limit: int,
         clock: Clock,
         metrics: Metrics,
@@ -65,6 +67,7 @@ class DeadLetterResponder:
         self._publisher = publisher
         self._replier = replier
         self._workers = workers
+        self._evidence = evidence
         self._deliveries = (
             delivery_limit + 1
         )  # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1
@@ -89,8 +92,9 @@ class DeadLetterResponder:
             await delivery.ack()
             return
         if reason == Status.DELIVERY_LIMIT:
-            await self._keep(delivery)
-        detail = _DETAILS.get(reason, f"The request was dead-lettered: {reason}.").format(deliveries=self._deliveries)
+            detail = await self._keep(delivery)
+        else:
+            detail = _DETAILS.get(reason, f"The request was dead-lettered: {reason}.")
         await self._replier.answer(request, reason, detail + self._waiting(request.key, reason))
         await delivery.ack()
         self._metrics.dead_letters.labels(reason=reason if reason in _DETAILS else "other").inc()
@@ -102,14 +106,17 @@ class DeadLetterResponder:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 
-    async def _keep(self, delivery: Delivery) -> None:
-        """Put the request into the poison inventory, and only return when it is there."""
-        entry = poison_entry(delivery, deliveries=self._deliveries, now_ms=now_ms(self._clock))
+    async def _keep(self, delivery: Delivery) -> str:
+        """Put the request into the poison inventory; only when it is there, return what to tell the caller."""
+        deaths = await self._evidence.collect(delivery)
+        entry = poison_entry(delivery, deliveries=self._deliveries, now_ms=now_ms(self._clock), deaths=deaths)
         failures = 0
         while True:
             try:
                 await self._publisher.publish(entry, exchange="", routing_key=self._names.poison_queue, mandatory=True)
-                return
+                return _DETAILS[Status.DELIVERY_LIMIT].format(
+                    deliveries=self._deliveries, finding=finding(self._deliveries, deaths)
+                )
             except PublishRefusedError as error:
                 failures += 1
                 self._log.error("poison inventory does not take a request, trying again", error=str(error))

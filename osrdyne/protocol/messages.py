@@ -21,6 +21,7 @@ NO_ACTIVATE_HEADER = "x-no-activate"
 ACCEPT_HEADER = "accept"
 AUTHORIZATION_HEADER = "authorization"
 HOPS_HEADER = "x-osrdyne-hops"
+REPLAY_HEADER = "x-osrdyne-replay"
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 
 JSON_TYPE = "application/json"

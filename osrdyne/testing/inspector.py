@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from osrdyne.errors import OsrdyneError, PoolConflictError
 from osrdyne.pool.view import (
@@ -10,11 +12,17 @@ from osrdyne.pool.view import (
     GroupState,
     GroupView,
     LeadershipView,
+    PoisonDeath,
+    PoisonOutcome,
+    PoisonPage,
+    PoisonQuery,
     PoisonView,
     QueueView,
     WorkerState,
     WorkerView,
 )
+from osrdyne.processors.poison import finding
+from osrdyne.processors.poison_places import Place, matches, page_of, place_of, resolve
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
 
@@ -30,6 +38,7 @@ class FakeInspector:
     group_views: dict[Key, GroupView] = field(default_factory=dict)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     poison_views: list[PoisonView] = field(default_factory=list)
+    replayed: list[PoisonView] = field(default_factory=list)
 
     def leadership(self) -> LeadershipView:
         detail = "leads the pool" if self.leading else "stands by: another daemon leads"
@@ -69,9 +78,32 @@ class FakeInspector:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
 
-    async def poison(self, *, limit: int) -> list[PoisonView]:
+    async def poison(self, query: PoisonQuery) -> PoisonPage:
         self._fail()
-        return self.poison_views[:limit]
+        after = None if query.after is None else Place.parse(query.after)
+        found = sorted((view for view in self.poison_views if matches(view, query, now=2000.0)), key=place_of)
+        chosen = page_of(found, after=after, limit=query.limit, with_bodies=query.bodies)
+        rest = chosen and chosen[-1] != found[-1]
+        entries = chosen if query.bodies else [replace(view, body=None) for view in chosen]
+        return PoisonPage(tuple(entries), len(found), str(place_of(chosen[-1])) if rest else None)
+
+    async def poison_entry(self, entry: str) -> PoisonView:
+        self._fail()
+        return resolve(entry, self.poison_views)
+
+    async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return self._take_out(entries, self.replayed)
+
+    async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return self._take_out(entries, [])
+
+    def _take_out(self, entries: Sequence[str], taken: list[PoisonView]) -> PoisonOutcome:
+        self._fail()
+        found = [view for view in self.poison_views if view.id in entries]
+        self.poison_views = [view for view in self.poison_views if view not in found]
+        taken += found
+        done = tuple(view.id for view in found)
+        return PoisonOutcome(done, tuple(entry for entry in entries if entry not in done))
 
     def _fail(self) -> None:
         if self.failure is not None:
@@ -97,3 +129,18 @@ def group_view(key: Key, *workers: WorkerView, pool: str = "fake") -> GroupView:
 def worker_view(key: Key, worker_id: str = "w1", state: WorkerState = WorkerState.READY) -> WorkerView:
     """A worker of a group."""
     return WorkerView(worker_id=worker_id, key=key, external_id=f"pid-{worker_id}", state=state, started_at=1001.0)
+
+
+def poison_view(name: str, **changes: Any) -> PoisonView:
+    """An entry that killed two workers, the second with another request beside it."""
+    deaths = (
+        PoisonDeath("w1", "exit code 9", None, 1001.0, ("loading", "out of memory"), 0),
+        PoisonDeath("w2", "signal SIGKILL", "the JVM is gone", 1002.0, (), 1),
+    )
+    view = PoisonView(
+        id=name, key="k", path="/sql", correlation_id="c1", reply_to="replies", message_id=None, app_id=None,
+        content_type="application/json", reason="delivery_limit", deliveries=6, deaths=deaths,
+        finding=finding(6, deaths), replays=0, first_at=1000.0, last_at=1010.0, size_bytes=8,
+        headers={"x-rpc-path": "/sql"}, body=b'{"a": 1}',
+    )  # fmt: skip
+    return replace(view, **changes)

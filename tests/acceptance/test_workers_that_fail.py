@@ -92,6 +92,6 @@ async def test_request_that_crashes_every_worker_becomes_poison(make_daemon: Mak
     assert "4 times" in str(answer.detail)
     [message] = await poison(daemon)
     assert (message["key"], message["path"], message["reason"]) == ("k", "/crash", "delivery_limit")
-    shown = daemon.osrdyne("poison", "show", "1")
+    shown = daemon.osrdyne("poison", "show", str(message["id"]))
     assert '{"why": "test"}' in shown.stdout
     assert (await caller.info("k"))["redelivered"] is False

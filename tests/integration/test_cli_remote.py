@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -16,11 +18,12 @@ from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.cli.main import execute
 from osrdyne.config.models import ApiSettings
+from osrdyne.errors import LeadershipLostError
 from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, PoisonView
+from osrdyne.pool.view import ComponentView, PoisonPage, PoisonQuery
 from osrdyne.protocol.names import Key
-from osrdyne.testing.inspector import FakeInspector, group_view, worker_view
+from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -128,11 +131,84 @@ def test_logs_are_printed_by_worker(run: Run, pool: FakeInspector) -> None:
 
 
 def test_poison_is_listed_and_shown(run: Run, pool: FakeInspector) -> None:
-    pool.poison_views = [PoisonView(0, "k", "/sql", "c1", "delivery_limit", None, None, 6, 3, {"x": "y"}, b'{"a": 1}')]
-    assert "delivery_limit" in run("poison", "list")[1]
-    _, out, _ = run("poison", "show", "0")
+    pool.poison_views = [poison_view("e1")]
+    assert "2 of 6 deliveries ended with the death" in run("poison", "list")[1]
+    _, out, _ = run("poison", "show", "e1")
     assert '{"a": 1}' in out
-    assert run("poison", "show", "1")[0] == 1
+    assert "worker w2 ended with signal SIGKILL: the JVM is gone, 1 other requests beside it" in out
+    assert "    out of memory\n" in out
+    code, _, err = run("poison", "show", "nothing")
+    assert (code, err.startswith("There is no entry nothing")) == (1, True)
+
+
+def test_poison_is_listed_over_all_pages(run: Run, pool: FakeInspector) -> None:
+    pool.poison_views = [poison_view(f"e{number:03}", last_at=1000.0 + number) for number in range(250)]
+    listed = json.loads(run("poison", "list", "--limit", "1000", "-o", "json")[1])
+    assert [entry["id"] for entry in listed] == [f"e{number:03}" for number in range(250)]
+    assert len(json.loads(run("poison", "list", "-o", "json")[1])) == 100
+
+
+def test_poison_is_chosen_by_key_path_and_age(run: Run, pool: FakeInspector) -> None:
+    changes: list[dict[str, object]] = [{"key": "a b/%"}, {"path": "/x"}, {"last_at": 1.0}, {"last_at": 1999.0}]
+    pool.poison_views = [poison_view(f"e{number}", **change) for number, change in enumerate(changes)]
+    options = {"--key": "a b/%", "--path": "/x", "--older-than": "1500s", "--newer-than": "10s"}
+    found = [json.loads(run("poison", "list", "-o", "json", *option)[1]) for option in options.items()]
+    assert [[entry["id"] for entry in one] for one in found] == [["e0"], ["e1"], ["e2"], ["e3"]]
+
+
+def test_poison_is_replayed_by_id_and_by_filter(run: Run, pool: FakeInspector) -> None:
+    pool.poison_views = [poison_view("e1"), poison_view("e2"), poison_view("e3", key="other")]
+    assert run("poison", "replay", "e1") == (0, "1 entry replayed.\n", "")
+    assert run("poison", "replay", "--key", "other")[1] == "1 entry replayed.\n"
+    assert [view.id for view in pool.replayed] == ["e1", "e3"]
+    code, out, err = run("poison", "replay", "e9")
+    assert (code, out, err) == (1, "0 entries replayed.\n", "e9: no such entry, or more than one.\n")
+
+
+@pytest.mark.parametrize("arguments", [(), ("e1", "--all"), ("e1", "--key", "k"), ("--key", "k", "--all")])
+@pytest.mark.parametrize("command", ["replay", "drop"])
+def test_poison_must_be_named_in_one_way(
+    run: Run, pool: FakeInspector, command: str, arguments: tuple[str, ...]
+) -> None:
+    pool.poison_views = [poison_view("e1")]
+    assert run("poison", command, *arguments)[0] == 2
+    assert len(pool.poison_views) == 1
+
+
+def test_drop_asks_first(run: Run, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool.poison_views = [poison_view("e1"), poison_view("e2")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    code, out, err = run("poison", "drop", "--all")
+    assert (code, out.strip(), "Drop 2 entries for good?" in err) == (1, "", True)
+    assert len(pool.poison_views) == 2
+    assert run("poison", "drop", "--all", "--yes")[1] == "2 entries dropped.\n"
+    assert pool.poison_views == []
+
+
+def test_poison_is_exported_as_json_lines(run: Run, pool: FakeInspector, tmp_path: Path) -> None:
+    pool.poison_views = [poison_view("e1", body=b"\xff"), poison_view("e2", key="\n")]
+    lines = [json.loads(line) for line in run("poison", "export")[1].splitlines()]
+    assert [(line["id"], line["body"]) for line in lines] == [("e1", "/w=="), ("e2", '{"a": 1}')]
+    code, out, err = run("poison", "export", "--key", "\n", "--to", str(tmp_path / "x.jsonl"))
+    assert (code, out, err) == (0, "", "Wrote 1 entry.\n")
+    assert json.loads((tmp_path / "x.jsonl").read_text())["id"] == "e2"
+    assert run("poison", "export", "--to", str(tmp_path))[0] == 2
+
+
+def test_standby_sends_a_command_on_to_the_leader(
+    run: Run, url: str, pool: FakeInspector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def answer(query: PoisonQuery) -> PoisonPage:
+        asked.append(query)
+        if len(asked) == 1:
+            raise LeadershipLostError("This daemon stands by.", leader=url)
+        return PoisonPage((), 0, None)
+
+    monkeypatch.setattr(pool, "poison", answer)
+    assert run("poison", "list") == (0, "The poison inventory has no such entry.\n", "")
+    assert len(asked) == 2
 
 
 def test_status_of_a_healthy_daemon(run: Run) -> None:

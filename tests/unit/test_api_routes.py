@@ -12,9 +12,9 @@ import structlog
 from osrdyne.api.app import create_app
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, PoisonView, WorkerState
+from osrdyne.pool.view import ComponentView, WorkerState
 from osrdyne.protocol.names import Key
-from osrdyne.testing.inspector import FakeInspector, group_view, worker_view
+from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
 ODD_KEYS = [
     "infra=42,timetable=24", "a/b", "a/logs", "a/start", "/", "//", "%41", "A", "%", "%2F", "+", "a b", "\n\r\t",
@@ -198,12 +198,58 @@ async def test_logs_are_the_last_lines_without_secrets(api: httpx.AsyncClient, p
 
 
 async def test_poison_shows_evidence_and_hides_credentials(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    headers: dict[str, object] = {"authorization": "Bearer hidden", "x-rpc-path": b"/sql", "x-death": [{"n": b"\xff"}]}
-    view = PoisonView(0, "k", "/sql", "c1", "delivery_limit", 1.0, 2.0, 5, 3, headers, b"\xff\x00a")
-    pool.poison_views = [view]
-    message = (await api.get("/v1/poison")).json()["messages"][0]
-    assert message["headers"] == {"authorization": "***", "x-rpc-path": "/sql", "x-death": [{"n": "/w=="}]}
-    assert (message["body"], message["body_encoding"]) == ("/wBh", "base64")
+    headers: dict[str, object] = {"authorization": "Bearer hidden", "x-rpc-path": b"/sql", "odd": [{"n": b"\xff"}]}
+    pool.poison_views = [poison_view("e1", headers=headers, body=b"\xff\x00a")]
+    entry = (await api.get("/v1/poison?bodies=true")).json()["entries"][0]
+    assert entry["headers"] == {"authorization": "***", "x-rpc-path": "/sql", "odd": [{"n": "/w=="}]}
+    assert (entry["body"], entry["body_encoding"]) == ("/wBh", "base64")
+    assert [(one["ended_with"], one["others"]) for one in entry["deaths"]] == [
+        ("exit code 9", 0),
+        ("signal SIGKILL", 1),
+    ]
+    assert (entry["deliveries"], entry["unexplained"]) == (6, 4)
+
+
+async def test_poison_without_bodies_comes_in_pages(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.poison_views = [poison_view(f"e{number}", last_at=1000.0 + number) for number in range(3)]
+    first = (await api.get("/v1/poison?limit=2")).json()
+    assert ([entry["id"] for entry in first["entries"]], first["total"]) == (["e0", "e1"], 3)
+    assert first["entries"][0]["body"] is None
+    second = (await api.get("/v1/poison", params={"limit": 2, "after": first["next"]})).json()
+    assert ([entry["id"] for entry in second["entries"]], second["next"]) == (["e2"], None)
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+async def test_poison_of_an_odd_key_is_found(api: httpx.AsyncClient, pool: FakeInspector, key: str) -> None:
+    pool.poison_views = [poison_view("mine", key=key), poison_view("other", key=f"{key[:250]}+")]
+    answer = (await api.get(f"/v1/poison?key={quote(key, safe='')}")).json()
+    assert [(entry["id"], entry["key"]) for entry in answer["entries"]] == [("mine", key)]
+
+
+async def test_poison_that_is_not_unicode_can_be_shown(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    headers: dict[str, object] = {"x\udcff": "\udcfe", "nan": float("nan"), "surrogate": "\ud800"}
+    pool.poison_views = [poison_view("e1", key="\udcff", correlation_id="\udcff", headers=headers)]
+    entry = (await api.get("/v1/poison/e1")).json()
+    assert entry["key"] == entry["correlation_id"] == "\\udcff"
+    assert entry["headers"] == {"x\\udcff": "\\udcfe", "nan": "nan", "surrogate": "\\ud800"}
+
+
+async def test_poison_is_replayed_and_dropped_by_id(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.poison_views = [poison_view("e1"), poison_view("e2"), poison_view("e3")]
+    replayed = (await api.post("/v1/poison/replay?id=e1&id=nobody", headers=JSON)).json()
+    assert replayed == {"done": ["e1"], "missing": ["nobody"], "refused": {}}
+    assert [view.id for view in pool.replayed] == ["e1"]
+    assert (await api.post("/v1/poison/drop?id=e2", headers=JSON)).json()["done"] == ["e2"]
+    assert [view.id for view in pool.poison_views] == ["e3"]
+    assert (await api.post("/v1/poison/drop", headers=JSON)).status_code == 422
+    assert (await api.get("/v1/poison/e1")).json()["code"] == "not-found"
+
+
+async def test_standby_names_the_leader(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.failure = LeadershipLostError("This daemon stands by.", leader="http://leader:4242")
+    answer = await api.get("/v1/poison")
+    assert (answer.status_code, answer.json()["code"]) == (421, "not-leading")
+    assert answer.json()["leader"] == "http://leader:4242"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,291 @@
+"""The poison inventory on a real broker: looking changes nothing, acting loses nothing, and nothing surprises it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Delivery, Message
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.topology import pool_topology
+from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
+from osrdyne.pool.view import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.processors.poison import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
+from osrdyne.processors.poison_inventory import PoisonInventory
+from osrdyne.protocol.names import Key, PoolNames
+
+NOW_MS = 1_700_000_000_000
+DEATH = PoisonDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)
+
+
+class Pool:
+    """A pool's queues, an inventory over them, and one caught request to make entries of."""
+
+    def __init__(self, connection: amqp.Connection, channel: Channel, pool: str) -> None:
+        self.names = PoolNames(pool)
+        self.channel = channel
+        self.connection = connection
+        self.publisher = LeaderPublisher(connection, channel)
+        self.inventory = self.make_inventory(self.publisher)
+
+    def make_inventory(self, publisher: LeaderPublisher, renew_at: int = 500_000) -> PoisonInventory:
+        return PoisonInventory(
+            names=self.names,
+            publisher=publisher,
+            open_channel=self.connection.channel,
+            clock=SystemClock(),
+            renew_at=renew_at,
+        )
+
+    async def caught(self, message: Message, key: str) -> Delivery:
+        """The message as a consumer gets it."""
+        queue = f"{self.names.pool}-caught"
+        await self.channel.declare_queue(queue, exclusive=True, durable=False)
+        await self.channel.bind_queue(queue, self.names.dead_letter_exchange)
+        await self.channel.publish(message, exchange=self.names.dead_letter_exchange, routing_key=key)
+        delivery = await self.channel.get(queue)
+        assert delivery is not None
+        await delivery.ack()
+        return delivery
+
+    async def put(self, message: Message) -> None:
+        """Into the inventory's queue, as it is."""
+        await self.channel.publish(message, exchange="", routing_key=self.names.poison_queue)
+
+    async def poison(self, message: Message, key: str = "k", at_ms: int = NOW_MS) -> None:
+        """What the dead letter responder does."""
+        await self.put(poison_entry(await self.caught(message, key), deliveries=6, now_ms=at_ms, deaths=[DEATH]))
+
+    async def many(self, count: int) -> None:
+        """Entries in an order of their own, their number as the body."""
+        delivery = await self.caught(Message(), "k")
+        entries = [poison_entry(delivery, deliveries=6, now_ms=NOW_MS + number) for number in range(count)]
+        numbered = [replace(entry, body=b"%d" % number) for number, entry in enumerate(entries)]
+        random.Random(1).shuffle(numbered)
+        await asyncio.gather(*(self.put(entry) for entry in numbered))
+
+    async def views(self, **query: object) -> list[PoisonView]:
+        return list((await self.inventory.page(PoisonQuery(**query))).entries)  # type: ignore[arg-type]
+
+    async def serve(self, key: str) -> None:
+        """There is a queue for requests of this key."""
+        await self.channel.declare_queue(f"{self.names.pool}-served", exclusive=True, durable=False)
+        await self.channel.bind_queue(f"{self.names.pool}-served", self.names.requests_exchange, key)
+
+    async def served(self) -> Delivery | None:
+        """What came out of the request exchange."""
+        return await self.channel.get(f"{self.names.pool}-served")
+
+
+@pytest.fixture
+async def pool(connection: amqp.Connection, channel: Channel, pool_id: str) -> AsyncIterator[Pool]:
+    await declare_topology(channel, pool_topology(pool_id))
+    yield Pool(connection, channel, pool_id)
+
+
+async def test_fifty_listings_disturb_nothing(pool: Pool) -> None:
+    await pool.many(40)
+    first = await pool.views(bodies=True)
+    assert [view.body for view in first] == [b"%d" % number for number in range(40)]
+    for number in range(50):
+        assert await pool.views(bodies=number % 10 == 0) == [
+            view if number % 10 == 0 else replace(view, body=None) for view in first
+        ]
+    channel = await pool.connection.channel()
+    assert (await channel.declare_queue(pool.names.poison_queue, passive=True)).ready == 40
+    delivery = await channel.get(pool.names.poison_queue)
+    assert delivery is not None
+    assert delivery.headers["x-delivery-count" if "x-delivery-count" in delivery.headers else "x-acquired-count"] < 20  # type: ignore[operator]
+    await channel.close()
+
+
+async def test_five_hundred_entries_come_in_pages(pool: Pool) -> None:
+    await pool.many(500)
+    seen: list[bytes | None] = []
+    after = None
+    for _ in range(5):
+        page = await pool.inventory.page(PoisonQuery(after=after, limit=120, bodies=True))
+        assert page.total == 500
+        seen += [view.body for view in page.entries]
+        after = page.next
+    assert after is None
+    assert seen == [b"%d" % number for number in range(500)]
+
+
+async def test_entry_tells_everything_about_the_request(pool: Pool) -> None:
+    timestamp = datetime(2023, 11, 14, tzinfo=UTC)
+    message = Message(
+        b"\xff", {"x-rpc-path": "/sql", "x": 1}, correlation_id="c", reply_to="r", message_id="m", app_id="a",
+        content_type="text/plain", timestamp=timestamp,
+    )  # fmt: skip
+    await pool.poison(message, "infra=42,é漢🚄")
+    [view] = await pool.views()
+    shown = await pool.inventory.entry(view.id[:6])
+    assert (shown.key, shown.path, shown.correlation_id, shown.reply_to) == ("infra=42,é漢🚄", "/sql", "c", "r")
+    assert (shown.message_id, shown.app_id, shown.content_type, shown.body) == ("m", "a", "text/plain", b"\xff")
+    assert (shown.first_at, shown.last_at) == (timestamp.timestamp(), NOW_MS / 1000)
+    assert shown.headers == {"x-rpc-path": "/sql", "x": 1}
+    assert (shown.deliveries, shown.unexplained, shown.deaths) == (6, 5, (DEATH,))
+
+
+async def test_replay_sends_the_request_as_it_was(pool: Pool) -> None:
+    headers: dict[str, object] = {"x-rpc-path": b"/sql", "x-deadline": 1, "x-osrdyne-hops": 31, "odd": [{"a": 1.5}]}
+    await pool.poison(Message(b"body", headers, correlation_id="c", reply_to="r", priority=3, app_id="a"), "a b")
+    [view] = await pool.views()
+    await pool.serve("a b")
+    outcome = await pool.inventory.replay([view.id])
+    assert outcome.done == (view.id,)
+    request = await pool.served()
+    assert request is not None
+    assert (request.routing_key, request.body, request.properties.correlation_id) == ("a b", b"body", "c")
+    assert (request.properties.reply_to, request.properties.priority, request.properties.app_id) == ("r", 3, "a")
+    assert request.headers == {"x-rpc-path": "/sql", "odd": [{"a": 1.5}], "x-osrdyne-replay": 1}
+    assert await pool.views() == []
+
+
+async def test_second_replay_is_the_second(pool: Pool) -> None:
+    await pool.poison(Message(headers={"x-osrdyne-replay": 1}))
+    [view] = await pool.views()
+    assert view.replays == 1
+    await pool.serve("k")
+    await pool.inventory.replay([view.id])
+    request = await pool.served()
+    assert request is not None
+    assert request.headers == {"x-osrdyne-replay": 2}
+
+
+class CrashingPublisher(LeaderPublisher):
+    """The daemon dies when the broker has the message: nothing after it happens."""
+
+    async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        await super().publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+        raise BrokerUnavailableError("The connection was lost.")
+
+
+async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool: Pool) -> None:
+    await pool.poison(Message(b"one"))
+    await pool.poison(Message(b"two"))
+    names = [view.id for view in await pool.views()]
+    await pool.serve("k")
+    with pytest.raises(BrokerUnavailableError):
+        await pool.make_inventory(CrashingPublisher(pool.connection, pool.channel)).replay(names)
+    assert [view.id for view in await pool.views()] == names
+    assert await pool.served() is not None
+    assert await pool.served() is None
+
+
+async def test_channel_lost_in_a_reading_gives_everything_back(pool: Pool) -> None:
+    await pool.many(5)
+    [one, *others] = await pool.views()
+    opened: list[Channel] = []
+
+    async def open_channel() -> Channel:
+        opened.append(await pool.connection.channel())
+        return opened[-1]
+
+    async def lose(*_: object, **__: object) -> None:
+        await opened[-1].close()
+        raise BrokerUnavailableError("The channel was lost.")
+
+    broken = PoisonInventory(names=pool.names, publisher=pool.publisher, open_channel=open_channel, clock=SystemClock())
+    broken._publish_again = lose  # type: ignore[method-assign, assignment]
+    with pytest.raises(BrokerUnavailableError):
+        await broken.replay([one.id])
+    assert await pool.views() == [one, *others]
+
+
+async def test_drop_removes_what_is_named_and_nothing_else(pool: Pool) -> None:
+    await pool.many(5)
+    views = await pool.views()
+    outcome = await pool.inventory.drop([views[1].id, "nothing", views[3].id[:8]])
+    assert set(outcome.done) == {views[1].id, views[3].id[:8]}
+    assert outcome.missing == ("nothing",)
+    assert await pool.views() == [views[0], views[2], views[4]]
+    with pytest.raises(PoisonNotFoundError):
+        await pool.inventory.entry(views[1].id)
+
+
+async def test_entries_are_found_by_key_path_and_age(pool: Pool) -> None:
+    hour_ago = int(SystemClock().time() * 1000) - 3_600_000
+    await pool.poison(Message(b"1", {"x-rpc-path": "/a"}), "k1", hour_ago)
+    await pool.poison(Message(b"2", {"x-rpc-path": "/b"}), "k1", hour_ago + 3_000_000)
+    await pool.poison(Message(b"3", {"x-rpc-path": "/a"}), "k2", hour_ago + 3_000_001)
+    found = {
+        name: [view.body for view in await pool.views(bodies=True, **{name: value})]
+        for name, value in {"keys": {"k1"}, "path": "/a", "older_than": 1800, "newer_than": 1800}.items()
+    }
+    assert found == {"keys": [b"1", b"2"], "path": [b"1", b"3"], "older_than": [b"1"], "newer_than": [b"2", b"3"]}
+
+
+async def test_entry_that_was_read_often_is_renewed(pool: Pool) -> None:
+    await pool.many(3)
+    eager = pool.make_inventory(pool.publisher, renew_at=3)
+    before = await pool.views(bodies=True)
+    # What counts as a delivery on every version is a lost channel.
+    for _ in range(3):
+        channel = await pool.connection.channel()
+        while await channel.get(pool.names.poison_queue) is not None:
+            pass
+        await channel.close()
+        await asyncio.sleep(0.2)
+    assert (await eager.page(PoisonQuery())).total == 3
+    assert await pool.views(bodies=True) == before
+    channel = await pool.connection.channel()
+    delivery = await channel.get(pool.names.poison_queue)
+    assert delivery is not None
+    assert int(str(delivery.headers.get("x-delivery-count", 0))) < 3
+    await channel.close()
+
+
+HOSTILE: dict[str, Message] = {
+    "nothing": Message(),
+    "wrong types": Message(headers={KEY_HEADER: 5, LAST_AT_HEADER: "soon", UNIQUE_HEADER: [1], DEATHS_HEADER: 1.5}),
+    "deaths that are none": Message(headers={DEATHS_HEADER: '[1, {"at": "x", "log_lines": {}, "others": true}, null]'}),
+    "deep deaths": Message(headers={DEATHS_HEADER: "[" * 50_000}),
+    "not UTF-8": Message(b"\xff", {KEY_HEADER: b"\xff", "x\udcff": b"\xfe"}, correlation_id="\udcff"),
+    "key too long": Message(headers={KEY_HEADER: "k" * 300}),
+    "forged times": Message(headers={LAST_AT_HEADER: -(2**62), KEY_HEADER: "k"}),
+    "nan": Message(headers={"f": float("nan"), "deep": {"a": [{"b": [1, None]}]}}),
+}
+
+
+async def test_hostile_messages_are_shown_and_can_be_dropped(pool: Pool) -> None:
+    for message in HOSTILE.values():
+        await pool.put(message)
+    await pool.put(HOSTILE["nothing"])
+    views = await pool.views(bodies=True)
+    assert len({view.id for view in views}) == len(HOSTILE) + 1
+    assert len({view.id for view in await pool.views()} & {view.id for view in views}) == len(views)
+    replay = await pool.inventory.replay([view.id for view in views if view.key is None or len(view.key) > 100])
+    assert replay.done == ()
+    assert len(replay.refused) == len(HOSTILE) - 1
+    assert len((await pool.inventory.drop([view.id for view in views])).done) == len(views)
+    assert await pool.views() == []
+
+
+@pytest.mark.parametrize("size", [100_000, 119_000, 125_000, 130_000])
+async def test_huge_headers_make_room_for_ours(pool: Pool, size: int) -> None:
+    delivery = await pool.caught(Message(b"body", {"huge": "x" * size, "small": 1}), "k")
+    deaths = [replace(DEATH, log_lines=("y" * 10_000,) * 20)] * 30
+    entry = poison_entry(delivery, deliveries=6, now_ms=NOW_MS, deaths=deaths)
+    await pool.put(entry)
+    [view] = await pool.views(bodies=True)
+    assert (view.key, view.body, view.headers["small"]) == ("k", b"body", 1)
+    assert ("huge" in view.headers) == (size < 120_000)
+    assert view.headers.get("x-osrdyne-poison-left-out") == (None if size < 120_000 else "huge")
+
+
+async def test_forged_marks_in_a_request_are_not_believed(pool: Pool) -> None:
+    forged: dict[str, object] = {KEY_HEADER: "other", DEATHS_HEADER: '[{"worker_id": "forged"}]', UNIQUE_HEADER: "u"}
+    delivery = await pool.caught(Message(headers=forged), "k")
+    await pool.put(poison_entry(delivery, deliveries=6, now_ms=NOW_MS))
+    [view] = await pool.views()
+    assert (view.key, view.deaths, view.headers) == (Key("k"), (), {})
