@@ -69,7 +69,7 @@ def broker_settings(broker: Broker) -> BrokerSettings:
 
 @pytest.fixture
 def pool_id(broker: Broker) -> Iterator[str]:
-    """A fresh pool id; everything on the broker that carries it, or begins with it and `_`, is deleted after the test."""
+    """A fresh pool id; what carries it on the broker, or begins with it and `_`, is deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
     with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
+from osrdyne.config.announcement import announcement_file
 from osrdyne.config.models import Settings
 
 SAMPLE_SCALES = ("0.001", "0.01")
@@ -65,4 +66,5 @@ def _greet(settings: Settings, console: Console) -> None:
             soft_wrap=True,
             highlight=False,
         )
+    console.print(f"The broker's address, with its password, is in {announcement_file()}", soft_wrap=True)
     console.print("Ctrl-C stops everything.")
