@@ -188,7 +188,9 @@ class WorkerSettings(Model):
     processing_timeout: Duration = Field(
         1800.0, gt=0, description="Limit for the work on one request; RabbitMQ's consumer timeout must be longer."
     )
-    queue_missing_timeout: Duration = Field(60.0, gt=0, description="A worker without its queue for so long exits.")
+    queue_missing_timeout: Duration = Field(
+        60.0, gt=0, description="A worker without its queue, or refused by RabbitMQ, for so long exits."
+    )
     stop_grace: Duration = Field(30.0, ge=0, description="How long a worker may finish after it was asked to stop.")
     skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
     debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")

@@ -84,6 +84,15 @@ async def test_dead_worker_takes_its_user_along(settings: Settings, management: 
         await until(only_second, "the user of the dead worker is gone")
 
 
+async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, management: ManagementClient) -> None:
+    worker = settings.worker.model_copy(update={"queue_missing_timeout": 1.0})
+    async with running_daemon(settings.model_copy(update={"worker": worker})), client_of(settings) as client:
+        first = (await client.call(KEY, "/info")).json()
+        await management.delete_user(f"{user_prefix(settings.pool.id, management.vhost)}{first['worker_id']}")
+        second = (await client.call(KEY, "/info", idempotent=True)).json()
+        assert second["pid"] != first["pid"]
+
+
 async def test_idle_group_leaves_no_user(settings: Settings, management: ManagementClient) -> None:
     async with running_daemon(settings) as daemon, client_of(settings) as client:
         await client.call(KEY, "/echo", b"x")

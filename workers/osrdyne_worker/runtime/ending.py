@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """A request queue was missing for `queue_missing_timeout`."""
     BEYOND_HELP = 4
     """A handler does not end, the session is lost, or the runtime itself failed."""
+    ACCESS_REFUSED = 5
+    """RabbitMQ refused the log-in for `queue_missing_timeout`: the next worker may get other credentials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,10 @@ class BeyondHelp:
     code: ClassVar[ExitCode] = ExitCode.BEYOND_HELP
 
 
-Ending = Stop | StartFailed | WrongConfiguration | QueueMissing | BeyondHelp
+@dataclass(frozen=True, slots=True)
+class AccessRefused:
+    reason: str
+    code: ClassVar[ExitCode] = ExitCode.ACCESS_REFUSED
+
+
+Ending = Stop | StartFailed | WrongConfiguration | QueueMissing | BeyondHelp | AccessRefused

@@ -17,7 +17,7 @@ from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.aio.supervise import endless
 from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import ConnectionOptions
-from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
+from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import BUSY_INTERVAL, Event
 from osrdyne.protocol.control import Command, ControlMessage
@@ -27,7 +27,7 @@ from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.app import App
 from osrdyne_worker.runtime.control import WantedState, apply_control, listen
 from osrdyne_worker.runtime.dispatch import Dispatcher
-from osrdyne_worker.runtime.ending import BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
+from osrdyne_worker.runtime.ending import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
 from osrdyne_worker.runtime.failures import describe_with_place
 from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link, open_link
@@ -133,7 +133,7 @@ class Worker:
     async def _stay_connected(self) -> None:
         environment = self._environment
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
-        failures = 0
+        failures, refused_since = 0, None
         while True:
             since = self._clock.monotonic()
             try:
@@ -145,7 +145,15 @@ class Worker:
             except BrokerError as error:
                 failures = 1 if self._clock.monotonic() - since > STABLE_AFTER else failures + 1
                 log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
+                refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
+                if refused_since is not None:
+                    self._judge_refusal(error.message, self._clock.monotonic() - refused_since)
             await self._clock.sleep(RECONNECT.delay(failures))
+
+    def _judge_refusal(self, reason: str, lasting: float) -> None:
+        """The next worker may get other credentials; this one can only wait a while for its own to work again."""
+        if lasting >= self._settings.queue_missing_timeout:
+            self.end(AccessRefused(f"RabbitMQ has refused the log-in for {lasting:.0f} s: {reason}"))
 
     async def _serve(self, link: Link) -> None:
         """Serve on one connection until it is lost; raises `BrokerError` then."""

@@ -1,0 +1,163 @@
+"""Users of workers: when they are made and removed, in virtual time, with RabbitMQ's HTTP API made up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.broker.credentials import ScopedCredentials, control_topics, user_prefix, worker_permissions
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.keys import ODD_KEYS
+
+NAMES = PoolNames("pool")
+PREFIX = "osrdyne-pool-prod-"
+KEY, ME, OTHER = Key("k"), WorkerId("me"), WorkerId("other")
+
+
+@dataclass
+class Api:
+    """Users and nothing else; `fail_at` is the part of the API that does not answer."""
+
+    users: dict[str, list[str]] = field(default_factory=dict)
+    fail_at: str | None = None
+    listings: int = 0
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        path = [unquote(part) for part in request.url.raw_path.decode().partition("?")[0].split("/")[2:]]
+        self.listings += path == ["users"]
+        if path[0] == self.fail_at:
+            return httpx.Response(503, json={"reason": "not now"})
+        if path == ["users"]:
+            return httpx.Response(200, json=[{"name": name} for name in self.users])
+        if request.method == "DELETE":
+            self.users.pop(path[1])
+            return httpx.Response(204)
+        user = path[1] if path[0] in {"users", "user-limits"} else path[2]
+        self.users.setdefault(user, []).append(path[0])
+        assert path[0] != "users" or json.loads(request.content)["tags"] == ""
+        return httpx.Response(204)
+
+
+@dataclass
+class Scene:
+    api: Api = field(default_factory=Api)
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    alive: set[WorkerId] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        settings = BrokerSettings(uri=SecretStr("amqp://boss:secret@rabbit/prod"))
+        self.credentials = ScopedCredentials(
+            names=NAMES,
+            management=ManagementClient(settings, clock=self.clock, transport=httpx.MockTransport(self.api)),
+            uri="amqps://boss:secret@rabbit/prod?cacertfile=/ca.pem",
+            alive=lambda: self.alive,
+            start_timeout=300.0,
+            interval=60.0,
+            clock=self.clock,
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+async def test_uri_names_a_user_that_has_all_its_rights(scene: Scene) -> None:
+    uri = await scene.credentials.uri_for(KEY, ME)
+    assert re.fullmatch(r"amqps://osrdyne-pool-prod-me:[\w-]{43}@rabbit/prod\?cacertfile=/ca\.pem", uri)
+    assert set(scene.api.users[f"{PREFIX}me"]) == {"users", "user-limits", "topic-permissions", "permissions"}
+
+
+async def test_rights_come_last(scene: Scene) -> None:
+    """A user that is made by half may do nothing."""
+    await scene.credentials.uri_for(KEY, ME)
+    assert scene.api.users[f"{PREFIX}me"][-1] == "permissions"
+
+
+async def test_every_worker_has_a_password_of_its_own(scene: Scene) -> None:
+    assert await scene.credentials.uri_for(KEY, ME) != await scene.credentials.uri_for(KEY, ME)
+
+
+async def test_half_made_user_is_removed(scene: Scene) -> None:
+    scene.api.fail_at = "permissions"
+    with pytest.raises(BrokerUnavailableError):
+        await scene.credentials.uri_for(KEY, ME)
+    await scene.credentials.tidy()
+    assert scene.api.users == {}
+
+
+async def test_user_is_kept_while_its_worker_starts_and_lives(scene: Scene) -> None:
+    await scene.credentials.uri_for(KEY, ME)
+    await scene.clock.advance(299.0)
+    await scene.credentials.tidy()
+    scene.alive.add(ME)
+    await scene.clock.advance(1000.0)
+    await scene.credentials.tidy()
+    assert list(scene.api.users) == [f"{PREFIX}me"]
+
+
+async def test_user_of_a_start_that_never_was_goes_in_the_end(scene: Scene) -> None:
+    await scene.credentials.uri_for(KEY, ME)
+    await scene.clock.advance(301.0)
+    await scene.credentials.tidy()
+    assert scene.api.users == {}
+
+
+async def test_ended_worker_is_noticed_at_once(scene: Scene) -> None:
+    await scene.credentials.uri_for(KEY, ME)
+    task = asyncio.create_task(scene.credentials.run())
+    await scene.clock.settle()
+    scene.credentials.release(ME)
+    await scene.clock.settle()
+    task.cancel()
+    assert scene.api.users == {}
+
+
+async def test_left_overs_of_an_earlier_leader_go_and_nobody_elses(scene: Scene) -> None:
+    others = ["osrdyne-pool_b-prod-x", "osrdyne-pool-+2F-x", "boss"]
+    scene.api.users = {name: [] for name in [f"{PREFIX}other", f"{PREFIX}me", *others]}
+    scene.alive.add(ME)
+    await scene.credentials.tidy()
+    assert sorted(scene.api.users) == sorted([f"{PREFIX}me", *others])
+
+
+async def test_api_that_fails_is_asked_again_with_growing_pauses(scene: Scene) -> None:
+    scene.api.fail_at = "users"
+    task = asyncio.create_task(scene.credentials.run())
+    await scene.clock.advance(60.0)
+    assert 2 <= scene.api.listings <= 8
+    scene.api.fail_at, scene.api.users = None, {f"{PREFIX}other": []}
+    await scene.clock.advance(60.0)
+    task.cancel()
+    assert scene.api.users == {}
+
+
+def test_virtual_hosts_keep_their_users_apart() -> None:
+    assert len({user_prefix("pool", vhost) for vhost in ("/", "prod", "a-b", "a/b", "")}) == 5
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_key_matches_itself_and_no_other(key: Key) -> None:
+    read = re.compile(worker_permissions(NAMES, key, ME).read)
+    allowed = [other for other in ODD_KEYS.values() if read.search(NAMES.request_queue(other))]
+    topics = re.compile(control_topics(NAMES, key, ME))
+    heard = [other for other in ODD_KEYS.values() if topics.search(NAMES.control_group_routing_key(other))]
+    assert allowed == heard == [key]
+
+
+def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:
+    write = re.compile(worker_permissions(NAMES, KEY, ME).write)
+    names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
+    refused = ["pool-req-k", "pool-req-xchg", "pool-ctl-xchg", "pool-ctl-other", "amqXdefault", "xamq.default", ""]
+    assert [name for name in names + refused if write.search(name)] == names
