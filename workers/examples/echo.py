@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -113,9 +115,16 @@ async def large(call: Call, request: dict[str, int]) -> bytes:
     return b"x" * request.get("bytes", 0)
 
 
+class Crash(BaseModel):
+    unless: Path | None = None
+
+
 @app.handler("/crash")
-def crash(call: Call) -> None:
-    """The worker process dies in the middle of a request."""
+def crash(call: Call, request: Crash) -> str:
+    """The worker process dies in the middle of a request, unless the file `unless` exists."""
+    if request.unless is not None and request.unless.exists():
+        return "survived"
+    print("the worker dies now", file=sys.stderr, flush=True)
     os._exit(9)
 
 

@@ -1,0 +1,59 @@
+"""A request that kills every worker, from its first death to its late answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from daemon_process import DaemonProcess, MakeDaemon, until
+from durable_caller import DurableCaller
+
+
+def poison(daemon: DaemonProcess, *arguments: str) -> list[dict[str, Any]]:
+    listed = daemon.osrdyne("poison", "list", "-o", "json", *arguments)
+    assert listed.returncode == 0, listed.stderr
+    entries: list[dict[str, Any]] = json.loads(listed.stdout)
+    return entries
+
+
+async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_end(
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
+) -> None:
+    daemon = make_daemon(requests={"delivery_limit": 3})
+    await daemon.start()
+    await caller.info("k")
+    repaired = tmp_path / "repaired"
+    deadly = await caller.send("k", "/crash", {"unless": str(repaired)})
+    innocent = await caller.send("k", "/info", {})
+    assert (await caller.answer(innocent)).status == "ok"
+    answer = await caller.answer(deadly)
+    assert answer.status == "delivery_limit"
+    assert "deliveries ended with the death of the worker that ran it" in str(answer.detail)
+
+    [entry] = poison(daemon)
+    assert (entry["key"], entry["path"], entry["correlation_id"], entry["deliveries"]) == ("k", "/crash", deadly, 4)
+    assert entry["unexplained"] <= 1  # of its first delivery nobody need have heard
+    assert {(death["ended_with"], death["others"]) for death in entry["deaths"]} == {("exit code 9", 0)}
+    shown = daemon.osrdyne("poison", "show", entry["id"][:8]).stdout
+    assert f"worker {entry['deaths'][-1]['worker_id']} ended with exit code 9\n" in shown
+    assert "    the worker dies now\n" in shown
+
+    repaired.touch()
+    replayed = daemon.osrdyne("poison", "replay", entry["id"])
+    assert (replayed.returncode, replayed.stdout) == (0, "1 entry replayed.\n")
+    await until(lambda: len(caller.answers[deadly]) == 2, "the request is answered again")
+    assert caller.answers[deadly][1].status == "ok"
+    assert poison(daemon) == []
+
+
+async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(requests={"delivery_limit": 3})
+    await daemon.start()
+    deadly = await caller.send("k", "/crash", {})
+    assert (await caller.answer(deadly)).status == "delivery_limit"
+    before = poison(daemon)
+    await daemon.restart()
+    assert poison(daemon) == before
+    assert daemon.osrdyne("poison", "drop", "--key", "k", "--yes").stdout == "1 entry dropped.\n"
+    assert poison(daemon) == []
