@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo run check test bench docs
+.PHONY: help setup demo run check test bench docs model
 
 help: ## List the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests --ignore=tests/benchmarks $(ARGS)
+
+model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
+	@tools/setup model
+	@$(BIN)/python tests/model/run.py $(ARGS)
 
 bench: setup ## Benchmarks beside their bare floors, as JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)

@@ -99,7 +99,10 @@ def read_runs(path: Path = VARIANTS) -> list[Run]:
 
 def call(command: list[str], *, cwd: Path) -> str:
     """Run a tool to its end; its output."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ModelError(f"{command[0]} is not installed; `make model` installs it.") from error
     if done.returncode != 0:
         raise ModelError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return done.stdout

@@ -82,7 +82,7 @@ def believing_evidence(_: World) -> Callable[..., float | None]:
 def hasty_plan(_: World) -> Callable[..., QueueStep]:
     """Binds although a stop is under way."""
 
-    def plan(*facts: Any, **times: float) -> QueueStep:
+    def plan(*facts: Any, **times: Any) -> QueueStep:
         step = planning.plan_queue(*facts, **times)
         return QueueStep.BIND if step is QueueStep.WAIT_FOR_STOP else step
 
