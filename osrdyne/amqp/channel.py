@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from pamqp import commands as spec
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.faults import translated
 from osrdyne.amqp.message import Delivery, Message
+from osrdyne.amqp.silence import SilenceLimit
 from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ _FRAME_MAX = 131_072
 _FRAME_OVERHEAD_BYTES = 8
 _HEADER_FIXED_BYTES = 12
 _MESSAGE_ID_BYTES = 33  # aiormq gives every message an id
+_OTHER_PROPERTIES_AT_MOST = 14 * 256  # everything but the headers is short: at most 255 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,38 +219,44 @@ class Channel:
         headers are too large for the broker.
         """
         properties = message.properties()
-        self._check_size(properties)
+        self._check_size(message, properties)
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
+            if not message.message_id:
+                return await self._publish(message, properties, exchange, routing_key, mandatory)
             async with self._turn_of(message.message_id):
-                await self._unless_silent(
-                    self._underlay.basic_publish(
-                        message.body,
-                        exchange=exchange,
-                        routing_key=routing_key,
-                        properties=properties,
-                        mandatory=mandatory,
-                        wait=False,
-                    )
-                )
+                await self._publish(message, properties, exchange, routing_key, mandatory)
 
-    def _check_size(self, properties: spec.Basic.Properties) -> None:
+    async def _publish(
+        self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
+    ) -> None:
+        """Raises `TimeoutError` when the broker is silent for too long without having blocked us."""
+        with SilenceLimit(self._timeout, lambda: self._connection.is_blocked):
+            await self._underlay.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                mandatory=mandatory,
+                wait=False,
+            )
+
+    def _check_size(self, message: Message, properties: spec.Basic.Properties) -> None:
         """A header that is larger than a frame costs the connection (501), and everybody who publishes on it."""
-        size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
         limit = (self._underlay.connection.connection_tune.frame_max or _FRAME_MAX) - _FRAME_OVERHEAD_BYTES
+        if message.headers_at_most() + _OTHER_PROPERTIES_AT_MOST <= limit:
+            return  # nearly always, and much cheaper than to encode them
+        size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
         if size > limit:
             raise MessageTooLargeError(f"The headers of the message have {size} bytes; the broker takes {limit}.")
 
     @asynccontextmanager
-    async def _turn_of(self, message_id: str | None) -> AsyncIterator[None]:
+    async def _turn_of(self, message_id: str) -> AsyncIterator[None]:
         """Publish messages of one id one after the other.
 
         aiormq finds the publish that a returned message belongs to by its id alone: of two in flight with the same
         id, the one that no queue took would count as confirmed, and be lost.
         """
-        if not message_id:
-            yield
-            return
         turn = self._turns.setdefault(message_id, _Turn())
         turn.users += 1
         try:
@@ -258,20 +266,6 @@ class Channel:
             turn.users -= 1
             if turn.users == 0:
                 del self._turns[message_id]
-
-    async def _unless_silent(self, publish: Coroutine[object, object, object]) -> None:
-        """Await the confirm. `TimeoutError` when the broker is silent for too long without having blocked us."""
-        publishing = asyncio.ensure_future(publish)
-        silence, step = 0.0, self._timeout / 10
-        try:
-            while not publishing.done():
-                await asyncio.wait({publishing}, timeout=step)
-                silence = 0.0 if self._connection.is_blocked else silence + step
-                if silence >= self._timeout and not publishing.done():
-                    raise TimeoutError
-            publishing.result()
-        finally:
-            publishing.cancel()
 
     async def close(self) -> None:
         """Close the channel; unacknowledged deliveries return to their queues."""

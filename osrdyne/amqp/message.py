@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 PERSISTENT = 2
 TRANSIENT = 1
+
+_ROOM_FOR_ONE_HEADER = 16
+"""Lengths, type, and a number if it is one."""
+_BYTES_OF_A_CHARACTER = 4
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
 """RabbitMQ's sender-selected distribution."""
 
@@ -38,6 +43,19 @@ class Message:
     app_id: str | None = None
     priority: int | None = None
     persistent: bool = True
+
+    def headers_at_most(self) -> float:
+        """A quick upper bound of the bytes that the headers take on the wire; infinite when it is not that simple."""
+        size = 0
+        for name, value in self.headers.items():
+            size += _ROOM_FOR_ONE_HEADER + _BYTES_OF_A_CHARACTER * len(name)
+            if isinstance(value, str):
+                size += _BYTES_OF_A_CHARACTER * len(value)
+            elif isinstance(value, bytes | bytearray):
+                size += len(value)
+            elif not isinstance(value, int | float | None):
+                return math.inf
+        return size
 
     def properties(self) -> spec.Basic.Properties:
         return spec.Basic.Properties(
