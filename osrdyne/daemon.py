@@ -32,6 +32,7 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, Po
 from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.pool.pins import PinStore
 from osrdyne.protocol.names import PoolNames
 from osrdyne.term import StopRequest, Term
@@ -64,6 +65,7 @@ class Daemon:
         self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
+        self._leader = LeaderAddress(self._management, pool=settings.pool.id)
         self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
         inspector = DaemonInspector(
             pool=settings.pool.id,
@@ -71,6 +73,8 @@ class Daemon:
             driver=self._driver,
             management=self._management,
             pins=self._pins,
+            leader=self._leader,
+            own_url=lambda: self.api.announced_url,
             clock=clock,
         )
         app = create_app(
@@ -141,6 +145,7 @@ class Daemon:
                 acquiring.cancel()
                 stopping.cancel()
             pinned = await self._pins.load()
+            await self._leader.announce(self.api.announced_url, term=token.term)
             self._state.note("management", ok=True, detail="the HTTP API answers")
             term = Term(
                 self._settings,

@@ -5,14 +5,16 @@ Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP AP
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.management import ManagementClient
 from osrdyne.drivers.base import Driver, Instance, InstanceState
-from osrdyne.errors import LeadershipLostError, PoolConflictError
+from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
 from osrdyne.pool.facts import QueueFacts, WorkerFacts
+from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.pool.pins import PinStore
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.view import (
@@ -54,6 +56,8 @@ class DaemonInspector:
         driver: Driver,
         management: ManagementClient,
         pins: PinStore,
+        leader: LeaderAddress,
+        own_url: Callable[[], str],
         clock: Clock,
     ) -> None:
         self._names = PoolNames(pool)
@@ -61,6 +65,8 @@ class DaemonInspector:
         self._driver = driver
         self._management = management
         self._pins = pins
+        self._leader = leader
+        self._own_url = own_url
         self._clock = clock
 
     @property
@@ -93,48 +99,54 @@ class DaemonInspector:
 
     # --- wishes
 
-    def _leading(self) -> Term:
-        if self._state.term is None:
-            raise LeadershipLostError("This daemon does not lead its pool at the moment; ask the one that does.")
-        return self._state.term
+    async def _leading(self) -> Term:
+        """The present term. Raises `LeadershipLostError`, with the leader's address where it is known."""
+        if self._state.term is not None:
+            return self._state.term
+        leader = None
+        with suppress(BrokerError):
+            leader = await self._leader.find()
+        if leader is None or leader == self._own_url():
+            raise LeadershipLostError("No daemon is known to lead the pool at the moment.")
+        raise LeadershipLostError("This daemon stands by.", leader=leader)
 
     async def start_group(self, key: Key) -> None:
-        self._leading().tracker.require_worker_group(key)
+        (await self._leading()).tracker.require_worker_group(key)
 
     async def stop_group(self, key: Key) -> None:
-        tracker = self._leading().tracker
+        tracker = (await self._leading()).tracker
         if tracker.is_pinned(key):
             raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
         if tracker.status(key) is not None and not tracker.retire(key):
             raise PoolConflictError(f"A request for {key!r} is on its way to its queue: try again in a moment.")
 
     async def pin(self, key: Key) -> None:
-        term = self._leading()
+        term = await self._leading()
         await self._pins.add(key)
         term.tracker.pin(key)
 
     async def unpin(self, key: Key) -> None:
-        term = self._leading()
+        term = await self._leading()
         await self._pins.remove(key)
         term.tracker.unpin(key)
 
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
-        instances = self._leading().worker_board[key].instances
+        instances = (await self._leading()).worker_board[key].instances
         return {
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
-        return await self._leading().poison.page(query)
+        return await (await self._leading()).poison.page(query)
 
     async def poison_entry(self, entry: str) -> PoisonView:
-        return await self._leading().poison.entry(entry)
+        return await (await self._leading()).poison.entry(entry)
 
     async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        return await self._leading().poison.replay(entries)
+        return await (await self._leading()).poison.replay(entries)
 
     async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        return await self._leading().poison.drop(entries)
+        return await (await self._leading()).poison.drop(entries)
 
     # --- one group
 

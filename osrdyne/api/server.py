@@ -63,6 +63,13 @@ class ApiServer:
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def announced_url(self) -> str:
+        """Where to reach the API from other hosts, if it listens there; else from this one. Only after `bind`."""
+        if self._settings.host in {"0.0.0.0", "::", ""}:
+            return f"http://{socket.gethostname()}:{self.port}"
+        return self.url
+
     async def run(self) -> None:
         """Serve until cancelled; then let requests under way end, at most `STOP_TIMEOUT` seconds."""
         self.bind()

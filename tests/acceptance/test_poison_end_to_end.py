@@ -57,3 +57,21 @@ async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: Durab
     assert poison(daemon) == before
     assert daemon.osrdyne("poison", "drop", "--key", "k", "--yes").stdout == "1 entry dropped.\n"
     assert poison(daemon) == []
+
+
+async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    leader = make_daemon(requests={"delivery_limit": 3})
+    await leader.start()
+    assert (await caller.call("k", "/crash", {})).status == "delivery_limit"
+    standby = make_daemon(
+        requests={"delivery_limit": 3}, driver={"options": {"state_directory": str(leader.state.parent)}}
+    )
+    standby.launch()
+
+    async def stands_by() -> bool:
+        return "standby" in str((await standby.get("/ready")).get("role"))
+
+    await until(stands_by, "the second daemon stands by")
+    answer = await standby.get("/v1/poison")
+    assert (answer["status"], answer["code"], answer["leader"]) == (421, "not-leading", leader.api)
+    assert poison(standby) == poison(leader)
