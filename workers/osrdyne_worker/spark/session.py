@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -186,6 +187,7 @@ def _start(master: str, conf: dict[str, str]) -> Any:
 
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark warns of every host name it dislikes
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or Python in Spark runs in the first python3 there is
     try:
         # What is given to the gateway is on the JVM's command line, where everybody on the host can read it; secrets
         # reach the JVM through the socket instead.
