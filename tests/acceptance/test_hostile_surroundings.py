@@ -18,7 +18,8 @@ from osrdyne.protocol.names import Key, PoolNames
 async def until_it_retries(daemon: DaemonProcess) -> str:
     """The one sentence that a daemon gives, again and again, as the reason why it does not lead."""
     daemon.launch()
-    await until(lambda: len(daemon.events("term ended")) >= 2, "it tried twice")
+    await until(lambda: not daemon.is_running or len(daemon.events("term ended")) >= 2, "it tried twice")
+    assert daemon.is_running, daemon.log()
     ready = await daemon.get("/ready")
     assert not ready["ready"]
     [sentence] = {entry["error"] for entry in daemon.events("term ended")}
