@@ -147,6 +147,18 @@ def passively(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
     return delete
 
 
+def by_old_listing(world: World) -> Callable[..., Awaitable[DeleteOutcome]]:
+    """Believes a listing of unknown age; this one is half a minute old."""
+
+    async def delete(_: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **__: object) -> DeleteOutcome:
+        if world.broker.queues[queue].total_at(world.clock.monotonic() - 30) > 0:
+            return DeleteOutcome.NOT_EMPTY
+        await delete()
+        return DeleteOutcome.DELETED
+
+    return delete
+
+
 def by_draining(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
     async def drain(
         channel: Channel,
@@ -193,6 +205,19 @@ def answer_acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
         await answer(self, key, delivery, failure)
 
     return acknowledge_first
+
+
+def failed_for_ever(_: World) -> Callable[..., bool]:
+    """Once a start has failed for good, the responder goes on consuming the queue."""
+    is_failed = StartFailureResponder._is_failed
+    failed = False
+
+    def remember(*facts: Any) -> bool:
+        nonlocal failed
+        failed = failed or is_failed(*facts)
+        return failed
+
+    return remember
 
 
 def one_board(_: World) -> Callable[[], QueueBoard]:
@@ -455,6 +480,12 @@ async def leader_lost_while_answering(world: World) -> None:
     await world.clock.advance(5)
 
 
+async def group_ends_after_its_start_failed(world: World) -> None:
+    world.driver.fail_next_start(StartFailedError("There is no such image."))
+    await serve_one(world)
+    world.retire()
+
+
 VARIANTS = [
     Variant(
         "nosettle",
@@ -502,6 +533,7 @@ VARIANTS = [
         given=[STOPBLIND],
     ),
     Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], Fault.LOST, given=[STOPBLIND]),
+    Variant("ev4_listing", no_worker_until_later, [(DELETE, by_old_listing)], Fault.LOST, given=[STOPBLIND]),
     Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], Fault.LOST, given=[STOPBLIND]),
     Variant(
         "misslist",
@@ -522,6 +554,12 @@ VARIANTS = [
         leader_lost_while_answering,
         [("osrdyne.processors.start_failures.StartFailureResponder._answer", answer_acknowledged_first)],
         Fault.LOST,
+    ),
+    Variant(
+        "startfail_keep",
+        group_ends_after_its_start_failed,
+        [("osrdyne.processors.start_failures.StartFailureResponder._is_failed", failed_for_ever)],
+        Fault.WRONG_END,
     ),
 ]
 BY_NAME = pytest.mark.parametrize("variant", VARIANTS, ids=[variant.name for variant in VARIANTS])
