@@ -53,26 +53,39 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerError(f"Could not {doing}: {text}")
 
 
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs
+        return None
+
+
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
     """Raise errors of ours for aiormq's. A task's own cancellation passes through.
 
     aiormq also cancels waiters when a channel closes under them, or throws a bare `Exception` into them; without a
-    pending cancellation of the task that is a lost channel.
+    pending cancellation of the task that is a lost channel. And it swallows a cancellation that arrives together with
+    an answer (its time-outs are `asyncio.wait_for`, which does so before Python 3.12): a task that went on then would
+    never end, so the cancellation is raised here.
     """
+    task = _current_task()
+    cancelled_before = 0 if task is None else task.cancelling()
+    fault: BaseException | None = None
     try:
         yield
-    except OsrdyneError:
-        raise
+    except OsrdyneError as error:
+        fault = error
     except (aiormq.AMQPError, ChannelInvalidStateError, OSError, TimeoutError, RuntimeError) as error:
-        raise translate_fault(error, doing) from error
+        fault = translate_fault(error, doing)
+        fault.__cause__ = error
     except (asyncio.CancelledError, Exception) as error:
-        task = asyncio.current_task()
-        own_cancellation = task is None or task.cancelling() > 0
-        if isinstance(error, asyncio.CancelledError) and own_cancellation:
-            raise
         if not isinstance(error, asyncio.CancelledError) and type(error) is not Exception:
             raise
-        if own_cancellation:
+        if task is None or task.cancelling() > 0:
             raise asyncio.CancelledError from None
-        raise BrokerUnavailableError(f"The channel was closed while trying to {doing}.") from None
+        fault = BrokerUnavailableError(f"The channel was closed while trying to {doing}.")
+    if task is not None and task.cancelling() > cancelled_before:
+        raise asyncio.CancelledError
+    if fault is not None:
+        raise fault

@@ -136,3 +136,47 @@ class TestConsumer:
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
         assert (await consumer.get()).tag == 1
+
+
+@pytest.mark.parametrize("fault", [None, aiormq.ChannelClosed(0, "x"), LeadershipLostError("gone")])
+async def test_cancellation_that_the_library_swallowed_is_raised(fault: Exception | None) -> None:
+    """`asyncio.wait_for` before Python 3.12 returns an answer that comes together with a cancellation."""
+
+    async def swallow() -> None:
+        with translated("open a channel"):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if fault is not None:
+                    raise fault from None
+
+    task = asyncio.create_task(swallow())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again() -> None:
+    done: list[str] = []
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            with translated("close a channel"):
+                await asyncio.sleep(0)
+            done.append("closed")
+
+    task = asyncio.create_task(clean_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["closed"]
+
+
+async def test_own_time_out_that_is_over_cancels_nothing() -> None:
+    with pytest.raises(BrokerUnavailableError, match="in time"), translated("connect"):
+        async with asyncio.timeout(0):
+            await asyncio.Event().wait()
