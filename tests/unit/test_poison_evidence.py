@@ -1,0 +1,141 @@
+"""What a poison entry says of its deaths, with the real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from osrdyne.amqp import Message
+from osrdyne.config.models import RequestSettings
+from osrdyne.pool.view import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.processors.evidence import PATIENCE
+from osrdyne.processors.poison import finding
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.fingerprints import fingerprint
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading, settings_for
+
+K = Key("k")
+ALONE = PoisonDeath("w", "exit code 9", None, 1.0, (), 0)
+BESIDE = replace(ALONE, others=2)
+
+
+@pytest.mark.parametrize(
+    ("deliveries", "deaths", "says"),
+    [
+        (None, [], "nothing is known"),
+        (6, [], "may be innocent"),
+        (6, [ALONE] * 5, "5 of 6 deliveries ended with the death of the worker that ran it, each time with nothing"),
+        (6, [ALONE, BESIDE], "death of the worker that ran it, 1 of them with nothing"),
+        (6, [BESIDE], "any of them may be the cause. The last one: exit code 9."),
+    ],
+    ids=["foreign", "innocent", "alone", "mixed", "beside"],
+)  # fmt: skip
+def test_finding_says_what_the_evidence_is_worth(deliveries: int | None, deaths: list[PoisonDeath], says: str) -> None:
+    assert says in finding(deliveries, deaths)
+
+
+class Pool:
+    """A pool with a worker of `k`, and a caller."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+
+    async def send(self, body: bytes) -> None:
+        await self.stack.publish("k", body, correlation_id="c", reply_to="replies")
+        await self.stack.clock.advance(1)
+
+    async def report(self, *bodies: bytes) -> None:
+        """What the worker runs now."""
+        requests = [
+            fingerprint(key="k", path="", correlation_id="c", reply_to="replies", message_id=None, body=body)
+            for body in bodies
+        ]
+        await self.stack.report("k", Event.BUSY, in_flight=len(requests), requests=requests)
+
+    def worker_dies(self) -> None:
+        worker = self.stack.driver.workers_of(K)[0]
+        self.stack.driver.exit_instance(worker.instance.instance_id, signal="SIGKILL", lines=("out of memory",))
+
+    async def reject_to_the_end(self) -> None:
+        """RabbitMQ counts until it has had enough."""
+        consumer = await self.stack.consume("k")
+        for _ in range(4):
+            await self.stack.clock.settle()
+            await (await consumer.get()).reject()
+        await self.stack.clock.settle()
+
+    async def entries(self) -> list[PoisonView]:
+        return list((await self.stack.term.poison.page(PoisonQuery(bodies=True))).entries)
+
+    async def detail(self) -> str | None:
+        answer = await FakeChannel(self.stack.broker).get("replies")
+        return None if answer is None else str(json.loads(answer.body)["error"]["message"])
+
+
+SETTINGS = settings_for().model_copy(update={"requests": RequestSettings(delivery_limit=3)})
+
+
+async def test_death_noticed_after_the_dead_letter_is_waited_for() -> None:
+    clock = VirtualClock()
+    async with leading(clock, settings=SETTINGS) as stack:
+        stack.broker.declare_queue("replies", {})
+        pool = Pool(stack)
+        await pool.send(b"deadly")
+        await pool.report(b"deadly", b"beside")
+        await pool.reject_to_the_end()
+        assert await pool.detail() is None
+        pool.worker_dies()
+        await clock.settle()
+        [entry] = await pool.entries()
+        assert [(death.ended_with, death.others, death.log_lines) for death in entry.deaths] == [
+            ("signal SIGKILL", 1, ("out of memory",))
+        ]
+        assert (entry.key, entry.body, entry.unexplained) == ("k", b"deadly", 3)
+        assert "1 of 4 deliveries ended with the death" in str(await pool.detail())
+
+
+async def test_worker_that_lives_on_is_waited_for_and_not_blamed() -> None:
+    clock = VirtualClock()
+    async with leading(clock, settings=SETTINGS) as stack:
+        stack.broker.declare_queue("replies", {})
+        pool = Pool(stack)
+        await pool.send(b"cut off")
+        await pool.report(b"cut off")
+        await pool.reject_to_the_end()
+        await clock.advance(PATIENCE + 0.1)
+        [entry] = await pool.entries()
+        assert (entry.deaths, entry.unexplained) == ((), 4)
+        assert "may be innocent" in str(await pool.detail())
+
+
+async def test_request_that_only_waited_in_the_queue_is_not_blamed() -> None:
+    clock = VirtualClock()
+    async with leading(clock, settings=SETTINGS) as stack:
+        stack.broker.declare_queue("replies", {})
+        pool = Pool(stack)
+        await pool.send(b"innocent")
+        await pool.report(b"deadly")
+        pool.worker_dies()
+        await clock.settle()
+        await pool.reject_to_the_end()
+        [entry] = await pool.entries()
+        assert (entry.deaths, entry.unexplained) == ((), 4)
+
+
+async def test_two_readings_at_once_both_see_everything() -> None:
+    clock = VirtualClock()
+    async with leading(clock) as stack:
+        for number in range(3):
+            await FakeChannel(stack.broker).publish(
+                Message(b"%d" % number), exchange="", routing_key=stack.names.poison_queue
+            )
+        query = PoisonQuery(bodies=True)
+        pages = await asyncio.gather(*(stack.term.poison.page(query) for _ in range(3)))
+        assert [len(page.entries) for page in pages] == [3, 3, 3]
+        assert pages[0] == pages[1] == pages[2]
