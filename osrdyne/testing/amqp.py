@@ -145,6 +145,8 @@ class FakeChannel(Channel):
 
     def _get(self, name: str) -> Delivery | None:
         queue = self.broker.look_up(name)
+        if queue.is_single:
+            raise BrokerConflictError(f"RESOURCE_LOCKED - basic.get operations are not supported by {name}")
         if not queue.ready or not queue.running:
             return None
         holder = Holder(deliver=lambda stored: None, on_delete=lambda: None, active=False)

@@ -116,7 +116,7 @@ class FakeQueue:
         while self.running and self.ready and (holder := self._next_holder()) is not None:
             holder.deliver(self.ready.pop(0))
             self.holders.remove(holder)  # round robin; a single active consumer stays the first
-            self.holders.insert(0 if self._is_single else len(self.holders), holder)
+            self.holders.insert(0 if self.is_single else len(self.holders), holder)
         self.holders = [holder for holder in self.holders if holder.active or holder.held]
         now = self._clock.monotonic()
         self._totals.append((now, self.messages))
@@ -124,12 +124,12 @@ class FakeQueue:
             self._totals.popleft()
 
     @property
-    def _is_single(self) -> bool:
+    def is_single(self) -> bool:
         return self.arguments.get("x-single-active-consumer") is True
 
     def _next_holder(self) -> Holder | None:
         active = [holder for holder in self.holders if holder.active]
-        return next((holder for holder in (active[:1] if self._is_single else active) if holder.has_room), None)
+        return next((holder for holder in (active[:1] if self.is_single else active) if holder.has_room), None)
 
 
 @dataclass(slots=True)

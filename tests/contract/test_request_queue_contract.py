@@ -1,0 +1,263 @@
+"""What the pool may expect of request queues, on the broker in memory and on RabbitMQ: the same suite for both.
+
+Commands, listing, token and probes are the real ones in both cases; what differs is what they talk to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.listing import ListedQueue, RequestQueueListing
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.session import Connect, LeaderSession
+from osrdyne.broker.topology import pool_topology
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.errors import BrokerConflictError
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.amqp import connect_to
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.management import FakeManagement
+
+A = Key("a")
+
+
+@dataclass
+class Leader:
+    """A leader's commands, and the view of a client or worker beside it."""
+
+    names: PoolNames
+    queues: RequestQueueCommands
+    listing: RequestQueueListing
+    session: LeaderSession
+    keeping: asyncio.Task[None]
+    connect: Callable[[], object]
+
+    async def channel(self, *, confirms: bool = False) -> Channel:
+        """A channel of somebody else's."""
+        connection = await self.connect()  # type: ignore[misc]
+        return await connection.channel(confirms=confirms)  # type: ignore[no-any-return]
+
+    async def publish(self, key: str, body: bytes = b"1") -> None:
+        channel = await self.channel(confirms=True)
+        await channel.publish(Message(body=body), exchange=self.names.requests_exchange, routing_key=key)
+        await channel.close()
+
+    async def drain(self, queue: str) -> list[bytes]:
+        """Everything that is ready in a queue."""
+        channel, bodies = await self.channel(), []
+        while (delivery := await channel.get(queue)) is not None:
+            bodies.append(delivery.body)
+            await delivery.ack()
+        await channel.close()
+        return bodies
+
+    async def unbound(self, key: Key) -> str:
+        """A queue of the key that is there and not bound."""
+        await self.queues.declare(key)
+        await self.queues.unbind(key)
+        return self.names.request_queue(key)
+
+
+@asynccontextmanager
+async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
+    opened: list[amqp.Connection] = []
+
+    async def another() -> amqp.Connection:
+        options = amqp.ConnectionOptions(uri=settings.broker.uri.get_secret_value(), name="osrdyne contract test")
+        opened.append(await connect(options))
+        return opened[-1]
+
+    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
+        _, token = await session.token.acquire()
+        await declare_topology(await session.channel(), pool_topology(settings.pool.id))
+        keeping = asyncio.create_task(session.run(token))
+        yield Leader(
+            session.names,
+            session.request_queues(management),
+            RequestQueueListing(management, session.names),
+            session,
+            keeping,
+            another,
+        )
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        for connection in opened:
+            await connection.close()
+
+
+@pytest.fixture(params=["memory", "rabbitmq"])
+async def leader(request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
+    if request.param == "memory":
+        broker = FakeBroker(SystemClock())
+        async with leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker)) as made:
+            yield made
+        return
+    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
+    assert isinstance(broker_settings, BrokerSettings)
+    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
+    async with ManagementClient(broker_settings) as management, leading(settings, amqp.connect, management) as made:
+        yield made
+
+
+class TestDeclareAndBind:
+    async def test_bound_queue_gets_the_requests_of_its_key(self, leader: Leader) -> None:
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        await leader.publish("a")
+        assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
+
+    async def test_request_of_an_unbound_key_is_an_orphan(self, leader: Leader) -> None:
+        await leader.queues.declare(A)
+        await leader.publish("a")
+        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
+        assert (await consumer.get()).body == b"1"
+
+    async def test_everything_may_be_done_twice(self, leader: Leader) -> None:
+        for step in (leader.queues.declare, leader.queues.bind) * 2 + (leader.queues.unbind,) * 2:
+            await step(A)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+
+    async def test_unbinding_what_does_not_exist_is_no_error(self, leader: Leader) -> None:
+        await leader.queues.unbind(A)
+        assert not leader.keeping.done()
+
+    async def test_odd_keys_have_queues_of_their_own(self, leader: Leader) -> None:
+        for key in ODD_KEYS.values():
+            await leader.queues.declare(key)
+            await leader.queues.bind(key)
+        for name, key in ODD_KEYS.items():
+            await leader.publish(key, name.encode())
+        found = {name: await leader.drain(leader.names.request_queue(key)) for name, key in ODD_KEYS.items()}
+        assert found == {name: [name.encode()] for name in ODD_KEYS}
+
+    async def test_odd_keys_are_listed_as_they_are(self, leader: Leader) -> None:
+        for key in ODD_KEYS.values():
+            await leader.queues.declare(key)
+            await leader.queues.bind(key)
+        listed = await leader.listing.list_request_queues()
+        assert sorted(listed, key=lambda queue: queue.key) == [
+            ListedQueue(key, bound=True, ready=0) for key in sorted(ODD_KEYS.values())
+        ]
+
+    async def test_queue_with_other_arguments_is_a_conflict_and_costs_no_leadership(self, leader: Leader) -> None:
+        """LIFECYCLE 3."""
+        channel = await leader.channel()
+        await channel.declare_queue(leader.names.request_queue(A), arguments={"x-queue-type": "classic"})
+        with pytest.raises(BrokerConflictError, match="other arguments"):
+            await leader.queues.declare(A)
+        await leader.queues.declare(Key("b"))
+        assert not leader.keeping.done()
+
+    async def test_queue_of_another_key_under_this_name_is_a_conflict(self, leader: Leader) -> None:
+        """RabbitMQ does not compare the argument that holds the key."""
+        channel = await leader.channel()
+        arguments = {"x-queue-type": "quorum", "x-osrdyne-key": "b"}
+        await channel.declare_queue(leader.names.request_queue(A), arguments=arguments)
+        with pytest.raises(BrokerConflictError, match="other arguments"):
+            await leader.queues.declare(A)
+
+    async def test_queue_that_is_not_ours_to_use_is_not_listed(self, leader: Leader) -> None:
+        channel = await leader.channel()
+        await channel.declare_queue(leader.names.request_queue(A), arguments={"x-queue-type": "classic"})
+        await leader.queues.declare(Key("b"))
+        assert [queue.key for queue in await leader.listing.list_request_queues()] == ["b"]
+
+    async def test_consumers_are_counted(self, leader: Leader) -> None:
+        assert await leader.queues.consumer_count(A) == 0
+        await leader.queues.declare(A)
+        channel = await leader.channel()
+        await channel.consume(leader.names.request_queue(A))
+        assert await leader.queues.consumer_count(A) == 1
+
+
+class TestDelete:
+    """LIFECYCLE 26-29."""
+
+    async def test_empty_queue_is_deleted(self, leader: Leader) -> None:
+        await leader.unbound(A)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+        assert await leader.listing.list_request_queues() == []
+
+    async def test_queue_with_a_request_is_kept_with_it(self, leader: Leader) -> None:
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        await leader.publish("a")
+        await leader.queues.unbind(A)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.NOT_EMPTY
+        assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
+
+    async def test_queue_of_an_idle_worker_is_in_use(self, leader: Leader) -> None:
+        queue = await leader.unbound(A)
+        await (await leader.channel()).consume(queue)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
+
+    @pytest.mark.parametrize("way", ["consumer", "cancelled consumer", "get"])
+    async def test_request_held_by_anybody_keeps_the_queue(self, leader: Leader, way: str) -> None:
+        """[ev1_ready, ev6_drain] also of a worker that has cancelled its consumer, or never had one."""
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        await leader.publish("a")
+        await leader.queues.unbind(A)
+        queue, channel = leader.names.request_queue(A), await leader.channel()
+        if way == "get":
+            assert await channel.get(queue) is not None
+        else:
+            consumer = await channel.consume(queue)
+            assert (await consumer.get()).body == b"1"
+            if way == "cancelled consumer":
+                await channel.cancel(consumer)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
+        await channel.close()
+        await wait_ready(leader, queue, 1)
+        assert await leader.drain(queue) == [b"1"]
+
+    async def test_refused_deletion_leaves_no_consumer_behind(self, leader: Leader) -> None:
+        queue = await leader.unbound(A)
+        channel = await leader.channel()
+        await channel.consume(queue)
+        for _ in range(6):  # more often than there are spare channels
+            assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
+        assert await leader.queues.consumer_count(A) == 1
+
+    async def test_hundred_deletions_side_by_side(self, leader: Leader) -> None:
+        keys = [Key(str(number)) for number in range(100)]
+        for key in keys:
+            await leader.unbound(key)
+        outcomes = await asyncio.gather(*(leader.queues.delete_if_proven_empty(key) for key in keys))
+        assert outcomes == [DeleteOutcome.DELETED] * 100
+
+
+class TestTotals:
+    async def test_unacknowledged_requests_are_counted(self, leader: Leader) -> None:
+        """LIFECYCLE 21. A listing may be some seconds old."""
+        await leader.queues.declare(A)
+        await leader.queues.declare(Key("b"))
+        await leader.queues.bind(A)
+        await leader.publish("a")
+        await leader.publish("a")
+        channel = await leader.channel()
+        await channel.get(leader.names.request_queue(A))
+        async with asyncio.timeout(20):
+            while (totals := await leader.listing.list_message_totals()) != {"a": 2, "b": 0}:
+                assert totals.keys() <= {"a", "b"}
+                await asyncio.sleep(0.2)
+
+
+async def wait_ready(leader: Leader, queue: str, ready: int) -> None:
+    channel = await leader.channel()
+    async with asyncio.timeout(10):
+        while (await channel.declare_queue(queue, passive=True)).ready != ready:
+            await asyncio.sleep(0.02)
