@@ -25,15 +25,15 @@ from tests.integration.worker_process import stage
 
 KEY = "bench"
 BARE_EXCHANGE = BARE_QUEUE = "bare-echo"
-ROUNDS = 15
-TURNS = 15
+ROUNDS = 11
+TURNS = 10
 """In every round; short ones, so that what else the machine does falls on both sides alike."""
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     """Latency with one call at a time, throughput with 32 in flight; the workers take as many at once."""
-    one = await _rounds(broker, pool="bench_one", in_flight=1, calls=30)
-    many = await _rounds(broker, pool="bench_many", in_flight=32, calls=200)
+    one = await _rounds(broker, pool="bench_one", in_flight=1, calls=25)
+    many = await _rounds(broker, pool="bench_many", in_flight=32, calls=100)
     throughput = [Round(bare.calls_per_second, ours.calls_per_second) for bare, ours in many]
     return [
         _latency("warm echo, p50", one, 50),
