@@ -1,0 +1,296 @@
+"""The leader token on a real RabbitMQ (LIFECYCLE 1-5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.probes import delete_if_proven_empty
+from osrdyne.broker.session import LeaderSession
+from osrdyne.broker.token import Token
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.errors import BrokerError, LeadershipLostError
+
+SOON = 10.0
+
+
+@pytest.fixture
+def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+    return Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
+
+
+def session_of(settings: Settings) -> LeaderSession:
+    return LeaderSession(settings, clock=SystemClock())
+
+
+@pytest.fixture
+async def broker_api(broker) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+        yield client
+
+
+async def listed_connection(api: httpx.AsyncClient, name: str) -> str:
+    """What the HTTP API calls the connection that calls itself so; it is listed some seconds after it was opened."""
+    async with asyncio.timeout(30):
+        while True:
+            for item in (await api.get("/api/connections")).raise_for_status().json():
+                if item.get("user_provided_name", "").startswith(name):
+                    return str(item["name"])
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def kept(session: LeaderSession, token: Token) -> AsyncIterator[asyncio.Task[None]]:
+    """The session at work."""
+    keeping = asyncio.create_task(session.run(token))
+    yield keeping
+    keeping.cancel()
+    await asyncio.wait({keeping})
+
+
+def reasons(task: asyncio.Task[None]) -> list[BaseException]:
+    """The leaves of the group of errors that a session ended with."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [task.exception()]
+    while left:
+        error = left.pop()
+        if isinstance(error, BaseExceptionGroup):
+            left += error.exceptions
+        elif error is not None:
+            found.append(error)
+    return found
+
+
+async def tokens(session: LeaderSession, channel: Channel) -> int:
+    """How many tokens there are, held or not, once nobody holds any."""
+    await session.close()
+    async with asyncio.timeout(SOON):
+        while (info := await channel.declare_queue(session.names.leader_queue, passive=True)).consumers:
+            await asyncio.sleep(0.02)
+    return info.ready
+
+
+class TestAcquire:
+    async def test_first_leader_of_a_pool_has_the_first_term(self, settings: Settings) -> None:
+        async with session_of(settings) as session:
+            previous, own = await session.token.acquire()
+            assert (previous.term, previous.host, own.term) == (0, "", 1)
+
+    async def test_terms_grow_by_one_with_each_leader(self, settings: Settings) -> None:
+        terms = []
+        for _ in range(4):
+            async with session_of(settings) as session:
+                previous, own = await session.token.acquire()
+                terms.append((previous.term, own.term))
+        assert terms == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+    async def test_one_of_several_leads(self, settings: Settings) -> None:
+        """LIFECYCLE 1, 6."""
+        sessions = [session_of(settings) for _ in range(4)]
+        for session in sessions:
+            await session.__aenter__()
+        waiting = {asyncio.create_task(session.token.acquire()): session for session in sessions}
+        leaders = []
+        async with asyncio.timeout(60):
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                assert len(done) == 1
+                (task,) = done
+                leaders.append(task.result()[1].term)
+                await waiting.pop(task).close()
+        assert leaders == [1, 2, 3, 4]
+
+    async def test_several_tokens_become_one_with_the_highest_number(
+        self, settings: Settings, channel: Channel
+    ) -> None:
+        """LIFECYCLE 1: several are harmless, none is not."""
+        async with session_of(settings) as session:
+            for token in (Token(7, "x"), Token(3, "y"), Token(0, "")):
+                await channel.publish(token.to_message(), exchange="", routing_key=session.names.leader_queue)
+            previous, own = await session.token.acquire()
+            assert (previous, own.term) == (Token(7, "x"), 8)
+            assert await tokens(session, channel) == 1
+
+    @pytest.mark.parametrize(
+        "body", [b"", b"{}", b"[]", b'{"term": "x"}', b'{"term": Infinity}', b"\xff", b"[" * 20_000], ids=repr
+    )
+    async def test_something_that_is_no_token_is_replaced(
+        self, settings: Settings, channel: Channel, body: bytes
+    ) -> None:
+        """A reply address may be any queue, so anybody may have an answer put here."""
+        async with session_of(settings) as session:
+            await channel.publish(Message(body=body), exchange="", routing_key=session.names.leader_queue)
+            _, own = await session.token.acquire()
+            assert own.term == 1
+            assert await tokens(session, channel) == 1
+
+    async def test_token_that_was_refused_is_left_as_it_was(self, settings: Settings) -> None:
+        def refuse(previous: Token) -> None:
+            raise LeadershipLostError(f"not after {previous.term}")
+
+        async with session_of(settings) as session:
+            with pytest.raises(LeadershipLostError, match="not after 0"):
+                await session.token.acquire(accept=refuse)
+        async with session_of(settings) as session:
+            previous, _ = await session.token.acquire()
+            assert previous.term == 0
+
+    async def test_standby_whose_connection_is_lost_stops_waiting(self, settings: Settings) -> None:
+        async with session_of(settings) as leader, session_of(settings) as standby:
+            await leader.token.acquire()
+            waiting = asyncio.create_task(standby.token.acquire())
+            await asyncio.sleep(0.2)
+            await standby.control.close()
+            with pytest.raises(BrokerError):
+                await asyncio.wait_for(waiting, SOON)
+
+
+class TestKeep:
+    async def test_renewal_keeps_the_token_and_there_is_never_none(self, settings: Settings, channel: Channel) -> None:
+        """LIFECYCLE 4."""
+        async with session_of(settings) as leader, session_of(settings) as standby:
+            _, own = await leader.token.acquire()
+            waiting = asyncio.create_task(standby.token.acquire())
+            keeping = asyncio.create_task(leader.token.run(own, renew_interval=0.02))
+            await asyncio.sleep(2.0)
+            assert (keeping.done(), waiting.done()) == (False, False)
+            await leader.close()
+            previous, next_token = await asyncio.wait_for(waiting, SOON)
+            assert (previous.term, next_token.term) == (own.term, own.term + 1)
+            await asyncio.wait({keeping})
+            assert await tokens(standby, channel) == 1
+
+    async def test_connection_closed_by_an_operator_hands_the_token_over_at_once(
+        self, settings: Settings, broker_api: httpx.AsyncClient
+    ) -> None:
+        """BROKER 0.3: milliseconds after a closed connection."""
+        async with session_of(settings) as leader:
+            await leader.token.acquire()
+            name = await listed_connection(broker_api, f"osrdyne {settings.pool.id} leader")
+            async with session_of(settings) as standby:
+                waiting = asyncio.create_task(standby.token.acquire())
+                await broker_api.delete(f"/api/connections/{quote(name, safe='')}")
+                _, own = await asyncio.wait_for(waiting, SOON)
+            assert own.term == 2
+
+    async def test_error_on_t_deposes_the_leader(self, settings: Settings) -> None:
+        """LIFECYCLE 2, 5: binding to a queue that does not exist closes T."""
+        async with session_of(settings) as leader, session_of(settings) as standby:
+            _, own = await leader.token.acquire()
+            waiting = asyncio.create_task(standby.token.acquire())
+            async with kept(leader, own) as keeping:
+                with pytest.raises(LeadershipLostError):
+                    await leader.token.do(lambda t: t.bind_queue("nothing", "amq.direct", "k"))
+                await asyncio.wait({keeping}, timeout=SOON)
+                assert all(isinstance(error, BrokerError) for error in reasons(keeping))
+                assert any(isinstance(error, LeadershipLostError) for error in reasons(keeping))
+            _, next_token = await asyncio.wait_for(waiting, SOON)
+            assert next_token.term == own.term + 1
+
+    async def test_commands_of_a_deposed_leader_fail_and_do_nothing(self, settings: Settings, channel: Channel) -> None:
+        """LIFECYCLE 2 [otherch]: its delete must not land after the next leader has bound the queue."""
+        queue = f"{settings.pool.id}-req-a"
+        await channel.declare_queue(queue)
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                await leader.control.close()
+                await asyncio.wait({keeping}, timeout=SOON)
+            for attempt in (leader.token.do(lambda t: t.delete_queue(queue)), leader.token.confirm()):
+                with pytest.raises(LeadershipLostError):
+                    await asyncio.wait_for(attempt, SOON)
+        await channel.declare_queue(queue, passive=True)
+
+    async def test_commands_that_wait_when_the_token_is_lost_fail(self, settings: Settings) -> None:
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                commands = [
+                    asyncio.create_task(leader.token.do(lambda t: t.bind_queue("nothing", "amq.direct", "k")))
+                    for _ in range(5)
+                ]
+                done, _ = await asyncio.wait(commands, timeout=SOON)
+                assert [type(task.exception()) for task in done] == [LeadershipLostError] * 5
+                await asyncio.wait({keeping}, timeout=SOON)
+
+    async def test_lost_publishing_connection_ends_the_session(self, settings: Settings) -> None:
+        """LIFECYCLE 3: all connections of a leader close together."""
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                await leader.publishing.close()
+                done, _ = await asyncio.wait({keeping}, timeout=SOON)
+                assert keeping in done
+
+    async def test_closed_publishing_channel_ends_the_session(self, settings: Settings) -> None:
+        """A publish that RabbitMQ cannot accept closes the channel; without it nothing would ever be forwarded."""
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                with pytest.raises(BrokerError):
+                    await leader.publisher.publish(Message(), exchange="no-such-exchange", routing_key="k")
+                done, _ = await asyncio.wait({keeping}, timeout=SOON)
+                assert keeping in done
+
+    async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
+        """LIFECYCLE 23."""
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own):
+                await asyncio.sleep(settings.broker.leader_heartbeat / 2 + 0.1)
+                before = leader.token._answered_at
+                await leader.token.confirm()
+                asked = leader.token._answered_at
+                await leader.token.confirm()
+                assert before < asked == leader.token._answered_at
+
+    async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
+        """Channels are being opened then; a cancellation that gets lost would leave the term waiting for ever."""
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            for number in range(40):
+                keeping = asyncio.create_task(leader.run(own))
+                for _ in range(number):
+                    await asyncio.sleep(0)
+                keeping.cancel()
+                done, _ = await asyncio.wait({keeping}, timeout=SOON)
+                assert keeping in done
+
+
+class TestProbe:
+    """LIFECYCLE 27, 29: a request that arrives between the cheap look and the probe."""
+
+    async def test_message_that_reaches_the_probe_is_given_back_and_then_acknowledged(
+        self, settings: Settings, channel: Channel, connection: object, pool_id: str
+    ) -> None:
+        queue = f"{pool_id}-req-a"
+        await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+        async with session_of(settings) as session:
+            probing = await session.channel()
+            consume = probing.consume
+
+            async def consume_late(name: str) -> object:
+                await channel.publish(Message(body=b"late"), exchange="", routing_key=queue)
+                return await consume(name)
+
+            probing.consume = consume_late  # type: ignore[method-assign, assignment]
+            given_back: list[bytes] = []
+
+            async def give_back(delivery: object) -> None:
+                given_back.append(delivery.body)  # type: ignore[attr-defined]
+
+            async def delete() -> int:
+                raise AssertionError("the queue must not be deleted")
+
+            outcome = await delete_if_proven_empty(probing, queue, delete=delete, give_back=give_back)
+            await probing.close()
+        assert (outcome, given_back) == (DeleteOutcome.NOT_EMPTY, [b"late"])
+        assert (await channel.declare_queue(queue, passive=True)).ready == 0
