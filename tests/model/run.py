@@ -154,7 +154,8 @@ def tell_story(run: Run) -> str:
         if not (folder / f"{MODEL.name}.trail").exists():
             raise ModelError(f"{run.name} has no error, so there is no story.")
         told = call(["spin", "-t", "-T", *run.flags, MODEL.name], cwd=folder)
-    return "\n".join(line.strip() for line in told.splitlines() if "\t" not in line)
+    events, _, _ = told.partition("spin: ")  # then come the assertion that failed and all variables
+    return "\n".join(line.strip() for line in events.splitlines())
 
 
 def check_all(runs: list[Run], *, jobs: int) -> int:
