@@ -9,19 +9,19 @@ read very often is replaced by a copy long before the delivery limit of the queu
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Delivery
-from osrdyne.errors import BrokerError, InvalidKeyError, PoisonNotFoundError, PublishRefusedError
+from osrdyne.errors import InvalidKeyError, PoisonNotFoundError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.view import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
-from osrdyne.processors.poison import entry_id, replayed, view_entry
+from osrdyne.processors.poison import replayed
 from osrdyne.processors.poison_places import Place, matches, page_of, place_of, resolve
+from osrdyne.processors.poison_reading import Reading
 from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER
 from osrdyne.protocol.names import PoolNames, parse_key
 
@@ -180,12 +180,12 @@ class PoisonInventory:
         return bodies
 
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[_Reading]:
+    async def _reading(self) -> AsyncIterator[Reading]:
         """A reading of the whole queue; at its end everything that was not removed goes back."""
         channel = await self._open_channel()
-        reading = _Reading(channel, self._names.poison_queue, self._renew)
+        reading = Reading(channel, self._names.poison_queue, self._renew)
         try:
-            await self._count(channel)
+            reading.expect(min(await self._count(channel), MAX_ENTRIES))
             yield reading
         finally:
             self._given_back = await reading.give_back()
@@ -199,46 +199,3 @@ class PoisonInventory:
         await self._publisher.publish(copy, exchange="", routing_key=self._names.poison_queue, mandatory=True)
         self._log.info("poison entry renewed", deliveries=count)
         return True
-
-
-class _Reading:
-    """The entries one by one, each with its delivery. Holds delivery tags only, no bodies."""
-
-    def __init__(self, channel: Channel, queue: str, renew: Callable[[Delivery], Awaitable[bool]]) -> None:
-        self._channel = channel
-        self._queue = queue
-        self._renew = renew
-        self._held: dict[int, None] = {}
-        self._named: Counter[str] = Counter()
-
-    def __aiter__(self) -> _Reading:
-        return self
-
-    async def __anext__(self) -> tuple[PoisonView, Delivery]:
-        while len(self._held) < MAX_ENTRIES and (delivery := await self._channel.get(self._queue)) is not None:
-            self._held[delivery.tag] = None
-            if not await self._renew(delivery):
-                return view_entry(delivery, name=self._name(delivery)), delivery
-            await self.remove(delivery)
-        raise StopAsyncIteration
-
-    def _name(self, delivery: Delivery) -> str:
-        """The id; the second and third of entries that are exactly alike get a number."""
-        name = entry_id(delivery)
-        self._named[name] += 1
-        return name if self._named[name] == 1 else f"{name}.{self._named[name]}"
-
-    async def remove(self, delivery: Delivery) -> None:
-        await delivery.ack()
-        del self._held[delivery.tag]
-
-    async def give_back(self) -> int:
-        """Give back what is held (not counted as a failure on 4.3) and close; how many there were.
-
-        On a channel that is lost the broker has done so itself.
-        """
-        with suppress(BrokerError):
-            for tag in self._held:
-                await self._channel.nack(tag, requeue=True)
-        await self._channel.close()
-        return len(self._held)

@@ -111,8 +111,8 @@ async def test_five_hundred_entries_come_in_pages(pool: Pool) -> None:
     await pool.many(500)
     seen: list[bytes | None] = []
     after = None
-    for _ in range(5):
-        page = await pool.inventory.page(PoisonQuery(after=after, limit=120, bodies=True))
+    for _ in range(3):
+        page = await pool.inventory.page(PoisonQuery(after=after, limit=170, bodies=True))
         assert page.total == 500
         seen += [view.body for view in page.entries]
         after = page.next
