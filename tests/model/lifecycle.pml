@@ -92,6 +92,9 @@ byte wp[2*NKEY];                        /* driver calls under way, a mask; they 
 #define STARTS(c,k) (wp[X(c,k)] & 3)
 #define ENDS(c,k)   (wp[X(c,k)] >> 2)
 bit est[2*NKEY];                        /* EDGE, ADMEDGE: "this was done" */
+#ifdef ADMIT
+bit place[2*NKEY];                      /* the group has a place under max_groups */
+#endif
 byte op[2], oh[2], oid[2];              /* orphan processor: phase; held at the broker; in memory */
 #if SF > 0
 bit failed[2*NKEY];                     /* the start failed for good */
@@ -302,21 +305,34 @@ byte fault;
         printf("c%d: key %d stop timer, there is no queue\n",c,k); want[X(c,k)]=0 }
 #endif
 
-/* Admission: at most one group runs (of two keys). A group that waits is bound and has no worker; the other one, as
- * far as it is known to be idle, makes room by the same way as after its idle timer: unbound, proven empty, stopped. */
+/* Admission (osrdyne/pool/admission.py, room_maker.py): one place for two keys. Who runs has a place, whatever the limit;
+ * a place is given back when the group is not wanted and its workers are gone. A group without a place is bound and has
+ * no worker; the other one, as far as it is known to be idle, makes room by the same way as after its idle timer:
+ * unbound, proven empty, stopped. */
 #ifdef ADMIT
-#define TAKES_ROOM(c,k) (NINST(k)>0 || STARTS(c,k)!=0)
+#define ROOM(c,k) (place[X(c,k)])
+#define FORGETPLACE(c,k) place[X(c,k)]=0;
 #ifdef ADMWISH
-#define ROOM(c,k) (!TAKES_ROOM(c,OTHER(k)) || want[X(c,OTHER(k))]==0)    /* what is unwanted is not counted any more */
+#define ENDED(c,k) (want[X(c,k)]==0)                /* room is counted by wishes: a worker that still ends is forgotten */
 #else
-#define ROOM(c,k) (!TAKES_ROOM(c,OTHER(k)))
+#define ENDED(c,k) (want[X(c,k)]==0 && NINST(k)==0 && wp[X(c,k)]==0)
+#endif
+#define PLACES(c,k) \
+   :: d_step{ up[c]==2 && !place[X(c,k)] && !ENDED(c,k) && (NINST(k)>0 || !place[X(c,OTHER(k))] && RUNSNOT(OTHER(k))) -> \
+        printf("c%d: key %d has a place\n",c,k); place[X(c,k)]=1 } \
+   :: d_step{ up[c]==2 && place[X(c,k)] && ENDED(c,k) -> printf("c%d: key %d gives its place back\n",c,k); place[X(c,k)]=0 }
+#ifdef ADMWISH
+#define RUNSNOT(k) true
+#else
+#define RUNSNOT(k) (NINST(k)==0)
 #endif
 #ifdef ADMNONE
-#define MAKEROOM(c,k)
+#define MAKEROOM(c,k) PLACES(c,k)
 #else
 #define MAKEROOM(c,k) \
-   :: d_step{ up[c]==2 && want[X(c,k)]==1 && !PINNED(c,k) && TAKES_ROOM(c,k) && \
-              want[X(c,OTHER(k))]==1 && !TAKES_ROOM(c,OTHER(k)) -> \
+   PLACES(c,k) \
+   :: d_step{ up[c]==2 && want[X(c,k)]==1 && !PINNED(c,k) && place[X(c,k)] && \
+              want[X(c,OTHER(k))]==1 && !place[X(c,OTHER(k))] -> \
         printf("c%d: key %d makes room\n",c,k); want[X(c,k)]=ROOMSTEP }
 #endif
 #ifdef ADMNOW
@@ -327,6 +343,7 @@ byte fault;
 #else
 #define ROOM(c,k) true
 #define MAKEROOM(c,k)
+#define FORGETPLACE(c,k)
 #endif
 
 /* ------------------------------------- request queues loop (osrdyne/pool/request_queues.py, planning.plan_queue) */
@@ -459,10 +476,12 @@ byte fault;
    NOROOM(c,k) SURPLUS(c,k) EACHPLACE(DRIVER,c,k)
 #define DRIVER(c,k,j) \
    :: d_step{ (wp[X(c,k)] & STARTOF(j)) -> \
-        printf("driver: start of key %d slot %d by c%d\n",k,j,c); wp[X(c,k)]=wp[X(c,k)]-STARTOF(j); CHECKROOM(k) DOSTART(k,j) } \
+        printf("driver: start of key %d slot %d by c%d\n",k,j,c); \
+        wp[X(c,k)]=wp[X(c,k)]-STARTOF(j); CHECKROOM(k) DOSTART(k,j) } \
    STARTFAILS(c,k,j) \
    :: d_step{ (wp[X(c,k)] & STOPOF(j)) -> \
-        printf("driver: stop of key %d slot %d by c%d (holds %d)\n",k,j,c,wheld[S(k,j)]-1); wp[X(c,k)]=wp[X(c,k)]-STOPOF(j); \
+        printf("driver: stop of key %d slot %d by c%d (holds %d)\n",k,j,c,wheld[S(k,j)]-1); \
+        wp[X(c,k)]=wp[X(c,k)]-STOPOF(j); \
         if :: wst[S(k,j)]==RUN -> CHECKBUSY(c,S(k,j)) wst[S(k,j)]=STOPPING; wcon[S(k,j)]=0 \
            :: wst[S(k,j)]==CUT -> wst[S(k,j)]=0 :: else fi }
 #ifdef NONUNIQUE
@@ -576,9 +595,10 @@ byte fault;
 #define ADOPT(c,k)
 #else
 #ifdef OTHERCH
-#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; FORGETFAILED(c,k)
+#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; FORGETFAILED(c,k) FORGETPLACE(c,k)
 #else
-#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; qp[X(c,k)]=0; FORGETFAILED(c,k)
+#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; qp[X(c,k)]=0; FORGETFAILED(c,k) \
+                    FORGETPLACE(c,k)
 #endif
 #ifdef PRELIST
 #define ADOPT(c,k) rq[X(c,k)]=pre[X(c,k)]; want[X(c,k)]=(pre[X(c,k)]==2 -> 1 : (pre[X(c,k)]==1 -> 2 : 0)); pre[X(c,k)]=0;
