@@ -37,15 +37,16 @@ _DETAILS: dict[str, str] = {
 }
 
 
-def death_reason(headers: Mapping[str, object]) -> str | None:
-    """RabbitMQ's first death reason; None for a message that was never dead-lettered."""
+def death_reason(headers: Mapping[str, object]) -> Status | None:
+    """RabbitMQ's first death reason; None for a message that was never dead-lettered.
+
+    Only the reasons that RabbitMQ knows: anybody may send a message to the dead letter exchange.
+    """
     reason = decode_text(headers.get("x-first-death-reason"))
-    if reason is not None:
-        return reason
     deaths = headers.get("x-death")
-    if isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
-        return decode_text(deaths[-1].get("reason"))
-    return None
+    if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
+        reason = decode_text(deaths[-1].get("reason"))
+    return Status(reason) if reason in _DETAILS else None
 
 
 class DeadLetterResponder:
@@ -91,18 +92,15 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
-        if reason == Status.DELIVERY_LIMIT:
-            detail = await self._keep(delivery)
-        else:
-            detail = _DETAILS.get(reason, f"The request was dead-lettered: {reason}.")
+        detail = await self._keep(delivery) if reason is Status.DELIVERY_LIMIT else _DETAILS[reason]
         await self._replier.answer(request, reason, detail + self._waiting(request.key, reason))
         await delivery.ack()
-        self._metrics.dead_letters.labels(reason=reason if reason in _DETAILS else "other").inc()
-        self._log.info("dead letter answered", key=request.key, status=reason)
+        self._metrics.dead_letters.labels(reason=reason.value).inc()
+        self._log.info("dead letter answered", key=request.key, status=reason.value)
 
-    def _waiting(self, key: str, reason: str) -> str:
+    def _waiting(self, key: str, reason: Status) -> str:
         waiting_for = self._workers[Key(key)].waiting_for
-        if reason != Status.EXPIRED or waiting_for is None:
+        if reason is not Status.EXPIRED or waiting_for is None:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 

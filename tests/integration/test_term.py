@@ -1,0 +1,400 @@
+"""A daemon in this process, on a real RabbitMQ, with the noop driver: what its terms do to queues and requests."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.config.models import (
+    ApiSettings,
+    BrokerSettings,
+    DriverSettings,
+    LifecycleSettings,
+    PoolSettings,
+    Settings,
+)
+from osrdyne.daemon import Daemon
+from osrdyne.errors import BrokerNotFoundError
+from osrdyne.pool.state import GroupStatus
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.statuses import decode_text
+from osrdyne.term import StopRequest, Term
+
+SOON = 30.0
+FULL_FRAME = 130_960
+"""A header of so many bytes still fits into a frame, beside the others of a request, but not beside one more."""
+QUICK = LifecycleSettings(unbind_delay=1.0, stop_delay=1.0, settle_delay=1.0)
+
+
+def settings_of(broker: BrokerSettings, pool: str, lifecycle: LifecycleSettings | None = None) -> Settings:
+    return Settings(
+        pool=PoolSettings(id=pool),
+        broker=broker,
+        driver=DriverSettings(name="noop"),
+        lifecycle=lifecycle or LifecycleSettings(),
+        api=ApiSettings(port=0),
+    )
+
+
+class Running:
+    """A daemon at work, and a client beside it."""
+
+    def __init__(self, daemon: Daemon, task: asyncio.Task[None], stop: StopRequest) -> None:
+        self.daemon = daemon
+        self.task = task
+        self.stop = stop
+
+    @property
+    def term(self) -> Term:
+        term = self.daemon._state.term
+        assert term is not None
+        return term
+
+    async def leads(self, *, after: int = 0) -> int:
+        """Wait until it leads in a later term; its number."""
+        async with asyncio.timeout(SOON):
+            while self.daemon._state.term is None or self.term.tracker.generation.term <= after:
+                assert not self.task.done()
+                await asyncio.sleep(0.02)
+        return self.term.tracker.generation.term
+
+
+@asynccontextmanager
+async def daemon_of(settings: Settings) -> AsyncIterator[Running]:
+    stop = StopRequest(asyncio.Event())
+    daemon = Daemon(settings, clock=SystemClock())
+    task = asyncio.create_task(daemon.serve(stop))
+    running = Running(daemon, task, stop)
+    try:
+        await running.leads()
+        yield running
+    finally:
+        stop.requested.set()
+        await asyncio.wait_for(task, SOON)
+
+
+@pytest.fixture
+def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
+    return settings_of(broker_settings, pool_id)
+
+
+@pytest.fixture
+def names(pool_id: str) -> PoolNames:
+    return PoolNames(pool_id)
+
+
+@pytest.fixture
+async def api(broker) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+        yield client
+
+
+async def publish(channel: Channel, names: PoolNames, key: str, body: bytes = b"1", **properties: object) -> None:
+    message = Message(body=body, **properties)  # type: ignore[arg-type]
+    await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def take(channel: Channel, queue: str, count: int) -> list[bytes]:
+    """The next bodies of a queue that will exist soon."""
+    async with asyncio.timeout(SOON):
+        while True:
+            reading = await channel._connection.channel()
+            try:
+                if (await reading.declare_queue(queue, passive=True)).ready:
+                    break
+            except BrokerNotFoundError:
+                pass
+            # RabbitMQ 3.10 ends the connection (541) that consumes a queue in the moment of its declaration.
+            await asyncio.sleep(0.05)
+        consumer = await reading.consume(queue)
+        bodies = []
+        for _ in range(count):
+            delivery = await consumer.get()
+            bodies.append(delivery.body)
+            await delivery.ack()
+    await reading.close()
+    return bodies
+
+
+async def test_orphan_is_forwarded_and_what_follows_goes_straight(
+    settings: Settings, names: PoolNames, channel: Channel
+) -> None:
+    key = Key("infra=42,timetable=24")
+    async with daemon_of(settings) as running:
+        await publish(channel, names, key, b"1")
+        assert await take(channel, names.request_queue(key), 1) == [b"1"]
+        await publish(channel, names, key, b"2")
+        assert await take(channel, names.request_queue(key), 1) == [b"2"]
+        forwarded = running.daemon._metrics.registry.get_sample_value("osrdyne_orphans_total", {"outcome": "forwarded"})
+        assert forwarded == 1.0
+
+
+async def test_orphans_of_a_key_keep_their_order(settings: Settings, names: PoolNames, channel: Channel) -> None:
+    bodies = [b"%d" % number for number in range(200)]
+    await declare_topology(channel, pool_topology(names.pool))
+    for body in bodies:
+        await publish(channel, names, "a", body)
+    async with daemon_of(settings):
+        assert await take(channel, names.request_queue(Key("a")), 200) == bodies
+
+
+async def test_two_hundred_new_keys_at_once_are_all_bound(
+    settings: Settings, names: PoolNames, channel: Channel
+) -> None:
+    keys = [Key(f"k/{number}") for number in range(200)]
+    async with daemon_of(settings) as running:
+        await asyncio.gather(*(publish(channel, names, key) for key in keys))
+        await eventually(lambda: all(running.term.queue_board[key].is_bound for key in keys))
+
+
+async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
+    settings: Settings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
+) -> None:
+    sent: list[bytes] = []
+
+    async def keep_publishing() -> None:
+        while True:
+            body = b"%d" % len(sent)
+            await publish(channel, names, f"k{len(sent) % 20}", body)
+            sent.append(body)
+
+    async with daemon_of(settings) as running:
+        publishing = asyncio.create_task(keep_publishing())
+        term = await running.leads()
+        for purpose in ("leader", "publisher"):
+            name = await listed_connection(api, f"osrdyne {names.pool} {purpose}")
+            await api.delete(f"/api/connections/{quote(name, safe='')}")
+            term = await running.leads(after=term)
+        publishing.cancel()
+        await asyncio.wait({publishing})
+        assert await everything(channel, names, running, len(sent)) >= set(sent)
+        assert term >= 3
+
+
+async def everything(channel: Channel, names: PoolNames, running: Running, count: int) -> set[bytes]:
+    """All bodies in all request queues, once no orphan is left."""
+    found: set[bytes] = set()
+    reading = await channel._connection.channel()
+    async with asyncio.timeout(SOON):
+        while len(found) < count:
+            for number in range(20):
+                queue = names.request_queue(Key(f"k{number}"))
+                while (delivery := await reading.get(queue)) is not None:
+                    found.add(delivery.body)
+                    await delivery.ack()
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def listed_connection(client: httpx.AsyncClient, name: str) -> str:
+    """What the HTTP API calls the connection that calls itself so; it is listed some seconds after it was opened."""
+    async with asyncio.timeout(SOON):
+        while True:
+            for item in (await client.get("/api/connections")).raise_for_status().json():
+                if item.get("user_provided_name", "").startswith(name):
+                    return str(item["name"])
+            await asyncio.sleep(0.1)
+
+
+async def test_idle_group_goes_and_its_queue_with_it(
+    broker_settings: BrokerSettings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
+) -> None:
+    """LIFECYCLE 19-29 with real time: unbound, settled, listed as empty, probed, deleted."""
+    async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
+        await publish(channel, names, "a")
+        assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
+        async with asyncio.timeout(60):
+            while running.term.tracker.keys() or running.term.queue_board.keys():
+                await asyncio.sleep(0.1)
+        with pytest.raises(BrokerNotFoundError):
+            await (await channel._connection.channel()).declare_queue(names.request_queue(Key("a")), passive=True)
+        await publish(channel, names, "a", b"again")
+        assert await take(channel, names.request_queue(Key("a")), 1) == [b"again"]
+
+
+async def test_idle_queue_with_requests_is_kept_for_ever(
+    broker_settings: BrokerSettings, names: PoolNames, channel: Channel
+) -> None:
+    async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
+        await publish(channel, names, "a")
+        await eventually(lambda: running.term.tracker.status(Key("a")) is GroupStatus.UNBOUND)
+        await eventually(lambda: running.term.tracker.status(Key("a")) is GroupStatus.ACTIVE)
+        assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
+
+
+async def test_graceful_stop_hands_over_and_leaves_everything_in_place(
+    settings: Settings, names: PoolNames, channel: Channel
+) -> None:
+    async with daemon_of(settings) as first:
+        await publish(channel, names, "a")
+        await eventually(lambda: first.term.queue_board[Key("a")].is_bound)
+        async with daemon_of_standby(settings) as standby:
+            first.stop.requested.set()
+            await asyncio.wait_for(first.task, SOON)
+            assert await standby.leads(after=1) == 2
+            assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
+
+
+@asynccontextmanager
+async def daemon_of_standby(settings: Settings) -> AsyncIterator[Running]:
+    """A second daemon of the pool, which waits for the token."""
+    stop = StopRequest(asyncio.Event())
+    daemon = Daemon(settings, clock=SystemClock())
+    running = Running(daemon, asyncio.create_task(daemon.serve(stop)), stop)
+    try:
+        await eventually(lambda: "standby" in daemon._state.components.get("leadership", NOTHING).detail)
+        yield running
+    finally:
+        stop.requested.set()
+        await asyncio.wait_for(running.task, SOON)
+
+
+class NOTHING:
+    detail = ""
+
+
+async def test_state_of_the_groups_survives_a_restart(settings: Settings, names: PoolNames, channel: Channel) -> None:
+    """LIFECYCLE 9: bound, or with requests, is active; the others are unbound. All from the broker alone."""
+    await declare_topology(channel, pool_topology(names.pool))
+    for key in (Key("bound"), Key("full"), Key("empty")):
+        await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
+    await channel.bind_queue(names.request_queue(Key("bound")), names.requests_exchange, "bound")
+    await channel.publish(Message(body=b"1"), exchange="", routing_key=names.request_queue(Key("full")))
+    await asyncio.sleep(6.0)  # a listing tells how much is ready some seconds later
+    async with daemon_of(settings) as running:
+        assert running.term.tracker.snapshot() == {
+            "bound": GroupStatus.ACTIVE,
+            "full": GroupStatus.ACTIVE,
+            "empty": GroupStatus.UNBOUND,
+        }
+        await eventually(lambda: running.term.queue_board[Key("full")].is_bound)
+
+
+async def test_foreign_queue_of_the_name_costs_only_its_own_key(
+    settings: Settings, names: PoolNames, channel: Channel
+) -> None:
+    """DEFECTS 6: one failed queue job crashed the controller for all keys, again and again."""
+    await channel.declare_queue(names.request_queue(Key("a")), arguments={"x-queue-type": "classic"})
+    replies = await reply_queue(channel, names)
+    async with daemon_of(settings) as running:
+        await publish(channel, names, "a", reply_to=replies)
+        await publish(channel, names, "b", b"2")
+        assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
+        assert await answers(channel, replies, 1) == ["start-failed"]
+        assert await running.leads() == 1
+
+
+class TestHostileRequests:
+    """Whatever a client sends, the term goes on and other keys are served."""
+
+    @pytest.mark.parametrize(
+        ("properties", "status"),
+        [
+            ({"headers": {"x-filler": "x" * FULL_FRAME}}, "invalid"),
+            ({"headers": {"x-deadline": 253_402_300_799_000}}, None),
+            ({"headers": {"x-deadline": float("nan"), "x-osrdyne-hops": -1}}, None),
+            ({"headers": {"x-osrdyne-hops": 2**60}}, "rejected"),
+            ({"expiration": "0"}, "expired"),
+            ({"correlation_id": "\udcff"}, None),
+        ],
+        ids=["headers that fill a frame", "deadline in 9999", "odd headers", "hops", "no time at all", "odd id"],
+    )
+    async def test_hostile_properties(
+        self, settings: Settings, names: PoolNames, channel: Channel, properties: dict[str, object], status: str | None
+    ) -> None:
+        await declare_topology(channel, pool_topology(names.pool))
+        replies = await reply_queue(channel, names)
+        await publish(channel, names, "a", b"hostile", reply_to=replies, **properties)
+        async with daemon_of(settings) as running:
+            await publish(channel, names, "b", b"2")
+            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
+            if status is None:
+                assert await take(channel, names.request_queue(Key("a")), 1) == [b"hostile"]
+            else:
+                assert await answers(channel, replies, 1) == [status]
+            assert await running.leads() == 1
+
+    async def test_key_that_is_not_utf8(self, settings: Settings, names: PoolNames, channel: Channel) -> None:
+        replies = await reply_queue(channel, names)
+        async with daemon_of(settings) as running:
+            await publish(channel, names, "\udcff\udc80", reply_to=replies)
+            assert await answers(channel, replies, 1) == ["invalid"]
+            assert await running.leads() == 1
+
+    async def test_reply_address_that_is_not_utf8(self, settings: Settings, names: PoolNames, channel: Channel) -> None:
+        async with daemon_of(settings) as running:
+            await publish(channel, names, "\udcff", reply_to="\udcfe")
+            await publish(channel, names, "b", b"2")
+            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
+            assert await running.leads() == 1
+
+    async def test_copies_a_client_asks_for_are_not_sent_with_our_permissions(
+        self, settings: Settings, names: PoolNames, channel: Channel
+    ) -> None:
+        """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
+        async with daemon_of(settings) as running:
+            await publish(channel, names, "b")
+            await eventually(lambda: running.term.queue_board[Key("b")].is_bound)
+            await take(channel, names.request_queue(Key("b")), 1)
+            running.term.tracker.retire(Key("b"))
+            await eventually(lambda: not running.term.queue_board[Key("b")].is_bound)
+            await publish(channel, names, "a", b"1", headers={"CC": [names.poison_queue]})
+            assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
+            assert (await channel.declare_queue(names.poison_queue, passive=True)).ready == 0
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {},
+            {"x-first-death-reason": "{0}{x}"},
+            {"x-first-death-reason": "r" * FULL_FRAME},
+            {"x-first-death-reason": "delivery_limit", "x-filler": "x" * (FULL_FRAME - 100)},
+            {"x-death": [{"reason": 1}]},
+            {"x-first-death-reason": struct.pack(">d", 1.0)},
+        ],
+        ids=["nothing", "braces", "endless", "full frame", "odd death", "bytes"],
+    )
+    async def test_hostile_dead_letter(
+        self, settings: Settings, names: PoolNames, channel: Channel, headers: dict[str, object]
+    ) -> None:
+        """Anybody who may publish to the dead letter exchange may send what never died."""
+        replies = await reply_queue(channel, names)
+        async with daemon_of(settings) as running:
+            message = Message(body=b"1", headers=headers, reply_to=replies)
+            await channel.publish(message, exchange=names.dead_letter_exchange, routing_key="a")
+            assert len(await answers(channel, replies, 1)) == 1
+            await publish(channel, names, "b", b"2")
+            assert await take(channel, names.request_queue(Key("b")), 1) == [b"2"]
+            assert await running.leads() == 1
+
+
+async def reply_queue(channel: Channel, names: PoolNames) -> str:
+    queue = f"{names.pool}-replies"
+    await channel.declare_queue(queue)
+    return queue
+
+
+async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
+    """The statuses of the next answers."""
+    reading = await channel._connection.channel()
+    consumer = await reading.consume(queue)
+    async with asyncio.timeout(SOON):
+        deliveries = [await consumer.get() for _ in range(count)]
+    await reading.close()
+    return [decode_text(delivery.headers.get("x-status")) for delivery in deliveries]

@@ -1,0 +1,184 @@
+"""The dead letter responder: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.amqp import Message
+from osrdyne.errors import PublishRefusedError
+from osrdyne.processors.dead_letters import death_reason
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status, decode_text
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+REPLIES = "replies"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    broker = FakeBroker(clock)
+    broker.declare_queue(REPLIES, {})
+    return broker
+
+
+def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
+    """(correlation id, status) of every answer so far."""
+    return [
+        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
+        for stored in broker.queues[REPLIES].ready
+    ]
+
+
+async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:
+    """A message arrives at the dead letter exchange."""
+    message = Message(body=b"1", headers=headers, reply_to=REPLIES, correlation_id="c", **properties)  # type: ignore[arg-type]
+    await FakeChannel(stack.broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+    await stack.clock.advance(5.0)
+
+
+@pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
+async def test_caller_is_told_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
+    """DEFECTS 2: another header was looked for, nothing acknowledged, the correlation id dropped."""
+    async with leading(clock, broker=broker) as stack:
+        await die(stack, {"x-first-death-reason": reason})
+        assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
+
+
+async def test_request_that_expired_in_its_queue_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+        await clock.settle()
+        broker.expire("pool-req-a")
+        await clock.settle()
+        assert answers(broker) == [("c", "expired")]
+
+
+async def test_request_that_expired_while_its_group_waited_for_room_is_told_so(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        for key in ("1", "2", "3", "4"):  # as many as start at once
+            stack.term.tracker.require_worker_group(Key(key))
+        await clock.settle()
+        await stack.publish("a", reply_to=REPLIES)
+        await clock.settle()
+        broker.expire("pool-req-a")
+        await clock.settle()
+        detail = broker.queues[REPLIES].ready[0].message.headers["x-status-detail"]
+        assert isinstance(detail, str)
+        assert "max_concurrent_starts" in detail
+
+
+async def test_request_at_its_delivery_limit_is_kept_and_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"poison", reply_to=REPLIES, correlation_id="c")
+        await clock.settle()
+        for _ in range(6):
+            delivery = await stack.take("a")
+            await delivery.channel.close()  # the worker dies
+        await clock.advance(5.0)
+        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"poison"])
+        assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
+
+
+async def test_poison_is_kept_before_the_caller_hears_and_acknowledged_last(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    order: list[tuple[str, str]] = []
+    wanted = {("publish", "pool-poison"), ("publish", REPLIES), ("ack", "pool-dl")}
+
+    async def note(command: Command) -> None:
+        if command.done and command[:2] in wanted:
+            order.append(command[:2])
+
+    async with leading(clock, broker=broker) as stack:
+        broker.hook = note
+        await die(stack, {"x-first-death-reason": "delivery_limit"})
+    assert order == [("publish", "pool-poison"), ("publish", REPLIES), ("ack", "pool-dl")]
+
+
+async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    refusals = 3
+
+    async def refuse(command: Command) -> None:
+        nonlocal refusals
+        if command == ("publish", "pool-poison", False) and refusals:
+            refusals -= 1
+            raise PublishRefusedError("nack")
+
+    async with leading(clock, broker=broker) as stack:
+        broker.hook = refuse
+        await die(stack, {"x-first-death-reason": "delivery_limit"})
+        await clock.advance(60.0)
+        assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
+
+
+async def test_slow_answer_does_not_hold_up_the_others(clock: VirtualClock, broker: FakeBroker) -> None:
+    never = asyncio.Event()
+    first = True
+
+    async def hang_first(command: Command) -> None:
+        nonlocal first
+        if command == ("publish", REPLIES, False) and first:
+            first = False
+            await never.wait()
+
+    async with leading(clock, broker=broker) as stack:
+        broker.hook = hang_first
+        for _ in range(3):
+            await die(stack, {"x-first-death-reason": "expired"})
+        assert (len(answers(broker)), len(broker.bodies("pool-dl"))) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-first-death-reason": "{0}{deliveries!r:>{x}}"},
+        {"x-first-death-reason": "\ud800"},
+        {"x-first-death-reason": "ok"},
+        {"x-first-death-reason": 1},
+        {"x-death": []},
+        {"x-death": [1]},
+        {"x-death": [{"reason": None}]},
+    ],
+    ids=["no header", "braces", "surrogate", "a status", "number", "no death", "odd death", "no reason"],
+)
+async def test_message_that_did_not_die_is_answered_invalid(
+    clock: VirtualClock, broker: FakeBroker, headers: dict[str, object]
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await die(stack, headers)
+        assert (answers(broker), broker.bodies("pool-dl"), stack.task.done()) == ([("c", "invalid")], [], False)
+
+
+def test_first_of_several_deaths_counts() -> None:
+    deaths = [{"reason": "maxlen"}, {"reason": "rejected"}]  # the latest comes first
+    assert death_reason({"x-death": deaths}) is Status.REJECTED
+    assert death_reason({"x-death": deaths, "x-first-death-reason": "expired"}) is Status.EXPIRED
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from(["reason", "count", "x"]), inner)),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["x-first-death-reason", "x-death", "h"]), VALUES))
+def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object]) -> None:
+    assert death_reason(headers) in {None, Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
