@@ -32,6 +32,7 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, Po
 from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import KeyCensus
 from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.pool.pins import PinStore
 from osrdyne.protocol.names import PoolNames
@@ -62,6 +63,7 @@ class Daemon:
         self._clock = clock
         self._metrics = Metrics()
         self._state = DaemonState()
+        self._census = KeyCensus(settings.lifecycle.max_distinct_keys)
         self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
@@ -154,6 +156,7 @@ class Daemon:
                 driver=self._driver,
                 management=self._management,
                 pinned=pinned,
+                census=self._census,
                 clock=self._clock,
                 metrics=self._metrics,
             )

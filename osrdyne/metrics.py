@@ -21,6 +21,12 @@ class Metrics:
         self.term = Gauge("osrdyne_term", "The current term while leading, else 0.", registry=registry)
         self.terms_lost = Counter("osrdyne_terms_lost", "Terms that ended with an error.", registry=registry)
         self.groups = Gauge("osrdyne_groups", "Worker groups by expected state.", ["state"], registry=registry)
+        self.groups_waiting = Gauge(
+            "osrdyne_groups_waiting", "Groups that wait for a place under max_groups.", registry=registry
+        )
+        self.distinct_keys = Gauge(
+            "osrdyne_distinct_keys", "Different keys used in the life of this daemon.", registry=registry
+        )
         self.workers = Gauge("osrdyne_workers", "Workers by state.", ["state"], registry=registry)
         self.orphans = Counter(
             "osrdyne_orphans", "Orphaned requests by what became of them.", ["outcome"], registry=registry

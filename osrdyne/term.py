@@ -9,6 +9,7 @@ decides what comes after it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,12 +30,14 @@ from osrdyne.drivers.base import Driver, Instance, InstanceState, WorkerSpec, ne
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import Admission, KeyCensus
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.instances import InstanceBook
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.resync import Resync
+from osrdyne.pool.room_maker import RoomMaker
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
@@ -83,6 +86,7 @@ class Term:
         driver: Driver,
         management: ManagementClient,
         pinned: list[Key],
+        census: KeyCensus,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -101,6 +105,12 @@ class Term:
             delays=Delays(unbind=lifecycle.unbind_delay, stop=lifecycle.stop_delay),
             clock=clock,
             pinned=pinned,
+        )
+        # A driver that starts nothing fills no host: only the number of keys is limited then.
+        self.admission = Admission(
+            max_groups=lifecycle.max_groups if driver.manages_workers else math.inf,
+            max_waiting=lifecycle.max_waiting_groups,
+            census=census,
         )
         self.queue_board = QueueBoard()
         self.worker_board = WorkerBoard()
@@ -171,7 +181,22 @@ class Term:
             queue_board=self.queue_board,
             board=self.worker_board,
             registry=self.registry,
+            admission=self.admission,
             limits=self.limits,
+            clock=clock,
+            metrics=metrics,
+        )
+        self._build_judges(listing)
+
+    def _build_judges(self, listing: RequestQueueListing) -> None:
+        """What decides slowly: who makes room, who ends, and what nobody told."""
+        lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
+        self._room_maker = RoomMaker(
+            tracker=self.tracker,
+            admission=self.admission,
+            board=self.worker_board,
+            registry=self.registry,
+            idle_for=lifecycle.make_room_after,
             clock=clock,
             metrics=metrics,
         )
@@ -199,6 +224,7 @@ class Term:
             names=names,
             tracker=self.tracker,
             board=self.queue_board,
+            admission=self.admission,
             publisher=publisher,
             replier=replier,
             max_clock_skew=self._settings.requests.max_clock_skew,
@@ -276,6 +302,7 @@ class Term:
             start_endless(group, "worker groups loop", self.groups_loop.run()),
             start_endless(group, "worker credentials", self._credentials.run()),
             start_endless(group, "idle judge", self._judge.run()),
+            start_endless(group, "room maker", self._room_maker.run()),
             start_endless(group, "resync", self._resync.run()),
             start_endless(group, "start failure responder", self._start_failures.run()),
         ]
@@ -358,5 +385,5 @@ def worker_environment(settings: Settings, key: Key, names: PoolNames) -> Worker
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
         max_message_bytes=settings.requests.max_message_bytes,
-        config=settings.worker.to_worker_config(),
+        config=settings.worker_config(),
     )

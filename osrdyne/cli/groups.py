@@ -142,7 +142,7 @@ def worker_environment(settings: Settings, key: Key) -> WorkerEnvironment:
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
         max_message_bytes=settings.requests.max_message_bytes,
-        config=settings.worker.to_worker_config(),
+        config=settings.worker_config(),
     )
 
 

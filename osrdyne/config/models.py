@@ -200,10 +200,11 @@ class WorkerSettings(Model):
     )
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
 
-    def to_worker_config(self) -> dict[str, object]:
+    def to_worker_config(self, *, max_clock_skew: float) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
         return {
             "runtime": {
+                "max_clock_skew": max_clock_skew,
                 "concurrency": self.concurrency,
                 "processing_timeout": self.processing_timeout,
                 "queue_missing_timeout": self.queue_missing_timeout,
@@ -225,6 +226,19 @@ class LifecycleSettings(Model):
         10.0, gt=0, description="Longer than a publish is under way in the broker (LIFECYCLE 20); tests may set 1 s."
     )
     extra_lifetime: Duration = Field(1.0, description="Window in which activity of one key counts once.")
+    max_groups: int = Field(100, ge=1, description="Groups with workers; a further key waits in its queue for a place.")
+    max_waiting_groups: int = Field(
+        1000, ge=0, description="Groups that wait for a place; requests for further keys are answered `capacity`."
+    )
+    make_room_after: Duration = Field(
+        10.0, description="While groups wait, one that was unused for so long may be ended to make room."
+    )
+    max_distinct_keys: int = Field(
+        200_000,
+        ge=1,
+        description="Different keys in the life of a daemon: each costs RabbitMQ an Erlang atom, of 5 million, until "
+        "its node restarts.",
+    )
     max_concurrent_starts: int = Field(4, ge=1, description="Worker starts under way at once, for the whole pool.")
     start_timeout: Duration = Field(300.0, gt=0, description="A worker that is not ready by then has failed to start.")
     start_attempts: int = Field(2, ge=1, description="Failed starts in a row after which callers get `start-failed`.")
@@ -290,6 +304,10 @@ class Settings(Model):
     requests: RequestSettings = Field(default_factory=RequestSettings, description="Request queues.")
     api: ApiSettings = Field(default_factory=ApiSettings, description="HTTP API.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    def worker_config(self) -> dict[str, object]:
+        """The JSON document given to workers as `WORKER_CONFIG`."""
+        return self.worker.to_worker_config(max_clock_skew=self.requests.max_clock_skew)
 
     def effective_consumer_timeout(self) -> float:
         """RabbitMQ's limit for an unacknowledged delivery, seconds."""

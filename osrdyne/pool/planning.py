@@ -105,7 +105,7 @@ class GroupFacts:
 
     `overdue`: instances that were not ready within the start time-out. `back_off_until`: no start before (monotonic).
     `failure`: the start failed for good; the next attempt comes on demand. `room`: a place under
-    `max_concurrent_starts` is free.
+    `max_concurrent_starts` is free. `admitted`: the group has a place under `max_groups`.
     """
 
     instances: Sequence[Instance]
@@ -114,6 +114,7 @@ class GroupFacts:
     back_off_until: float | None = None
     failure: StartFailure | None = None
     room: bool = True
+    admitted: bool = True
 
 
 def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
@@ -139,6 +140,8 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
 
 
 def _plan_start(facts: GroupFacts, slot: int, *, now: float) -> GroupAction:
+    if not facts.admitted:
+        return Wait("max_groups groups are up")
     if facts.failure is not None:
         return Wait("the start failed; the next request after the back-off tries again")
     if facts.back_off_until is not None and now < facts.back_off_until:

@@ -20,6 +20,7 @@ from osrdyne.errors import DriverError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
+from osrdyne.pool.admission import Admission
 from osrdyne.pool.facts import QueueBoard, WorkerBoard, WorkerFacts
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.planning import GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
@@ -48,6 +49,7 @@ class WorkerGroupsLoop:
         queue_board: QueueBoard,
         board: WorkerBoard,
         registry: WorkerRegistry,
+        admission: Admission,
         limits: GroupLimits,
         clock: Clock,
         metrics: Metrics,
@@ -59,6 +61,7 @@ class WorkerGroupsLoop:
         self._queue_board = queue_board
         self._board = board
         self._registry = registry
+        self._admission = admission
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
@@ -192,11 +195,22 @@ class WorkerGroupsLoop:
                 self._records.clear(key)
                 if not entries:
                     self._registry.forget_group(key)
+            self._see_to_place(key, wanted=wish is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
             slots = 1 if self._driver.manages_workers else 0
             actions = plan_group(wish, facts, slots=slots, now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
+
+    def _see_to_place(self, key: Key, *, wanted: bool, up: bool) -> None:
+        """Take or give back the group's place under `max_groups`; who is up has one, whatever the limit."""
+        if up or (wanted and self._tracker.is_pinned(key)):
+            self._admission.admit(key)
+        elif wanted:
+            self._admission.expect(key)
+        else:
+            for promoted in self._admission.release(key):
+                self.look_at(promoted)
 
     def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
         """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
@@ -243,6 +257,7 @@ class WorkerGroupsLoop:
             back_off_until=record.back_off_until,
             failure=record.failure,
             room=self._room > 0,
+            admitted=self._admission.is_admitted(key),
         )
 
     def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
@@ -281,6 +296,11 @@ class WorkerGroupsLoop:
                 or any(instance.state is InstanceState.STOPPING for instance in instances),
                 starting=any(isinstance(action, Start) for action in acting),
                 failure=self._records[key].failure,
-                waiting_for="max_concurrent_starts" if key in self._waiting_for_room else None,
+                waiting_for=self._waiting_for(key),
             ),
         )
+
+    def _waiting_for(self, key: Key) -> str | None:
+        if self._tracker.status(key) is not None and not self._admission.is_admitted(key):
+            return "max_groups"
+        return "max_concurrent_starts" if key in self._waiting_for_room else None

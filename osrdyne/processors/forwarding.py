@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from osrdyne.amqp import Delivery, Message
+from osrdyne.pool.admission import Verdict
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, is_past, remaining_expiration
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, Request
 from osrdyne.protocol.statuses import Status
 
+CAPACITY_RETRY_AFTER = 30.0
+"""Seconds until a client should ask again where there is no room even to wait; about what a group needs to end."""
 MAX_HOPS = 32
 """Forwards of one request; a group that is bound and unbound under it needs a few, more is a loop."""
 
@@ -19,6 +22,19 @@ class Refusal:
 
     status: Status
     detail: str
+    retry_after: float | None = None
+
+
+def refuse_for(verdict: Verdict) -> Refusal | None:
+    """A reason to answer a request for a new key at once, or None: it has a place, or waits for one in its queue."""
+    match verdict:
+        case Verdict.NO_ROOM:
+            detail = "max_groups groups are up and max_waiting_groups wait for a place. Try again later."
+        case Verdict.TOO_MANY_KEYS:
+            detail = "max_distinct_keys different keys have been used; the operator of the pool can allow more."
+        case Verdict.ADMITTED | Verdict.WAITING:
+            return None
+    return Refusal(Status.CAPACITY, detail, retry_after=CAPACITY_RETRY_AFTER)
 
 
 def hops_of(request: Request) -> int:

@@ -24,10 +24,11 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import Admission, Verdict
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.processors.forwarding import Refusal, forwarded, refuse_orphan
+from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames, parse_key
@@ -46,6 +47,7 @@ class OrphanProcessor:
         names: PoolNames,
         tracker: PoolStateTracker,
         board: QueueBoard,
+        admission: Admission,
         publisher: Publisher,
         replier: Replier,
         max_clock_skew: float,
@@ -55,6 +57,7 @@ class OrphanProcessor:
         self._names = names
         self._tracker = tracker
         self._board = board
+        self._admission = admission
         self._publisher = publisher
         self._replier = replier
         self._skew_ms = int(max_clock_skew * 1000)
@@ -77,12 +80,10 @@ class OrphanProcessor:
         except InvalidKeyError as error:
             await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
             return
-        refusal = refuse_orphan(
-            request,
-            known=self._tracker.status(key) is not None,
-            now_ms=now_ms(self._clock),
-            skew_ms=self._skew_ms,
-        )
+        known = self._tracker.status(key) is not None
+        refusal = refuse_orphan(request, known=known, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        if refusal is None and not known:
+            refusal = refuse_for(self._ask_for_place(key))
         if refusal is not None:
             await self._refuse(delivery, request, refusal)
             return
@@ -91,6 +92,12 @@ class OrphanProcessor:
             await self._forward(delivery, request, key)
         finally:
             self._tracker.release(key)
+
+    def _ask_for_place(self, key: Key) -> Verdict:
+        verdict = self._admission.request(key)
+        if self._admission.census.take_warning():
+            self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.census))
+        return verdict
 
     async def _forward(self, delivery: Delivery, request: Request, key: Key) -> None:
         started = self._clock.monotonic()
@@ -126,7 +133,7 @@ class OrphanProcessor:
         await self._publisher.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
 
     async def _refuse(self, delivery: Delivery, request: Request, refusal: Refusal) -> None:
-        await self._replier.answer(request, refusal.status, refusal.detail)
+        await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
         await delivery.ack()
         self._metrics.orphans.labels(outcome=refusal.status.value).inc()
         self._log.info("orphan refused", key=request.key, status=refusal.status.value, detail=refusal.detail)

@@ -21,6 +21,7 @@ from osrdyne.amqp import Consumer, Delivery, Message
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import KeyCensus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.term import StopRequest, Term
@@ -132,6 +133,7 @@ class Stack:
                 driver=self.driver,
                 management=self.management,
                 pinned=[Key(key) for key in self.settings.pool.pinned_keys],
+                census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
                 clock=self.clock,
                 metrics=self.metrics,
             )

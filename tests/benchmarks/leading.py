@@ -21,6 +21,7 @@ from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceSt
 from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import KeyCensus
 from osrdyne.protocol.names import Key
 from osrdyne.term import StopRequest, Term
 
@@ -114,6 +115,7 @@ async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations
             driver=AskedDriver(settings, activations),
             management=management,
             pinned=[],
+            census=KeyCensus(settings.lifecycle.max_distinct_keys),
             clock=clock,
             metrics=Metrics(),
         )

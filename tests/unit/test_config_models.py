@@ -115,7 +115,7 @@ def test_consumer_timeout_is_longer_than_the_work_on_one_request() -> None:
 
 
 def test_worker_configuration_is_what_the_runtime_reads() -> None:
-    config = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}}).worker.to_worker_config()
+    config = Settings.model_validate({"worker": {"config": {"a": 1}, "stop_grace": "5s"}}).worker_config()
     assert set(config) == {"runtime", "spark", "app"}
     assert config["app"] == {"a": 1}
     assert config["runtime"]["stop_grace"] == 5  # type: ignore[index]

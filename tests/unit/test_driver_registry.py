@@ -77,7 +77,7 @@ def test_context_is_made_of_the_settings():
     )
     context = registry.driver_context(settings, clock=SystemClock())
     assert (context.pool, context.stack) == ("blue", "broker:5672/v")
-    assert context.worker_config == settings.worker.to_worker_config()
+    assert context.worker_config == settings.worker_config()
     assert context.worker_command[-1] == "mine:app"
 
 

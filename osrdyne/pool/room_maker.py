@@ -1,0 +1,82 @@
+"""The room maker: while groups wait for a place, the least recently used idle ones are asked to end.
+
+It only asks: the group is unbound at once and ends the ordinary way, on evidence that its queue is empty; a request
+that comes meanwhile keeps it, and another one is asked.
+"""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import Admission, Candidate, choose_to_end
+from osrdyne.pool.facts import WorkerBoard
+from osrdyne.pool.state import GroupRecord
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.view import WorkerState
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.names import Key
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks while groups wait."""
+AT_REST = frozenset({WorkerState.READY, WorkerState.IDLE})
+
+
+class RoomMaker:
+    """Chooses who makes room, in one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        admission: Admission,
+        board: WorkerBoard,
+        registry: WorkerRegistry,
+        idle_for: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._admission = admission
+        self._board = board
+        self._registry = registry
+        self._idle_for = idle_for
+        self._clock = clock
+        self._wakeup = Wakeup(clock)
+        admission.on_waiting = self._wakeup.set
+        metrics.groups_waiting.set_function(lambda: len(admission.waiting()))
+        metrics.distinct_keys.set_function(lambda: len(admission.census))
+        self._log: Logger = get_logger("room_maker")
+
+    async def run(self) -> None:
+        """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
+        while True:
+            await self._wakeup.wait(LOOK_INTERVAL if self._admission.waiting() else None)
+            self.look()
+
+    def look(self) -> None:
+        """One pass."""
+        waiting = len(self._admission.waiting())
+        if not waiting:
+            return
+        candidates = [
+            self._candidate(key, record)
+            for key in self._admission.up()
+            if (record := self._tracker.record(key)) is not None
+        ]
+        for key in choose_to_end(candidates, waiting=waiting, now=self._clock.monotonic(), idle_for=self._idle_for):
+            if self._tracker.retire(key):
+                self._log.info("group makes room", key=key, waiting=waiting)
+
+    def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
+        stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
+        return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
+
+    def _is_at_rest(self, key: Key) -> bool:
+        """Every worker of the group has said that it has nothing to do; a failed group has none, and is at rest."""
+        facts = self._board[key]
+        if facts.stopping or facts.starting:
+            return False
+        reports = [self._registry[instance.worker_id] for instance in facts.instances]
+        return all(report is not None and report.state in AT_REST and not report.in_flight for report in reports)

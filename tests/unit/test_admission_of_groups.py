@@ -1,0 +1,133 @@
+"""Places under `max_groups`, with a real leader on a broker and a driver in memory, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.config.models import LifecycleSettings
+from osrdyne.processors.forwarding import CAPACITY_RETRY_AFTER
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading, settings_for
+
+REPLIES = "replies"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+def limits(**changes: object) -> LifecycleSettings:
+    values = {"settle_delay": 1.0, "max_groups": 1, "max_waiting_groups": 1, "make_room_after": 10.0} | changes
+    return LifecycleSettings.model_validate(values)
+
+
+async def ask(stack: Stack, key: str) -> None:
+    await stack.publish(key, key.encode(), reply_to=REPLIES, correlation_id=key)
+    await stack.clock.advance(1)
+
+
+async def is_idle(stack: Stack, key: str) -> None:
+    """The worker has served what was there, and says that it rests."""
+    channel = FakeChannel(stack.broker)
+    worker = await channel.consume(stack.names.request_queue(Key(key)), prefetch=1)
+    await stack.clock.settle()
+    while worker.waiting():
+        await (await worker.get()).ack()
+        await stack.clock.settle()
+    await channel.close()
+    await worker_is(stack, key, Event.IDLE)
+
+
+async def worker_is(stack: Stack, key: str, event: Event, **details: object) -> None:
+    await stack.report(key, Event.READY)
+    await stack.report(key, event, **details)
+
+
+async def test_a_group_beyond_the_limit_has_its_queue_and_waits(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        await ask(stack, "a")
+        await ask(stack, "b")
+        assert stack.is_bound("b")
+        assert stack.waiting("b") == [b"b"]
+        assert (stack.running("a"), stack.running("b")) == (1, 0)
+        assert stack.term.worker_board[Key("b")].waiting_for == "max_groups"
+
+
+async def test_a_new_key_without_room_to_wait_is_answered_capacity(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        stack.broker.declare_queue(REPLIES, {})
+        for key in "abc":
+            await ask(stack, key)
+        assert not stack.has_queue("c")
+        (answer,) = stack.broker.queues[REPLIES].ready
+        response = Response.from_wire(headers=answer.message.headers, body=b"", content_type=None)
+        assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
+
+
+async def test_a_key_beyond_the_census_is_answered_capacity(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits(max_groups=10, max_distinct_keys=2))) as stack:
+        for key in "abc":
+            await ask(stack, key)
+        assert (stack.has_queue("b"), stack.has_queue("c")) == (True, False)
+        assert stack.orphans() == []
+
+
+async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        await ask(stack, "a")
+        await is_idle(stack, "a")
+        await ask(stack, "b")
+        await clock.advance(60)
+        assert not stack.has_queue("a")
+        assert stack.running("b") == 1
+
+
+async def test_a_busy_group_makes_no_room(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        await ask(stack, "a")
+        await worker_is(stack, "a", Event.BUSY, in_flight=1)
+        await ask(stack, "b")
+        await clock.advance(60)
+        assert (stack.running("a"), stack.running("b")) == (1, 0)
+
+
+async def test_a_pinned_group_makes_no_room(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        stack.term.tracker.pin(Key("a"))
+        await clock.advance(1)
+        await is_idle(stack, "a")
+        await ask(stack, "b")
+        await clock.advance(60)
+        assert (stack.running("a"), stack.running("b")) == (1, 0)
+
+
+async def test_a_request_keeps_a_group_that_was_asked_to_end(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        await ask(stack, "a")
+        await is_idle(stack, "a")
+        await clock.advance(10)
+        await ask(stack, "b")
+        assert not stack.is_bound("a")
+        await ask(stack, "a")
+        await worker_is(stack, "a", Event.BUSY, in_flight=1)
+        await clock.advance(60)
+        assert stack.is_bound("a")
+        assert stack.running("a") == 1
+
+
+async def test_groups_found_at_the_start_of_a_term_keep_their_places(clock: VirtualClock) -> None:
+    settings = settings_for(limits(max_groups=2))
+    async with leading(clock, settings=settings) as first:
+        await ask(first, "a")
+        await ask(first, "b")
+        await first.kill()
+    narrower = settings_for(limits(max_groups=1))
+    async with leading(clock, broker=first.broker, driver=first.driver, settings=narrower) as second:
+        await ask(second, "c")
+        assert (second.running("a"), second.running("b"), second.running("c")) == (1, 1, 0)
