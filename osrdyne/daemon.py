@@ -118,9 +118,11 @@ class Daemon:
                 await self._one_term(stop)
             except BaseExceptionGroup as failure:
                 self._report(failure)
-            except OsrdyneError as error:
+            except Exception as error:  # also what nobody foresaw: the next term may well do better
                 self._report(BaseExceptionGroup("term", [error]))
             finally:
+                if self._state.term is not None:
+                    self._state.note("leadership", ok=False, detail="this daemon's last term has ended")
                 self._state.term = None
                 self._metrics.leading.set(0)
                 self._metrics.term.set(0)

@@ -282,6 +282,7 @@ class Term:
             await self._finish(consumers)
             for task in loops:
                 task.cancel()
+            await asyncio.wait(loops)  # or a worker that is just being started could be missed
             if stop.stop_workers:
                 await self._stop_workers()
             keeping.cancel()

@@ -1,0 +1,75 @@
+"""How a term ends when somebody asks it to: in order, and with every worker of the pool where that was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from osrdyne.drivers.base import Instance, WorkerSpec
+from osrdyne.protocol.names import Key
+from osrdyne.term import StopRequest
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, leading, make_stack
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+async def test_stop_leaves_workers_queues_and_requests_in_place(clock: VirtualClock) -> None:
+    async with leading(clock) as stack:
+        await stack.publish("a", b"1")
+        await clock.settle()
+        stack.stop.requested.set()
+        await asyncio.wait({stack.task})
+        assert (stack.is_bound("a"), stack.running("a"), stack.waiting("a")) == (True, 1, [b"1"])
+
+
+async def test_stop_with_workers_ends_every_worker_of_the_pool(clock: VirtualClock) -> None:
+    """Also one that is just being started."""
+    stack = make_stack(clock)
+    stack.stop = StopRequest(asyncio.Event(), stop_workers=True)
+    stack.task = asyncio.create_task(stack.lead())
+    await clock.settle()
+    await stack.publish("a", b"1")
+    await clock.settle()
+    landing = asyncio.Event()
+    start = stack.driver.start
+
+    async def land_in_spite_of_a_cancellation(spec: WorkerSpec) -> Instance:
+        """As a call in a thread does."""
+        try:
+            await landing.wait()
+        except asyncio.CancelledError:
+            await start(spec)
+            raise
+        return await start(spec)
+
+    stack.driver.start = land_in_spite_of_a_cancellation  # type: ignore[method-assign]
+    stack.term.tracker.require_worker_group(Key("b"))
+    await clock.settle()
+    stack.stop.requested.set()
+    await asyncio.wait({stack.task})
+    assert (stack.driver.backend.workers, stack.waiting("a"), stack.is_bound("b")) == ({}, [b"1"], True)
+
+
+async def test_next_leader_finds_what_the_last_one_left(clock: VirtualClock) -> None:
+    broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
+    for _ in range(3):
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            stack.stop.requested.set()
+            await asyncio.wait({stack.task})
+    assert (driver.count("start"), stack.waiting("a")) == (1, [b"1"] * 3)
+
+
+async def test_stop_ends_the_term_without_an_error(clock: VirtualClock) -> None:
+    async with leading(clock) as stack:
+        stack.stop.requested.set()
+        await asyncio.wait({stack.task})
+        assert stack.task.exception() is None
