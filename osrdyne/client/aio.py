@@ -110,6 +110,7 @@ class AsyncClient:
                 await self._keeper
             self._keeper = None
         if isinstance(state, Session):
+            await state.close()  # the keeper does this, but one that is cancelled at once never began
             self._ignored_replies += state.ignored_replies
 
     @property

@@ -25,6 +25,7 @@ from osrdyne.client import (
     RequestTimeout,
     StartFailed,
 )
+from osrdyne.client.session import Session
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
 
@@ -281,3 +282,10 @@ async def test_plain_client_reads_the_status_as_a_byte_array(broker: EmbeddedBro
         await exchange.publish(request, "k")
         reply = await asyncio.wait_for(answer, 10)
     assert (reply.body, reply.correlation_id, reply.headers[STATUS_HEADER]) == (b"plain", "1", bytearray(b"ok"))
+
+
+async def test_client_closed_at_once_leaves_no_connection(broker: EmbeddedBroker, pool_id: str) -> None:
+    async with AsyncClient(broker.amqp_uri, pool_id) as client:
+        session = client._state.value
+    assert isinstance(session, Session)
+    assert session.is_over

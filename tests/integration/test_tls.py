@@ -1,0 +1,242 @@
+"""TLS to a real RabbitMQ that demands client certificates: end to end, and everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import uvloop
+from certificates import Authority
+from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from pydantic import SecretStr
+
+from osrdyne import amqp
+from osrdyne.amqp.tls import ssl_context
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.client import AsyncClient
+from osrdyne.config.models import BrokerSettings, Settings, TlsSettings
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.uri import TlsFiles, with_tls
+
+POOL = "tls"  # the broker is this module's own
+RUNNERS: dict[str, Callable[[Coroutine[Any, Any, Any]], Any]] = {"asyncio": asyncio.run, "uvloop": uvloop.run}
+
+
+def apart(work: Callable[[], Coroutine[Any, Any, Any]], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> Any:
+    """Run it in a thread and an event loop of its own."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(lambda: run(work())).result()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A client certificate and an authority that the broker does not know."""
+    return Authority.create(tmp_path_factory.mktemp("tls") / "foreign").issue("stranger")
+
+
+@pytest.fixture(scope="module")
+def files(authority: Authority) -> TlsFiles:
+    """What a client needs."""
+    return authority.issue("client")
+
+
+@pytest.fixture(scope="module")
+def tls_broker(authority: Authority) -> Iterator[EmbeddedBroker]:
+    """It shows a certificate for 127.0.0.1, and demands one of the same authority."""
+    broker = EmbeddedBroker(tls=authority.issue("rabbit", hosts="IP:127.0.0.1"))
+    try:
+        apart(broker.start, asyncio.run)
+        yield broker
+    finally:
+        apart(broker.close, asyncio.run)
+
+
+@pytest.fixture
+def settings(tls_broker: EmbeddedBroker, files: TlsFiles, tmp_path: Path) -> Settings:
+    broker = BrokerSettings(
+        uri=SecretStr(tls_broker.amqps_uri),
+        management_uri=SecretStr(tls_broker.https_uri),
+        tls=TlsSettings(ca_file=files.ca_file, certificate_file=files.certificate_file, key_file=files.key_file),
+        retry_interval=0.2,
+    )
+    return echo_settings(broker, POOL, tmp_path)
+
+
+async def connect(uri: str) -> str:
+    """The version of RabbitMQ, or the sentence that says why it was not reached."""
+    try:
+        connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=10.0))
+    except BrokerUnavailableError as error:
+        return error.message
+    await connection.close()
+    return connection.server_version
+
+
+@pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
+def test_right_files_connect(tls_broker: EmbeddedBroker, files: TlsFiles, run: Any) -> None:
+    uri = with_tls(tls_broker.amqps_uri, files)
+    assert apart(lambda: connect(uri), run)[0].isdigit()
+
+
+Wrong = Callable[[EmbeddedBroker, TlsFiles, TlsFiles], str]
+WRONG: dict[str, tuple[Wrong, str]] = {
+    "other authority": (
+        lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(files, ca_file=foreign.ca_file)),
+        r"its certificate was refused \(self-signed .*set ca_file, or cacertfile in the URI",
+    ),
+    "no authority": (
+        lambda broker, files, _: with_tls(broker.amqps_uri, replace(files, ca_file=None)),
+        r"its certificate was refused \(.*set ca_file",
+    ),
+    "other host": (
+        lambda broker, files, _: with_tls(broker.amqps_uri.replace("127.0.0.1", "localhost"), files),
+        r"its certificate was refused \(Hostname mismatch.*use a host name",
+    ),
+    "no client certificate": (
+        lambda broker, files, _: with_tls(broker.amqps_uri, TlsFiles(files.ca_file)),
+        r"wants? a client certificate",
+    ),
+    "foreign client certificate": (
+        lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(foreign, ca_file=files.ca_file)),
+        r"refused us \(unknown ca\)|does it want a client certificate\?",
+    ),
+    "plain to the port for TLS": (
+        lambda broker, *_: broker.amqps_uri.replace("amqps:", "amqp:"),
+        r"is this a port for TLS\?",
+    ),
+    "TLS to the plain port": (
+        lambda broker, files, _: with_tls(broker.amqp_uri.replace("amqp:", "amqps:"), files),
+        r"does not speak TLS",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("run", RUNNERS.values(), ids=RUNNERS.keys())
+@pytest.mark.parametrize(("uri_of", "sentence"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_files_say_what_is_wrong(
+    tls_broker: EmbeddedBroker, files: TlsFiles, foreign: TlsFiles, run: Any, uri_of: Wrong, sentence: str
+) -> None:
+    said = apart(lambda: connect(uri_of(tls_broker, files, foreign)), run)
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(said)
+    assert tls_broker.amqps_uri.split(":")[2].split("@")[0] not in said
+
+
+@asynccontextmanager
+async def expired_listener(authority: Authority) -> AsyncIterator[int]:
+    """The port of something that shows a certificate of 2024."""
+    old = authority.issue("old", hosts="IP:127.0.0.1", not_after="20240101000000Z")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(old.certificate_file or "", old.key_file)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_expired_certificate_is_told(authority: Authority, files: TlsFiles) -> None:
+    async with expired_listener(authority) as port:
+        said = await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
+    assert "its certificate was refused (certificate has expired); the broker needs a new one" in said
+
+
+async def test_verification_turned_off_takes_any_certificate(tls_broker: EmbeddedBroker, files: TlsFiles) -> None:
+    uri = tls_broker.amqps_uri.replace("127.0.0.1", "localhost")
+    assert (await connect(with_tls(uri, replace(files, ca_file=None, verify=False))))[0].isdigit()
+
+
+async def test_client_takes_a_context_of_the_programs_own(tls_broker: EmbeddedBroker, files: TlsFiles) -> None:
+    async with AsyncClient(tls_broker.amqps_uri, POOL, tls=ssl_context(files)) as client:
+        assert client.status == "connected"
+
+
+async def test_http_api_answers_over_https(settings: Settings) -> None:
+    async with ManagementClient(settings.broker) as management:
+        assert (await management.whoami()).may_make_users
+
+
+async def test_http_api_says_what_is_wrong_with_tls(settings: Settings, foreign: TlsFiles) -> None:
+    for tls, sentence in (
+        (settings.broker.tls.model_copy(update={"ca_file": foreign.ca_file}), "its certificate was refused"),
+        (TlsSettings(ca_file=settings.broker.tls.ca_file), "it wants a client certificate"),
+    ):
+        async with ManagementClient(settings.broker.model_copy(update={"tls": tls})) as management:
+            with pytest.raises(BrokerUnavailableError, match=rf"TLS failed at RabbitMQ's HTTP API .*{sentence}"):
+                await management.whoami()
+
+
+@pytest.mark.parametrize("scoped", [False, True], ids=["shared user", "user of its own"])
+async def test_daemon_worker_and_client_speak_tls(settings: Settings, scoped: bool) -> None:
+    """The worker gets nothing but a URI, and the files are in it."""
+    broker = settings.broker.model_copy(update={"scoped_credentials": scoped})
+    async with running_daemon(settings.model_copy(update={"broker": broker})):
+        async with AsyncClient(broker.effective_uri(), POOL, default_timeout=60.0) as client:
+            assert (await client.call("a=1", "/echo", b"over TLS")).body == b"over TLS"
+        async with ManagementClient(broker) as management:
+            listed = await management._request("GET", "connections")
+        assert {connection.get("ssl") for connection in listed.json()} <= {True}
+        assert await asyncio.to_thread(call_by_command, settings) == (0, '{"a": 1}\n', "")
+
+
+def call_by_command(settings: Settings) -> tuple[int, str, str]:
+    """`osrdyne call` in a process of its own."""
+    tls = settings.broker.tls
+    variables = {
+        "OSRDYNE__BROKER__URI": settings.broker.uri.get_secret_value(),
+        "OSRDYNE__BROKER__TLS__CA_FILE": tls.ca_file,
+        "OSRDYNE__BROKER__TLS__CERTIFICATE_FILE": tls.certificate_file,
+        "OSRDYNE__BROKER__TLS__KEY_FILE": tls.key_file,
+        "OSRDYNE__POOL__ID": settings.pool.id,
+    }
+    command = [sys.executable, "-m", "osrdyne.cli.main", "call", "a=1", "/echo", "-d", json.dumps({"a": 1})]
+    done = subprocess.run(
+        [*command, "-o", "json"],
+        env={**os.environ, **{name: value or "" for name, value in variables.items()}},
+        cwd=str(settings.driver.options["state_directory"]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+async def test_daemon_goes_on_trying_until_the_files_are_right(
+    settings: Settings, tls_broker: EmbeddedBroker, foreign: TlsFiles, tmp_path: Path
+) -> None:
+    """Files are read for each AMQP connection; nobody sees a traceback."""
+    ca_file, right = tmp_path / "ca.pem", Path(settings.broker.tls.ca_file or "")
+    ca_file.write_bytes(Path(foreign.ca_file or "").read_bytes())
+    tls = settings.broker.tls.model_copy(update={"ca_file": str(ca_file)})
+    plain_http = SecretStr(tls_broker.management_uri)
+    broker = settings.broker.model_copy(update={"tls": tls, "management_uri": plain_http})
+    with structlog.testing.capture_logs() as logs:
+        async with running_daemon(settings.model_copy(update={"broker": broker}), leading=False) as daemon:
+
+            async def tried_thrice() -> bool:
+                return len([entry for entry in logs if entry["event"] == "term ended"]) >= 3
+
+            await until(tried_thrice, "the daemon has tried again")
+            ca_file.write_bytes(right.read_bytes())
+            async with asyncio.timeout(PATIENCE):
+                await daemon.wait_leading()
+    assert {entry["log_level"] for entry in logs} <= {"debug", "info", "warning"}
+    ended = [entry["error"] for entry in logs if entry["event"] == "term ended"]
+    assert "its certificate was refused" in ended[0]
