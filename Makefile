@@ -26,7 +26,7 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 	$(BIN)/mkdocs build --strict --quiet
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests --ignore=tests/benchmarks $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests --ignore=tests/benchmarks $(ARGS)
 
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model

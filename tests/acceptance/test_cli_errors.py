@@ -81,7 +81,7 @@ def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert_sentence(done, 2, "broker.tls.ca_file: cannot read /nowhere.pem")
+    assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
 
 
 def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ async def test_stack_of_one_command_answers_another_and_leaves_nothing(
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_demo_tells_its_story_and_leaves_nothing(environment: dict[str, str], tmp_path: Path) -> None:
     demo = subprocess.run(
         [sys.executable, ROOT / "tools" / "demo.py"],
@@ -95,7 +95,7 @@ def test_demo_tells_its_story_and_leaves_nothing(environment: dict[str, str], tm
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
