@@ -53,10 +53,13 @@ class Channel:
         self._underlay = underlay
         self._timeout = connection.options.rpc_timeout
         self._consumers: dict[str, Consumer] = {}
+        self._receivers: dict[str, Consumer] = {}  # also those that are being cancelled
         self._consumer_numbers = itertools.count(1)
         self._turns: dict[str, _Turn] = {}
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
         underlay.closing.add_done_callback(self._on_closed)
+        # aiormq starts a task for every delivery, which here would only put it into a queue.
+        underlay._on_deliver_frame = self._on_deliver_frame  # type: ignore[method-assign]
 
     @property
     def is_closed(self) -> bool:
@@ -68,13 +71,21 @@ class Channel:
         await asyncio.wait({closing})
         return None if closing.cancelled() else closing.exception()
 
+    async def _on_deliver_frame(self, frame: spec.Basic.Deliver) -> None:
+        header = await self._underlay._Channel__get_content_header()  # type: ignore[attr-defined]
+        message = await self._underlay._read_content(frame, header)
+        consumer = self._receivers.get(frame.consumer_tag or "")
+        if consumer is not None:
+            consumer.put(Delivery.from_aiormq(self, message))
+
     def _on_closed(self, _: object) -> None:
         for consumer in self._consumers.values():
             consumer.end(BrokerUnavailableError(f"The channel that consumed {consumer.queue} was closed."))
         self._consumers.clear()
+        self._receivers.clear()
 
     async def _on_broker_cancel(self, frame: spec.Basic.Cancel) -> None:
-        consumer = self._consumers.pop(frame.consumer_tag or "", None)
+        consumer = self._forget(frame.consumer_tag or "")
         if consumer is not None:
             consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
 
@@ -153,24 +164,22 @@ class Channel:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
         consumer = Consumer(queue, tag=f"c{next(self._consumer_numbers)}")
 
-        async def deliver(message: DeliveredMessage) -> None:
-            consumer.put(Delivery.from_aiormq(self, message))
-
-        self._consumers[consumer.tag] = consumer  # before the broker knows it: its cancel may follow at once
+        # Before the broker knows it: deliveries may follow at once, and its cancel.
+        self._consumers[consumer.tag] = self._receivers[consumer.tag] = consumer
         try:
             with translated(f"consume queue {queue}"):
                 if not no_ack:
                     await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
                 await self._underlay.basic_consume(
                     queue,
-                    deliver,
+                    _never_called,
                     no_ack=no_ack,
                     arguments=dict(arguments or {}),  # type: ignore[arg-type]
                     consumer_tag=consumer.tag,
                     timeout=self._timeout,
                 )
         except BaseException:
-            self._consumers.pop(consumer.tag, None)
+            self._forget(consumer.tag)
             raise
         if self.is_closed:
             self._on_closed(None)
@@ -183,7 +192,12 @@ class Channel:
                 with translated(f"cancel the consumer of {consumer.queue}"):
                     await self._underlay.basic_cancel(consumer.tag, timeout=self._timeout)
         finally:
+            self._forget(consumer.tag)
             consumer.end()
+
+    def _forget(self, tag: str) -> Consumer | None:
+        self._receivers.pop(tag, None)
+        return self._consumers.pop(tag, None)
 
     async def ping(self) -> None:
         """Ask the broker something that cannot fail (the prefetch of consumers to come) and wait for the answer."""
@@ -272,9 +286,14 @@ class Channel:
         for consumer in self._consumers.values():
             consumer.end()
         self._consumers.clear()
+        self._receivers.clear()
         if not self.is_closed:
             try:
                 with translated("close a channel"):
                     await self._underlay.close(timeout=self._timeout)
             except BrokerUnavailableError:
                 return
+
+
+async def _never_called(_: DeliveredMessage) -> None:
+    """What aiormq is told to call; `Channel._on_deliver_frame` takes its place."""
