@@ -48,6 +48,7 @@ class InstanceBook:
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
         else:
             entry.instance = instance
+            entry.started_here |= started_here  # a listing may have been faster than the answer to the start
 
     def drop(self, instance_id: InstanceId) -> None:
         entry = self._entries.pop(instance_id, None)

@@ -181,6 +181,8 @@ class WorkerActions:
             reason = f"{reason}: {reported.reason}"
         self._metrics.worker_exits.inc()
         self._log.warning("worker ended", key=instance.key, worker_id=instance.worker_id, reason=reason)
+        if why is None and not entry.served and not entry.started_here:
+            return  # an earlier leader may have asked it to stop: its end says nothing about the next start
         now = self._clock.monotonic()
         ended = partial(
             start_record.worker_ended,

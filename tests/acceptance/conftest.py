@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from daemon_process import DaemonProcess, MakeDaemon
 from durable_caller import DurableCaller, durable_caller
 
 from osrdyne.config.models import BrokerSettings
+
+# A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

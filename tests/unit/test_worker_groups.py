@@ -195,6 +195,16 @@ class TestEnds:
             await clock.advance(0.4)
             assert driver.count("start") == 2
 
+    async def test_worker_that_an_earlier_leader_has_stopped_is_no_failed_start(
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    ) -> None:
+        await earlier_leader(broker, driver, "a")
+        settings = with_lifecycle(start_attempts=1)
+        async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
+            driver.exit_instance(driver.workers_of(A)[0].instance.instance_id, 0)
+            await clock.settle()
+            assert (stack.running("a"), stack.term.worker_board[A].failure) == (1, None)
+
     async def test_last_attempt_that_fails_is_final_until_a_request_comes(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
