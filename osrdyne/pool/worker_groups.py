@@ -108,6 +108,7 @@ class WorkerGroupsLoop:
         for entry in vanished:
             self._actions.note_end(entry, log_lines=())
         for key in changed:
+            self._publish(key)  # before anything is bound: a stop of an earlier leader may be under way (18)
             self.look_at(key)
         self._unread |= self._touched & self._acting.keys()
         if self._touched - self._acting.keys():

@@ -519,3 +519,11 @@ async def test_worker_groups_look_at_nothing_while_nothing_happens(clock: Virtua
         await clock.advance(300.0)
         assert lists - before <= 6
         assert len(stack.broker.commands) - commands <= 40
+
+
+async def test_facts_of_listed_workers_are_known_at_once(clock: VirtualClock, driver: FakeDriver) -> None:
+    """A stop of an earlier leader may be under way: nothing may be bound before that is known (LIFECYCLE 18)."""
+    async with leading(clock, driver=driver) as stack:
+        found = running_worker(driver, Key("b"))
+        await stack.term.groups_loop.list_instances()
+        assert stack.term.worker_board[Key("b")].instances == (found.instance,)
