@@ -111,7 +111,9 @@ class DaemonInspector:
         raise LeadershipLostError("This daemon stands by.", leader=leader)
 
     async def start_group(self, key: Key) -> None:
-        (await self._leading()).tracker.require_worker_group(key)
+        term = await self._leading()
+        term.tracker.require_worker_group(key)
+        term.groups_loop.retry(key)
 
     async def stop_group(self, key: Key) -> None:
         tracker = (await self._leading()).tracker
@@ -121,14 +123,14 @@ class DaemonInspector:
             raise PoolConflictError(f"A request for {key!r} is on its way to its queue: try again in a moment.")
 
     async def pin(self, key: Key) -> None:
-        term = await self._leading()
+        await self._leading()
         await self._pins.add(key)
-        term.tracker.pin(key)
+        (await self._leading()).tracker.pin(key)  # another term may have begun, which had read the pins before
 
     async def unpin(self, key: Key) -> None:
-        term = await self._leading()
+        await self._leading()
         await self._pins.remove(key)
-        term.tracker.unpin(key)
+        (await self._leading()).tracker.unpin(key)
 
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         instances = (await self._leading()).worker_board[key].instances

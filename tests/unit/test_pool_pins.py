@@ -1,0 +1,59 @@
+"""Pins that a person set, kept in RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from osrdyne.pool.pins import PinStore
+from osrdyne.protocol.names import Key
+from osrdyne.testing.keys import ODD_KEYS
+
+
+class Parameters:
+    """Global parameters, whose answers take a while."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        await asyncio.sleep(0)
+        return self.values.get(name)
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        await asyncio.sleep(0)
+        self.values[name] = value
+
+
+def store(parameters: Parameters, *configured: str) -> PinStore:
+    return PinStore(parameters, pool="p", configured=configured)
+
+
+async def test_pin_outlives_the_daemon() -> None:
+    parameters = Parameters()
+    await store(parameters).add(Key("a"))
+    assert await store(parameters, "b").load() == ["b", "a"]
+
+
+async def test_pins_set_at_the_same_time_are_all_kept() -> None:
+    parameters = Parameters()
+    pins = store(parameters)
+    await asyncio.gather(*(pins.add(key) for key in ODD_KEYS.values()))
+    assert sorted(await pins.load()) == sorted(ODD_KEYS.values())
+
+
+async def test_removed_pin_is_gone_and_others_stay() -> None:
+    pins = store(Parameters())
+    await pins.add(Key("a"))
+    await pins.add(Key("b"))
+    await pins.remove(Key("a"))
+    await pins.remove(Key("never pinned"))
+    assert await pins.load() == ["b"]
+
+
+@pytest.mark.parametrize("value", [None, "a", {"a": 1}, 7, ["\ud800", "x" * 256]], ids=repr)
+async def test_value_that_somebody_else_wrote_is_no_pin(value: object) -> None:
+    parameters = Parameters()
+    parameters.values["osrdyne-p-pinned"] = value
+    assert await store(parameters).load() == []

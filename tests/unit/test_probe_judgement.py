@@ -1,0 +1,41 @@
+"""What the answers around a probe prove (LIFECYCLE 26, 27)."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.amqp import QueueInfo
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.probes import judge_cheaply, judge_probe
+
+
+@pytest.mark.parametrize(
+    ("info", "outcome"),
+    [
+        (QueueInfo(0, 0), None),
+        (QueueInfo(1, 0), DeleteOutcome.NOT_EMPTY),
+        (QueueInfo(1, 1), DeleteOutcome.NOT_EMPTY),
+        (QueueInfo(0, 1), DeleteOutcome.IN_USE),
+    ],
+    ids=["nothing: the probe must decide", "ready", "ready and consumed", "consumed"],
+)
+def test_cheap_look(info: QueueInfo, outcome: DeleteOutcome | None) -> None:
+    assert judge_cheaply(info) is outcome
+
+
+OURS = QueueInfo(0, 1)
+ROWS = {
+    "twice ours alone: proven": (OURS, OURS, 0, None),
+    "a delivery, although the first answer overtook it": (OURS, OURS, 1, DeleteOutcome.NOT_EMPTY),
+    "ready at first": (QueueInfo(1, 1), OURS, 0, DeleteOutcome.NOT_EMPTY),
+    "ready later": (OURS, QueueInfo(1, 1), 0, DeleteOutcome.NOT_EMPTY),
+    "somebody else at first": (QueueInfo(0, 2), OURS, 0, DeleteOutcome.IN_USE),
+    "somebody else later": (OURS, QueueInfo(0, 2), 0, DeleteOutcome.IN_USE),
+    "not even ours: nobody answered [ev2_passive]": (QueueInfo(0, 0), QueueInfo(0, 0), 0, DeleteOutcome.NO_EVIDENCE),
+    "ours only once": (QueueInfo(0, 0), OURS, 0, DeleteOutcome.NO_EVIDENCE),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "deliveries", "outcome"), ROWS.values(), ids=ROWS.keys())
+def test_probe(first: QueueInfo, second: QueueInfo, deliveries: int, outcome: DeleteOutcome | None) -> None:
+    assert judge_probe(first, second, deliveries) is outcome
