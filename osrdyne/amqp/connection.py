@@ -13,6 +13,7 @@ from yarl import URL
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.faults import translated
 from osrdyne.amqp.tls import ssl_context
+from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
@@ -99,7 +100,8 @@ async def connect(options: ConnectionOptions) -> Connection:
     is of no use.
     """
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
-    underlay = aiormq.Connection(url, context=_context(options) if url.scheme == "amqps" else None)
+    context = _context(options) if url.scheme == "amqps" else None
+    underlay = aiormq.Connection(url, context=context, transport_factory=CoalescingTransport())
     try:
         await _open(underlay, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
     except BaseException:
