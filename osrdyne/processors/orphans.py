@@ -105,7 +105,7 @@ class OrphanProcessor:
         while True:
             self._tracker.require_worker_group(key)
             try:
-                await self._board.wait_bound(key)
+                await self._wait_bound(key)
                 await self._publish(delivery, request, key)
                 break
             except QueueFullError:
@@ -126,6 +126,11 @@ class OrphanProcessor:
         await delivery.ack()
         self._metrics.orphans.labels(outcome="forwarded").inc()
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
+
+    async def _wait_bound(self, key: Key) -> None:
+        if not self._board[key].is_bound:
+            with self._metrics.activation_seconds.time():
+                await self._board.wait_bound(key)
 
     async def _publish(self, delivery: Delivery, request: Request, key: Key) -> None:
         message = forwarded(delivery, request, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)

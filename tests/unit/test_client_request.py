@@ -71,7 +71,9 @@ def test_body_is_bytes_as_they_are_or_json(body: object, encoded: tuple[bytes, s
     assert encode_body(body) == encoded
 
 
-@pytest.mark.parametrize("body", [{1, 2}, object(), {"a": b"bytes"}, "\ud800"], ids=str)
+@pytest.mark.parametrize(
+    "body", [{1, 2}, object(), {"a": b"bytes"}, "\ud800"], ids=["set", "object", "bytes inside", "surrogate"]
+)
 def test_body_that_json_cannot_express_is_refused(body: object) -> None:
     with pytest.raises(InvalidMessageError, match="JSON"):
         encode_body(body)
