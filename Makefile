@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo run check test bench docs model
+.PHONY: help setup demo run check test bench docs model chaos
 
 help: ## List the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped t
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)
+
+chaos: setup ## Kill, stop and cut off everything for a while, and look for lost requests: make chaos SEED=1 MINUTES=30
+	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
 bench: setup ## Benchmarks beside their bare floors, as JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from rabbitmqctl import rabbitmqctl
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
-from osrdyne.broker import node_files
-from osrdyne.broker.embedded import EmbeddedBroker, find_server
-from osrdyne.broker.node_files import NodeIdentity
+from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 
 RPC_TIMEOUT = 0.5
-
-
-async def rabbitmqctl(broker: EmbeddedBroker, *arguments: str) -> None:
-    identity = NodeIdentity.load_or_create(broker.directory)
-    process = await asyncio.create_subprocess_exec(
-        str(find_server().parent / "rabbitmqctl"),
-        *arguments,
-        env=node_files.environment(broker.directory, identity, os.environ),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode()
 
 
 @asynccontextmanager

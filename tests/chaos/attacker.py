@@ -1,0 +1,154 @@
+"""Does to the pool what a schedule says, and heals it afterwards. Notes every fault with what it has hit."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import psutil
+
+from tests.acceptance.daemon_process import DaemonProcess
+from tests.chaos.pool import PoolUnderAttack
+from tests.chaos.proxy import Proxy
+from tests.chaos.schedule import Action, Fault, Target
+from tests.integration.rabbitmqctl import rabbitmqctl
+
+DELAY = 0.3
+ALARMS = {
+    Action.MEMORY: (("set_vm_memory_high_watermark", "absolute", "1"), ("set_vm_memory_high_watermark", "0.4")),
+    Action.DISK: (("set_disk_free_limit", "1000TB"), ("set_disk_free_limit", "50MB")),
+}
+T = TypeVar("T")
+Note = Callable[[Fault, str], None]
+
+
+class Attacker:
+    """`done` holds the faults that took place; one that found nobody to hit is not among them."""
+
+    def __init__(self, pool: PoolUnderAttack, *, note: Note) -> None:
+        self._pool = pool
+        self._note = note
+        self._broker_turn = asyncio.Lock()
+        """Of the broker's own faults only one at a time: a node that is down cannot be stopped."""
+        self._daemon_turns: dict[DaemonProcess, asyncio.Lock] = {daemon: asyncio.Lock() for daemon in pool.daemons}
+        self.done: list[Fault] = []
+
+    async def run(self, faults: Sequence[Fault]) -> None:
+        """All of them at their times; returns when the last one is over."""
+        loop = asyncio.get_running_loop()
+        beginning = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for fault in faults:
+                await asyncio.sleep(max(0.0, beginning + fault.at - loop.time()))
+                group.create_task(self._inflict(fault))
+
+    async def _inflict(self, fault: Fault) -> None:
+        if fault.target is Target.BROKER:
+            async with self._broker_turn:
+                self._happens(fault, "rabbitmq")
+                await self._on_broker(fault)
+        elif fault.target in {Target.LEADER, Target.STANDBY}:
+            await self._on_daemon(fault)
+        elif fault.target is Target.WORKER:
+            await self._on_worker(fault)
+        else:
+            everybody = fault.target is Target.EVERYBODY
+            proxies = list(self._pool.proxies.values()) if everybody else [self._pool.proxies[fault.target]]
+            self._happens(fault, fault.target)
+            await self._on_link(fault, proxies)
+
+    def _happens(self, fault: Fault, victim: str) -> None:
+        self.done.append(fault)
+        self._note(fault, victim)
+
+    # --- the broker
+
+    async def _on_broker(self, fault: Fault) -> None:
+        broker = self._pool.broker
+        if fault.action in ALARMS:
+            begin, end = ALARMS[fault.action]
+            await rabbitmqctl(broker, *begin)
+            await asyncio.sleep(fault.seconds)
+            await rabbitmqctl(broker, *end)
+        elif fault.action is Action.STOP:
+            broker.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            broker.send_signal(signal.SIGCONT)
+        else:
+            await (broker.kill() if fault.action is Action.KILL else broker.stop())
+            await asyncio.sleep(fault.seconds)
+            await broker.start()
+
+    # --- controllers
+
+    async def _on_daemon(self, fault: Fault) -> None:
+        leaders = await self._pool.leaders()
+        wanted = [daemon for daemon in self._pool.daemons if (daemon in leaders) == (fault.target is Target.LEADER)]
+        daemon = _drawn(fault, wanted or self._pool.daemons)
+        async with self._daemon_turns[daemon]:
+            self._happens(fault, daemon.directory.name)
+            if fault.action is Action.KILL:
+                daemon.kill()
+                await asyncio.sleep(fault.seconds)
+                daemon.launch()
+            else:
+                daemon.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+                daemon.send_signal(signal.SIGCONT)
+
+    # --- workers
+
+    async def _on_worker(self, fault: Fault) -> None:
+        workers = await _patiently(self._pool.workers)
+        if not workers:
+            return
+        key, pid = _drawn(fault, sorted(workers))
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            self._happens(fault, f"{key[:20]!r} {pid}")
+            if fault.action is Action.KILL:
+                process.kill()
+                return
+            process.suspend()
+            await asyncio.sleep(fault.seconds)
+            process.resume()  # psutil compares the moment of creation: never another process with the same number
+
+    # --- links
+
+    async def _on_link(self, fault: Fault, proxies: Sequence[Proxy]) -> None:
+        async with _disturbed(fault.action, proxies):
+            await asyncio.sleep(fault.seconds)
+
+
+@asynccontextmanager
+async def _disturbed(action: Action, proxies: Sequence[Proxy]) -> AsyncIterator[None]:
+    for proxy in proxies:
+        if action in {Action.STALL, Action.SWALLOW}:
+            proxy.hold()
+        elif action is Action.DELAY:
+            proxy.delay = DELAY
+        else:
+            proxy.refusing = action is Action.REFUSE
+            proxy.cut()
+    yield
+    for proxy in proxies:
+        if action is Action.SWALLOW:
+            proxy.cut()
+        proxy.delay = 0.0
+        proxy.refusing = False
+        proxy.resume()
+
+
+def _drawn(fault: Fault, candidates: Sequence[T]) -> T:
+    return candidates[int(fault.draw * len(candidates))]
+
+
+async def _patiently(look: Callable[[], list[T]], *, seconds: float = 8.0) -> list[T]:
+    """The first result that is not empty."""
+    until = asyncio.get_running_loop().time() + seconds
+    while not (found := await asyncio.to_thread(look)) and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0.2)
+    return found

@@ -1,0 +1,154 @@
+"""Callers that record everything: what they published, what was confirmed, what came back into a durable queue.
+
+They speak AMQP and do not use the client: what is judged must not depend on what is tested. A publish without a
+confirm is not repeated; nobody promised anything for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+from osrdyne import amqp
+from osrdyne.errors import BrokerError
+from osrdyne.protocol.messages import PATH_HEADER, Response
+from osrdyne.protocol.names import Key, PoolNames
+from tests.chaos.checker import Answered, Sent
+
+KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
+HEARTBEAT = 5
+RPC_TIMEOUT = 10.0
+LONGEST_PAUSE = 12.0
+"""Longer than all delays of the pool together: its group ends meanwhile."""
+LONGEST_SLEEP = 3.0
+
+
+class Callers:
+    """One connection for requests and one for answers, both made again whenever they are lost."""
+
+    def __init__(self, uri: str, pool: str, *, seed: int) -> None:
+        self._options = amqp.ConnectionOptions(
+            uri=uri, name="osrdyne chaos callers", heartbeat=HEARTBEAT, rpc_timeout=RPC_TIMEOUT
+        )
+        self._names = PoolNames(pool)
+        self._seed = seed
+        self._publisher: amqp.Channel | None = None
+        self._stop = asyncio.Event()
+        self.replies = f"replies-of-{pool}"
+        self.sent: list[Sent] = []
+        self.answers: list[Answered] = []
+        self._answered: set[str] = set()
+
+    @asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        """Ask for all keys until the end of the block; then the answers are still collected by `collecting`."""
+        async with asyncio.TaskGroup() as group:
+            for number, key in enumerate(KEYS):
+                group.create_task(self._ask(key, Random(f"{self._seed} {number}")))
+            yield
+            self._stop.set()
+
+    @asynccontextmanager
+    async def collecting(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._keep_publisher()), group.create_task(self._keep_collecting())]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    def waiting(self) -> list[str]:
+        """Confirmed requests without an answer."""
+        return [one.correlation_id for one in self.sent if one.confirmed and one.correlation_id not in self._answered]
+
+    # --- asking
+
+    async def _ask(self, key: Key, random: Random) -> None:
+        """Bursts, with pauses between them in which the group may end."""
+        while not self._stop.is_set():
+            async with asyncio.TaskGroup() as burst:
+                for _ in range(random.randint(1, 6)):
+                    burst.create_task(self._request(key, random))
+            await self._pause(random.choice((0.1, 1.0, random.uniform(0, LONGEST_PAUSE))))
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def _request(self, key: Key, random: Random) -> None:
+        """Publish one request and note whether it was confirmed."""
+        channel = self._publisher
+        if channel is None:
+            return await self._pause(0.5)
+        correlation_id = secrets.token_hex(8)
+        path, body, expected = _draw_request(random, correlation_id)
+        message = amqp.Message(
+            body=json.dumps(body).encode(),
+            headers={PATH_HEADER: path},
+            correlation_id=correlation_id,
+            reply_to=self.replies,
+            content_type="application/json",
+        )
+        at, confirmed = _now(), False
+        with suppress(BrokerError):
+            await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
+            confirmed = True
+        self.sent.append(Sent(correlation_id, key, expected, confirmed, at))
+
+    async def _keep_publisher(self) -> None:
+        while True:
+            with suppress(BrokerError):
+                connection = await amqp.connect(self._options)
+                try:
+                    self._publisher = await connection.channel(confirms=True)
+                    await self._publisher.wait_closed()
+                finally:
+                    self._publisher = None
+                    await connection.close()
+            await asyncio.sleep(0.2)
+
+    # --- answers
+
+    async def _keep_collecting(self) -> None:
+        while True:
+            with suppress(BrokerError):
+                connection = await amqp.connect(self._options)
+                try:
+                    channel = await connection.channel()
+                    await channel.declare_queue(self.replies, arguments={"x-queue-type": "quorum"})
+                    await self._collect(await channel.consume(self.replies, prefetch=100))
+                finally:
+                    await connection.close()
+            await asyncio.sleep(0.2)
+
+    async def _collect(self, consumer: amqp.Consumer) -> None:
+        async for delivery in consumer:
+            response = Response.from_wire(
+                headers=delivery.headers, body=delivery.body, content_type=delivery.properties.content_type
+            )
+            if not response.progress:
+                correlation_id = delivery.properties.correlation_id or ""
+                self._answered.add(correlation_id)
+                body = delivery.body.decode("utf-8", "replace")
+                self.answers.append(Answered(correlation_id, str(response.status), body, _now()))
+            await delivery.ack()
+
+
+def _draw_request(random: Random, correlation_id: str) -> tuple[str, object, str]:
+    """Path, body, and the body of the right answer."""
+    if random.random() < 0.7:
+        return "/echo", correlation_id, json.dumps(correlation_id)
+    seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
+    return (
+        random.choice(("/sleep", "/sleep_thread")),
+        {"seconds": seconds},
+        json.dumps({"slept": seconds}, separators=(",", ":")),
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

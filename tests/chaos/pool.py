@@ -1,0 +1,110 @@
+"""The pool under attack: a RabbitMQ of its own, proxies in front of it, and two daemons on one host."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from yarl import URL
+
+from osrdyne.broker.embedded import EmbeddedBroker
+from tests.acceptance.daemon_process import DaemonProcess
+from tests.chaos.proxy import Proxy
+
+POOL = "chaos"
+LOOK_TIMEOUT = 2.0
+SETTINGS: Mapping[str, Any] = {
+    "broker": {
+        "heartbeat": "5s",
+        "connect_timeout": "5s",
+        "rpc_timeout": "10s",
+        "management_timeout": "5s",
+    },
+    "worker": {"concurrency": 2, "processing_timeout": "20s", "stop_grace": "5s"},
+    "lifecycle": {
+        "settle_delay": "1s",
+        "unbind_delay": "3s",
+        "stop_delay": "2s",
+        "start_attempts": 3,
+        "start_timeout": "30s",
+        "resync_interval": "5s",
+    },
+    "requests": {"ttl": "60s", "delivery_limit": 5},
+}
+
+
+class PoolUnderAttack:
+    def __init__(
+        self, broker: EmbeddedBroker, proxies: Mapping[str, Proxy], daemons: tuple[DaemonProcess, ...]
+    ) -> None:
+        self.broker = broker
+        self.proxies = proxies
+        self.daemons = daemons
+
+    def through(self, proxy: str) -> str:
+        """The AMQP URI of the broker behind this proxy."""
+        return _behind(self.broker.amqp_uri, self.proxies[proxy])
+
+    async def leaders(self) -> list[DaemonProcess]:
+        """The daemons that say they lead."""
+        says = await asyncio.gather(*map(_leads, self.daemons))
+        return [daemon for daemon, leads in zip(self.daemons, says, strict=True) if leads]
+
+    def workers(self) -> list[tuple[str, int]]:
+        """Key and process id of each living worker."""
+        return [(worker.key, worker.pid) for worker in self.daemons[0].workers()]
+
+
+async def _leads(daemon: DaemonProcess) -> bool:
+    try:
+        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LOOK_TIMEOUT) as http:
+            return bool((await http.get("/v1/leadership")).json()["leading"])
+    except (httpx.HTTPError, json.JSONDecodeError):
+        return False
+
+
+@asynccontextmanager
+async def pool_under_attack(directory: Path) -> AsyncIterator[PoolUnderAttack]:
+    """Everything is running, and one of the daemons leads."""
+    names = ("controllers", "workers", "clients")
+    async with (
+        EmbeddedBroker(directory / "rabbitmq") as broker,
+        Proxy(broker.amqp_port) as controllers,
+        Proxy(broker.amqp_port) as workers,
+        Proxy(broker.amqp_port) as clients,
+        Proxy(broker.management_port) as management,
+    ):
+        proxies = dict(zip(names, (controllers, workers, clients), strict=True)) | {"management": management}
+        daemons = tuple(_make_daemon(directory, name, broker, proxies) for name in ("daemon-a", "daemon-b"))
+        try:
+            await daemons[0].start()
+            daemons[1].launch()
+            yield PoolUnderAttack(broker, proxies, daemons)
+        finally:
+            for daemon in daemons:
+                await daemon.close()
+
+
+def _make_daemon(directory: Path, name: str, broker: EmbeddedBroker, proxies: Mapping[str, Proxy]) -> DaemonProcess:
+    own = directory / name
+    own.mkdir()
+    state = directory / "state"
+    daemon = DaemonProcess(
+        own,
+        amqp_uri=_behind(broker.amqp_uri, proxies["controllers"]),
+        management_uri=_behind(broker.management_uri, proxies["management"]),
+        pool=POOL,
+        settings={**SETTINGS, "driver": {"options": {"state_directory": str(state)}}},
+    )
+    daemon.state = state / POOL
+    daemon.write_settings(broker={"worker_uri": _behind(broker.amqp_uri, proxies["workers"])})
+    return daemon
+
+
+def _behind(uri: str, proxy: Proxy) -> str:
+    return str(URL(uri).with_port(proxy.port))

@@ -1,0 +1,116 @@
+"""`make chaos SEED=1 MINUTES=30`: attack a pool, and judge what became of every request.
+
+    python -m tests.chaos.run --seed 1 --minutes 30 [--family kill --family cut]
+
+Exit code 0 when nothing was lost, nobody was left waiting and nothing was left over; else 1, and the logs are kept.
+Timing is not part of a seed: the same one gives the same faults at the same times, and another interleaving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos.attacker import Attacker
+from tests.chaos.callers import Callers
+from tests.chaos.checker import Verdict, allowed_statuses, judge
+from tests.chaos.pool import POOL, pool_under_attack
+from tests.chaos.schedule import Family, Fault, count_families, make_schedule
+from tests.chaos.watcher import Watcher
+
+ANSWERS_TIMEOUT = 150.0
+"""Seconds for the last answers: as long as a request may wait in two queues, and half a minute."""
+IDLE_TIMEOUT = 90.0
+
+
+class Run:
+    """One schedule on one pool, with its history in a file of JSON lines."""
+
+    def __init__(self, seed: int, faults: Sequence[Fault], directory: Path) -> None:
+        self._seed = seed
+        self._faults = faults
+        self._directory = directory
+        self._began_at = time.monotonic()
+
+    async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
+        async with pool_under_attack(self._directory) as pool:
+            attacker, watcher = Attacker(pool, note=self._note), Watcher(pool)
+            callers = Callers(pool.through("clients"), POOL, seed=self._seed)
+            try:
+                async with watcher.watching(), callers.collecting():
+                    async with callers.calling():
+                        await attacker.run(self._faults)
+                    await _until_answered(callers)
+                    await watcher.until_idle(timeout=IDLE_TIMEOUT)
+                aftermath = await watcher.aftermath()
+            finally:
+                self._write_history(callers)
+        verdict = judge(callers.sent, callers.answers, aftermath, allowed=allowed_statuses(attacker.done))
+        return verdict, attacker.done
+
+    def _note(self, fault: Fault, victim: str) -> None:
+        at = time.monotonic() - self._began_at
+        print(f"{time.strftime('%H:%M:%S')} {at:7.1f} s  {fault.family:8} {fault.action:8} {victim}"
+              f" for {fault.seconds:g} s", flush=True)  # fmt: skip
+        self._append({"fault": asdict(fault), "victim": victim, "at": time.time()})
+
+    def _write_history(self, callers: Callers) -> None:
+        for one in callers.sent:
+            self._append({"sent": asdict(one)})
+        for answer in callers.answers:
+            self._append({"answered": asdict(answer)})
+
+    def _append(self, entry: object) -> None:
+        with (self._directory / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+async def _until_answered(callers: Callers) -> None:
+    until = time.monotonic() + ANSWERS_TIMEOUT
+    while callers.waiting() and time.monotonic() < until:
+        await asyncio.sleep(0.5)
+
+
+def report(verdict: Verdict, faults: Sequence[Fault], *, seed: int) -> str:
+    families = ", ".join(f"{family} {count}" for family, count in count_families(faults).items())
+    statuses = ", ".join(f"{status} {count}" for status, count in sorted(verdict.statuses.items()))
+    lines = [
+        f"seed: {seed}",
+        f"requests: {verdict.requests} confirmed, {verdict.unconfirmed} not confirmed",
+        f"faults: {families}",
+        f"answers: {statuses}",
+        f"duplicates: {verdict.duplicates}",
+        f"lost: {len(verdict.lost)} {' '.join(verdict.lost[:10])}".rstrip(),
+        f"unanswered: {len(verdict.unanswered)} {' '.join(verdict.unanswered[:10])}".rstrip(),
+        *(f"problem: {problem}" for problem in verdict.problems),
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Attack a pool and judge what became of every request.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
+    arguments = parser.parse_args()
+    faults = make_schedule(arguments.seed, arguments.minutes * 60, arguments.family or Family)
+    directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
+    verdict, done = asyncio.run(Run(arguments.seed, faults, directory).execute())
+    print(report(verdict, done, seed=arguments.seed))
+    if verdict.passed:
+        shutil.rmtree(directory)
+        return 0
+    print(f"The logs are in {directory}; again: make chaos SEED={arguments.seed} MINUTES={arguments.minutes:g}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What is done to the pool and when: faults as data, drawn from a seed. Pure: the same seed gives the same faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+INTERVAL = 10.0
+"""Seconds between two faults, on average."""
+
+
+class Family(StrEnum):
+    KILL = "kill"
+    STOP = "stop"
+    CUT = "cut"
+    RESTART = "restart"
+    ALARM = "alarm"
+
+
+class Target(StrEnum):
+    LEADER = "leader"
+    STANDBY = "standby"
+    WORKER = "worker"
+    BROKER = "broker"
+    CONTROLLERS = "controllers"
+    WORKERS = "workers"
+    CLIENTS = "clients"
+    MANAGEMENT = "management"
+    EVERYBODY = "everybody"
+
+
+class Action(StrEnum):
+    KILL = "kill"
+    """kill -9; controllers and broker are started again after `seconds`."""
+    STOP = "stop"
+    """SIGSTOP, and SIGCONT after `seconds`."""
+    CUT = "cut"
+    """Close the connections at once."""
+    REFUSE = "refuse"
+    """Close the connections, and take no new ones for `seconds`."""
+    STALL = "stall"
+    """Let nothing pass for `seconds`, then everything."""
+    SWALLOW = "swallow"
+    """Let nothing pass for `seconds`, then close the connections: what was under way is gone."""
+    DELAY = "delay"
+    """Let everything pass late for `seconds`."""
+    RESTART = "restart"
+    """Stop the broker in order; start it again after `seconds`."""
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.BROKER)
+LINKS = (Target.CONTROLLERS, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
+LONGEST: dict[Action, float] = {
+    Action.KILL: 6,
+    Action.STOP: 15,
+    Action.CUT: 0,
+    Action.REFUSE: 8,
+    Action.STALL: 12,
+    Action.SWALLOW: 12,
+    Action.DELAY: 8,
+    Action.RESTART: 6,
+    Action.MEMORY: 6,
+    Action.DISK: 6,
+}
+POSSIBLE: dict[Family, tuple[Sequence[Target], Sequence[Action]]] = {
+    Family.KILL: (PROCESSES, (Action.KILL,)),
+    Family.STOP: (PROCESSES, (Action.STOP,)),
+    Family.CUT: (LINKS, (Action.CUT, Action.REFUSE, Action.STALL, Action.SWALLOW, Action.DELAY)),
+    Family.RESTART: ((Target.BROKER,), (Action.RESTART,)),
+    Family.ALARM: ((Target.BROKER,), (Action.MEMORY, Action.DISK)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: `at` seconds after the beginning, for `seconds`. `draw` decides whom it hits among many."""
+
+    at: float
+    family: Family
+    action: Action
+    target: Target
+    seconds: float
+    draw: float
+
+
+def make_schedule(seed: int, length: float, families: Iterable[Family] = Family) -> tuple[Fault, ...]:
+    """Faults for `length` seconds: in each round every family once, in an order of chance; long ones overlap."""
+    random = Random(seed)
+    rounds: list[Family] = []
+    wanted = list(families)
+    faults: list[Fault] = []
+    while (beginning := len(faults) * INTERVAL) + INTERVAL <= length:
+        if not rounds:
+            rounds = random.sample(wanted, len(wanted))
+        faults.append(_draw_fault(random, rounds.pop(), at=beginning + random.uniform(0, INTERVAL)))
+    return tuple(faults)
+
+
+def _draw_fault(random: Random, family: Family, *, at: float) -> Fault:
+    targets, actions = POSSIBLE[family]
+    action, target = random.choice(actions), random.choice(targets)
+    seconds = random.uniform(0, LONGEST[action])
+    return Fault(round(at, 2), family, action, target, round(seconds, 2), random.random())
+
+
+def count_families(faults: Iterable[Fault]) -> dict[Family, int]:
+    counted = Counter(fault.family for fault in faults)
+    return {family: counted[family] for family in Family}

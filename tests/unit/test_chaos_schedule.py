@@ -1,0 +1,53 @@
+"""The schedules of the fault suite: the same seed gives the same faults, and every family gets its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.schedule import INTERVAL, LONGEST, POSSIBLE, Family, count_families, make_schedule
+
+
+def test_same_seed_gives_the_same_schedule() -> None:
+    assert make_schedule(7, 600) == make_schedule(7, 600)
+    assert make_schedule(7, 600) != make_schedule(8, 600)
+
+
+def test_longer_run_begins_like_the_shorter_one() -> None:
+    short = make_schedule(3, 120)
+    assert make_schedule(3, 600)[: len(short)] == short
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_half_an_hour_has_twenty_faults_of_each_family(seed: int) -> None:
+    assert min(count_families(make_schedule(seed, 1800)).values()) >= 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_faults_are_possible_in_order_and_within_the_run(seed: int) -> None:
+    faults = make_schedule(seed, 300)
+    for fault in faults:
+        targets, actions = POSSIBLE[fault.family]
+        assert fault.target in targets
+        assert fault.action in actions
+        assert 0 <= fault.seconds <= LONGEST[fault.action]
+    assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+    assert faults[-1].at <= 300
+
+
+def test_run_that_is_shorter_than_an_interval_has_no_fault() -> None:
+    assert make_schedule(1, INTERVAL - 1) == ()
+
+
+def test_chosen_families_are_the_only_ones() -> None:
+    assert {fault.family for fault in make_schedule(1, 300, [Family.CUT, Family.KILL])} == {Family.CUT, Family.KILL}
+
+
+def test_every_action_and_target_is_drawn_by_some_seed() -> None:
+    drawn = {(fault.family, fault.action, fault.target) for seed in range(20) for fault in make_schedule(seed, 1800)}
+    possible = {
+        (family, action, target)
+        for family, (targets, actions) in POSSIBLE.items()
+        for target in targets
+        for action in actions
+    }
+    assert drawn == possible
