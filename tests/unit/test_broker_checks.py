@@ -76,7 +76,7 @@ def test_the_remedy_for_long_work_on_an_old_rabbitmq_names_both_settings() -> No
         ({"monitoring"}, False, True),
         (set(), False, True),
     ],
-    ids=str,
+    ids=["administrator", "policymaker and monitoring", "policymaker", "monitoring", "none"],
 )
 def test_tags_decide_what_the_user_may(tags: set[str], ok: bool, fatal: bool) -> None:
     [finding] = checks.check_tags(Whoami("u", frozenset(tags)))
