@@ -19,7 +19,7 @@ from tests.integration.rabbitmqctl import rabbitmqctl
 DELAY = 0.3
 ALARMS = {
     Action.MEMORY: (("set_vm_memory_high_watermark", "absolute", "1"), ("set_vm_memory_high_watermark", "0.4")),
-    Action.DISK: (("set_disk_free_limit", "1000TB"), ("set_disk_free_limit", "50MB")),
+    Action.DISK: (("set_disk_free_limit", "1000000000000000"), ("set_disk_free_limit", "50000000")),
 }
 T = TypeVar("T")
 Note = Callable[[Fault, str], None]

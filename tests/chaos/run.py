@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -96,6 +97,7 @@ def report(verdict: Verdict, faults: Sequence[Fault], *, seed: int) -> str:
 
 
 def main() -> int:
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # every lost connection would be told here
     parser = argparse.ArgumentParser(description="Attack a pool and judge what became of every request.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)

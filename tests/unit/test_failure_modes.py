@@ -1,0 +1,24 @@
+"""The failure modes in the documentation: each one names a test, and the tests that it names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "failure-modes.md").read_text(encoding="utf-8")
+SOURCES = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.endswith("Proven by |")]
+
+
+def test_every_failure_mode_has_its_row() -> None:
+    assert len(ROWS) > 30
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[2:40])
+def test_failure_mode_is_proven_by_tests_that_exist(row: str) -> None:
+    named = re.findall(r"`(test_\w+)`", row)
+    assert named
+    assert [name for name in named if f"def {name}(" not in SOURCES] == []
