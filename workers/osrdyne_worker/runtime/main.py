@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             runner.run(_run(worker))
     except BaseExceptionGroup as errors:
         get_logger("worker").error("the worker runtime failed", exc_info=errors)
+        # The last line is what callers are told.
+        sys.stderr.write("osrdyne-worker: the worker runtime failed unexpectedly; its log has the traceback.\n")
     _exit(ExitCode.BEYOND_HELP)
 
 

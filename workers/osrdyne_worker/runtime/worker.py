@@ -36,7 +36,7 @@ from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.settings import runtime_settings
 
-RECONNECT = Backoff(initial=0.2, maximum=10.0)
+RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 STABLE_AFTER = 10.0
 """Seconds after which a connection counts as good: losing it then is a first failure again."""
 CLOSING_TIME = 5.0
