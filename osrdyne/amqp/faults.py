@@ -45,6 +45,8 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to {doing}.")
         case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_tls_fault(error)) is not None:
             return BrokerUnavailableError(f"TLS failed while trying to {doing}: {trouble}.")
+        case StopAsyncIteration():  # aiormq's word for a peer that hung up before it said anything
+            return BrokerUnavailableError(f"RabbitMQ closed the connection while trying to {doing}.")
         case aiormq.AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
             return BrokerUnavailableError(f"The connection to RabbitMQ failed while trying to {doing}: {text}")
         case aiormq.ChannelClosed():
@@ -76,7 +78,14 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except OsrdyneError as error:
         fault = error
-    except (aiormq.AMQPError, ChannelInvalidStateError, OSError, TimeoutError, RuntimeError) as error:
+    except (
+        aiormq.AMQPError,
+        ChannelInvalidStateError,
+        OSError,
+        TimeoutError,
+        RuntimeError,
+        StopAsyncIteration,
+    ) as error:
         fault = translate_fault(error, doing)
         fault.__cause__ = error
     except (asyncio.CancelledError, Exception) as error:

@@ -41,6 +41,7 @@ from osrdyne.errors import (
         (ConnectionRefusedError("x"), BrokerUnavailableError),
         (ssl.SSLError("x"), BrokerUnavailableError),
         (TimeoutError(), BrokerUnavailableError),
+        (StopAsyncIteration(), BrokerUnavailableError),
         (aiormq.AMQPError("x"), BrokerError),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
