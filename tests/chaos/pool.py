@@ -55,6 +55,12 @@ class PoolUnderAttack:
         says = await asyncio.gather(*map(_leads, self.daemons))
         return [daemon for daemon, leads in zip(self.daemons, says, strict=True) if leads]
 
+    def logs_with_tracebacks(self) -> list[str]:
+        """Files of daemons and workers; whatever was done to them, nothing may have surprised them."""
+        workers = sorted((self.daemons[0].state / "logs").glob("*"))
+        logs = [*(daemon.log_file for daemon in self.daemons), *workers]
+        return [str(log) for log in logs if log.exists() and "Traceback" in log.read_text(errors="replace")]
+
     def workers(self) -> list[tuple[str, int]]:
         """Key and process id of each living worker."""
         return [(worker.key, worker.pid) for worker in self.daemons[0].workers()]

@@ -74,7 +74,7 @@ class Watcher:
             poison=await self._poison(),
             twins=self._twins,
             two_leaders=self._two_leaders,
-            tracebacks=[daemon.directory.name for daemon in self._pool.daemons if "Traceback" in daemon.log()],
+            tracebacks=[*self._pool.logs_with_tracebacks()],
             ended=[daemon.directory.name for daemon in self._pool.daemons if not daemon.is_running],
         )
 
