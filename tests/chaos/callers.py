@@ -22,8 +22,8 @@ from tests.chaos.checker import Answered, Sent
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
 RPC_TIMEOUT = 10.0
-LONGEST_PAUSE = 12.0
-"""Longer than all delays of the pool together: its group ends meanwhile."""
+PAUSES = (3.0, 12.0)
+"""Seconds, around all delays of the pool together: the group is unbound, ends, or is about to."""
 LONGEST_SLEEP = 3.0
 
 
@@ -72,7 +72,7 @@ class Callers:
             async with asyncio.TaskGroup() as burst:
                 for _ in range(random.randint(1, 6)):
                     burst.create_task(self._request(key, random))
-            await self._pause(random.choice((0.1, 1.0, random.uniform(0, LONGEST_PAUSE))))
+            await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSES), random.uniform(*PAUSES))))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -28,8 +28,8 @@ SETTINGS: Mapping[str, Any] = {
     "worker": {"concurrency": 2, "processing_timeout": "20s", "stop_grace": "5s"},
     "lifecycle": {
         "settle_delay": "1s",
-        "unbind_delay": "3s",
-        "stop_delay": "2s",
+        "unbind_delay": "2s",
+        "stop_delay": "1s",
         "start_attempts": 3,
         "start_timeout": "30s",
         "resync_interval": "5s",
