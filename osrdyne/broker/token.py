@@ -117,7 +117,8 @@ class TokenChannel:
 
     async def _watch(self) -> None:
         reason = await self._channel.wait_closed()
-        raise LeadershipLostError(f"The channel of the leader token was closed: {reason or 'by ourselves'}.")
+        words = "by ourselves" if reason is None else str(reason) or "the connection was lost"
+        raise LeadershipLostError(f"The channel of the leader token was closed: {words.rstrip('.')}.")
 
     async def _renew(self, token: Token, interval: float) -> None:
         """Replace the token before the broker's consumer timeout takes it away (LIFECYCLE 4)."""

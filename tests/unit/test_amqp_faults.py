@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import aiormq
 import pytest
+from aiormq.connection import TransportFactory
 from aiormq.exceptions import ChannelInvalidStateError
+from yarl import URL
 
 from osrdyne.amqp.connection import ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
@@ -102,6 +106,21 @@ async def test_uri_that_is_none_is_refused_without_showing_it(uri: str) -> None:
 
 def test_options_do_not_show_the_uri() -> None:
     assert "s3cret" not in repr(ConnectionOptions("amqp://u:s3cret@h"))
+
+
+class HangsUp(TransportFactory):
+    """A broker that takes the connection and closes it before it has said a word, as it does while it stops."""
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader()
+        reader.feed_eof()
+        return reader, Mock(spec=asyncio.StreamWriter, wait_closed=AsyncMock())
+
+
+async def test_broker_that_hangs_up_at_once_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", HangsUp)
+    with pytest.raises(BrokerUnavailableError, match="closed the connection"):
+        await connect(ConnectionOptions("amqp://u@h"))
 
 
 class TestConsumer:
