@@ -11,6 +11,7 @@ from typing import TypeVar
 import psutil
 
 from tests.acceptance.daemon_process import DaemonProcess
+from tests.chaos.callers import KEYS, Callers
 from tests.chaos.pool import PoolUnderAttack
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Action, Fault, Target
@@ -28,8 +29,9 @@ Note = Callable[[Fault, str], None]
 class Attacker:
     """`done` holds the faults that took place; one that found nobody to hit is not among them."""
 
-    def __init__(self, pool: PoolUnderAttack, *, note: Note) -> None:
+    def __init__(self, pool: PoolUnderAttack, callers: Callers, *, note: Note) -> None:
         self._pool = pool
+        self._callers = callers
         self._note = note
         self._broker_turn = asyncio.Lock()
         """Of the broker's own faults only one at a time: a node that is down cannot be stopped."""
@@ -54,6 +56,10 @@ class Attacker:
             await self._on_daemon(fault)
         elif fault.target is Target.WORKER:
             await self._on_worker(fault)
+        elif fault.target is Target.KEY:
+            key = _drawn(fault, KEYS)
+            self._happens(fault, f"{key[:20]!r}")
+            await self._callers.poison(key)
         else:
             everybody = fault.target is Target.EVERYBODY
             proxies = list(self._pool.proxies.values()) if everybody else [self._pool.proxies[fault.target]]

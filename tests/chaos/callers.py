@@ -70,8 +70,8 @@ class Callers:
         """Bursts, with pauses between them in which the group may end."""
         while not self._stop.is_set():
             async with asyncio.TaskGroup() as burst:
-                for _ in range(random.randint(1, 6)):
-                    burst.create_task(self._request(key, random))
+                for _ in range(random.randint(1, 8)):
+                    burst.create_task(self._request(key, *_draw_work(random)))
             await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSES), random.uniform(*PAUSES))))
 
     async def _pause(self, seconds: float) -> None:
@@ -79,17 +79,19 @@ class Callers:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
-    async def _request(self, key: Key, random: Random) -> None:
+    async def poison(self, key: Key) -> None:
+        """A request that kills each worker that takes it, and must never be answered `ok`."""
+        await self._request(key, "/crash", {}, None)
+
+    async def _request(self, key: Key, path: str, body: object, expected: str | None) -> None:
         """Publish one request and note whether it was confirmed."""
         channel = self._publisher
         if channel is None:
             return await self._pause(0.5)
-        correlation_id = secrets.token_hex(8)
-        path, body, expected = _draw_request(random, correlation_id)
         message = amqp.Message(
             body=json.dumps(body).encode(),
             headers={PATH_HEADER: path},
-            correlation_id=correlation_id,
+            correlation_id=secrets.token_hex(8),
             reply_to=self.replies,
             content_type="application/json",
         )
@@ -97,7 +99,7 @@ class Callers:
         with suppress(BrokerError):
             await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
             confirmed = True
-        self.sent.append(Sent(correlation_id, key, expected, confirmed, at))
+        self.sent.append(Sent(message.correlation_id or "", key, expected, confirmed, at))
 
     async def _keep_publisher(self) -> None:
         while True:
@@ -138,16 +140,14 @@ class Callers:
             await delivery.ack()
 
 
-def _draw_request(random: Random, correlation_id: str) -> tuple[str, object, str]:
+def _draw_work(random: Random) -> tuple[str, object, str]:
     """Path, body, and the body of the right answer."""
     if random.random() < 0.7:
-        return "/echo", correlation_id, json.dumps(correlation_id)
+        text = secrets.token_hex(8)
+        return "/echo", text, json.dumps(text)
     seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
-    return (
-        random.choice(("/sleep", "/sleep_thread")),
-        {"seconds": seconds},
-        json.dumps({"slept": seconds}, separators=(",", ":")),
-    )
+    answer = json.dumps({"slept": seconds}, separators=(",", ":"))
+    return random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer
 
 
 def _now() -> float:

@@ -15,11 +15,14 @@ SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request that was published; `confirmed` when the broker said that it has it. `expected` is its answer."""
+    """A request that was published; `confirmed` when the broker said that it has it.
+
+    `expected` is the body of an answer `ok`; None when there must be none, because the request kills its worker.
+    """
 
     correlation_id: str
     key: str
-    expected: str
+    expected: str | None
     confirmed: bool
     at: float
 
@@ -78,11 +81,14 @@ def allowed_statuses(faults: Iterable[Fault]) -> frozenset[Status]:
     for fault in faults:
         if fault.target not in {Target.LEADER, Target.STANDBY, Target.MANAGEMENT} and fault.action is not Action.DELAY:
             allowed |= {Status.EXPIRED}
-        if fault.target in {Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY}:
-            allowed |= {Status.DELIVERY_LIMIT} if fault.family is not Family.ALARM else set()
+        if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
+            allowed |= {Status.DELIVERY_LIMIT}
         if fault.target is Target.WORKER:
             allowed |= {Status.START_FAILED}
     return frozenset(allowed)
+
+
+_END_DELIVERIES = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY, Target.KEY})
 
 
 def judge(

@@ -22,6 +22,7 @@ class Proxy:
         self._open.set()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[object]] = set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -34,7 +35,9 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.resume()
-        self.cut()
+        while self._serving:
+            self.cut()
+            await asyncio.wait(self._serving, timeout=1)
 
     def cut(self) -> None:
         """Close all connections at once; what is under way is gone."""
@@ -49,6 +52,9 @@ class Proxy:
         self._open.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         self._writers.add(writer)
         try:
             if self.refusing:
@@ -65,6 +71,7 @@ class Proxy:
         except* OSError:
             pass
         finally:
+            self._serving.discard(task)
             self._writers.discard(writer)
             writer.close()
 

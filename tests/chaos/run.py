@@ -43,8 +43,8 @@ class Run:
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
         async with pool_under_attack(self._directory) as pool:
-            attacker, watcher = Attacker(pool, note=self._note), Watcher(pool)
             callers = Callers(pool.through("clients"), POOL, seed=self._seed)
+            attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
                     async with callers.calling():
@@ -105,13 +105,18 @@ def main() -> int:
     arguments = parser.parse_args()
     faults = make_schedule(arguments.seed, arguments.minutes * 60, arguments.family or Family)
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
-    verdict, done = asyncio.run(Run(arguments.seed, faults, directory).execute())
-    print(report(verdict, done, seed=arguments.seed))
-    if verdict.passed:
-        shutil.rmtree(directory)
-        return 0
-    print(f"The logs are in {directory}; again: make chaos SEED={arguments.seed} MINUTES={arguments.minutes:g}")
-    return 1
+    passed = False
+    try:
+        verdict, done = asyncio.run(Run(arguments.seed, faults, directory).execute())
+        print(report(verdict, done, seed=arguments.seed))
+        passed = verdict.passed
+    finally:
+        if passed:
+            shutil.rmtree(directory)
+        else:
+            again = f"make chaos SEED={arguments.seed} MINUTES={arguments.minutes:g}"
+            print(f"The logs are in {directory}; the same schedule again: {again}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

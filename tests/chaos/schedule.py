@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-INTERVAL = 10.0
+INTERVAL = 9.0
 """Seconds between two faults, on average."""
 
 
@@ -18,6 +18,7 @@ class Family(StrEnum):
     CUT = "cut"
     RESTART = "restart"
     ALARM = "alarm"
+    POISON = "poison"
 
 
 class Target(StrEnum):
@@ -30,6 +31,7 @@ class Target(StrEnum):
     CLIENTS = "clients"
     MANAGEMENT = "management"
     EVERYBODY = "everybody"
+    KEY = "key"
 
 
 class Action(StrEnum):
@@ -51,6 +53,8 @@ class Action(StrEnum):
     """Stop the broker in order; start it again after `seconds`."""
     MEMORY = "memory"
     DISK = "disk"
+    REQUEST = "request"
+    """A request that kills its worker, again and again."""
 
 
 PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.BROKER)
@@ -66,6 +70,7 @@ LONGEST: dict[Action, float] = {
     Action.RESTART: 6,
     Action.MEMORY: 6,
     Action.DISK: 6,
+    Action.REQUEST: 0,
 }
 POSSIBLE: dict[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.KILL: (PROCESSES, (Action.KILL,)),
@@ -73,6 +78,7 @@ POSSIBLE: dict[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.CUT: (LINKS, (Action.CUT, Action.REFUSE, Action.STALL, Action.SWALLOW, Action.DELAY)),
     Family.RESTART: ((Target.BROKER,), (Action.RESTART,)),
     Family.ALARM: ((Target.BROKER,), (Action.MEMORY, Action.DISK)),
+    Family.POISON: ((Target.KEY,), (Action.REQUEST,)),
 }
 
 

@@ -102,6 +102,10 @@ def test_each_thing_left_over_is_a_problem(aftermath: Aftermath) -> None:
     assert not verdict.passed
 
 
+def test_request_that_kills_its_worker_cannot_be_answered_ok() -> None:
+    assert "wrong answers" in judged(ANSWER, sent=(replace(ASKED, expected=None),)).problems[0]
+
+
 def test_many_examples_of_a_problem_are_cut_short() -> None:
     problem = judged(ANSWER, aftermath=Aftermath(queues=[f"q{number}" for number in range(15)])).problems[0]
     assert problem.endswith("q9 and 5 more")
@@ -115,12 +119,13 @@ def test_many_examples_of_a_problem_are_cut_short() -> None:
         ([fault(Family.CUT, Action.CUT, Target.MANAGEMENT)], {Status.OK}),
         ([fault(Family.ALARM, Action.DISK, Target.BROKER)], {Status.OK, Status.EXPIRED}),
         ([fault(Family.CUT, Action.CUT, Target.WORKERS)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
+        ([fault(Family.POISON, Action.REQUEST, Target.KEY)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
         (
             [fault(Family.KILL, Action.KILL, Target.WORKER)],
             {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.START_FAILED},
         ),
     ],
-    ids=["none", "leader", "management", "alarm", "cut workers", "killed worker"],
+    ids=["none", "leader", "management", "alarm", "cut workers", "poison", "killed worker"],
 )
 def test_faults_say_which_statuses_they_allow(faults: list[Fault], allowed: set[Status]) -> None:
     assert allowed_statuses(faults) == allowed
