@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from random import Random
@@ -95,7 +96,7 @@ class Callers:
             reply_to=self.replies,
             content_type="application/json",
         )
-        at, confirmed = _now(), False
+        at, confirmed = time.time(), False
         with suppress(BrokerError):
             await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
             confirmed = True
@@ -136,7 +137,7 @@ class Callers:
                 correlation_id = delivery.properties.correlation_id or ""
                 self._answered.add(correlation_id)
                 body = delivery.body.decode("utf-8", "replace")
-                self.answers.append(Answered(correlation_id, str(response.status), body, _now()))
+                self.answers.append(Answered(correlation_id, str(response.status), body, time.time()))
             await delivery.ack()
 
 
@@ -148,7 +149,3 @@ def _draw_work(random: Random) -> tuple[str, object, str]:
     seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
     answer = json.dumps({"slept": seconds}, separators=(",", ":"))
     return random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
