@@ -14,7 +14,7 @@ from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.callers import KEYS, Callers
 from tests.chaos.pool import PoolUnderAttack
 from tests.chaos.proxy import Proxy
-from tests.chaos.schedule import Action, Fault, Target
+from tests.chaos.schedule import Action, Family, Fault, Target
 from tests.integration.rabbitmqctl import rabbitmqctl
 
 DELAY = 0.3
@@ -48,7 +48,9 @@ class Attacker:
                 group.create_task(self._inflict(fault))
 
     async def _inflict(self, fault: Fault) -> None:
-        if fault.target is Target.BROKER:
+        if fault.family is Family.CUT:
+            await self._on_link(fault)
+        elif fault.target is Target.BROKER:
             async with self._broker_turn:
                 self._happens(fault, "rabbitmq")
                 await self._on_broker(fault)
@@ -56,15 +58,10 @@ class Attacker:
             await self._on_daemon(fault)
         elif fault.target is Target.WORKER:
             await self._on_worker(fault)
-        elif fault.target is Target.KEY:
+        else:
             key = _drawn(fault, KEYS)
             self._happens(fault, f"{key[:20]!r}")
             await self._callers.poison(key)
-        else:
-            everybody = fault.target is Target.EVERYBODY
-            proxies = list(self._pool.proxies.values()) if everybody else [self._pool.proxies[fault.target]]
-            self._happens(fault, fault.target)
-            await self._on_link(fault, proxies)
 
     def _happens(self, fault: Fault, victim: str) -> None:
         self.done.append(fault)
@@ -91,19 +88,25 @@ class Attacker:
     # --- controllers
 
     async def _on_daemon(self, fault: Fault) -> None:
-        leaders = await self._pool.leaders()
-        wanted = [daemon for daemon in self._pool.daemons if (daemon in leaders) == (fault.target is Target.LEADER)]
-        daemon = _drawn(fault, wanted or self._pool.daemons)
+        daemon = await self._find_daemon(fault)
         async with self._daemon_turns[daemon]:
             self._happens(fault, daemon.directory.name)
             if fault.action is Action.KILL:
+                self._pool.killed.add(daemon)
                 daemon.kill()
                 await asyncio.sleep(fault.seconds)
                 daemon.launch()
+                self._pool.killed.discard(daemon)
             else:
                 daemon.send_signal(signal.SIGSTOP)
                 await asyncio.sleep(fault.seconds)
                 daemon.send_signal(signal.SIGCONT)
+
+    async def _find_daemon(self, fault: Fault) -> DaemonProcess:
+        """The leader or the standby; any of them while nobody leads."""
+        leaders = await self._pool.leaders()
+        wanted = [daemon for daemon in self._pool.daemons if (daemon in leaders) == (fault.target is Target.LEADER)]
+        return _drawn(fault, wanted or self._pool.daemons)
 
     # --- workers
 
@@ -124,8 +127,14 @@ class Attacker:
 
     # --- links
 
-    async def _on_link(self, fault: Fault, proxies: Sequence[Proxy]) -> None:
-        async with _disturbed(fault.action, proxies):
+    async def _on_link(self, fault: Fault) -> None:
+        links = [str(fault.target)]
+        if fault.target in {Target.LEADER, Target.STANDBY}:
+            links = [(await self._find_daemon(fault)).directory.name]
+        elif fault.target is Target.EVERYBODY:
+            links = list(self._pool.proxies)
+        self._happens(fault, " ".join(links))
+        async with _disturbed(fault.action, [self._pool.proxies[link] for link in links]):
             await asyncio.sleep(fault.seconds)
 
 

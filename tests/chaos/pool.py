@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,9 @@ from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.proxy import Proxy
 
 POOL = "chaos"
+DAEMONS = ("daemon-a", "daemon-b")
+LINKS = (*DAEMONS, "workers", "clients")
+"""Each of them reaches RabbitMQ through a proxy of its own."""
 LOOK_TIMEOUT = 2.0
 SETTINGS: Mapping[str, Any] = {
     "broker": {
@@ -45,6 +48,8 @@ class PoolUnderAttack:
         self.broker = broker
         self.proxies = proxies
         self.daemons = daemons
+        self.killed: set[DaemonProcess] = set()
+        """Daemons that are down because we have killed them."""
 
     def through(self, proxy: str) -> str:
         """The AMQP URI of the broker behind this proxy."""
@@ -77,16 +82,10 @@ async def _leads(daemon: DaemonProcess) -> bool:
 @asynccontextmanager
 async def pool_under_attack(directory: Path) -> AsyncIterator[PoolUnderAttack]:
     """Everything is running, and one of the daemons leads."""
-    names = ("controllers", "workers", "clients")
-    async with (
-        EmbeddedBroker(directory / "rabbitmq") as broker,
-        Proxy(broker.amqp_port) as controllers,
-        Proxy(broker.amqp_port) as workers,
-        Proxy(broker.amqp_port) as clients,
-        Proxy(broker.management_port) as management,
-    ):
-        proxies = dict(zip(names, (controllers, workers, clients), strict=True)) | {"management": management}
-        daemons = tuple(_make_daemon(directory, name, broker, proxies) for name in ("daemon-a", "daemon-b"))
+    async with EmbeddedBroker(directory / "rabbitmq") as broker, AsyncExitStack() as stack:
+        proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
+        proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
+        daemons = tuple(_make_daemon(directory, name, broker, proxies) for name in DAEMONS)
         try:
             await daemons[0].start()
             daemons[1].launch()
@@ -102,7 +101,7 @@ def _make_daemon(directory: Path, name: str, broker: EmbeddedBroker, proxies: Ma
     state = directory / "state"
     daemon = DaemonProcess(
         own,
-        amqp_uri=_behind(broker.amqp_uri, proxies["controllers"]),
+        amqp_uri=_behind(broker.amqp_uri, proxies[name]),
         management_uri=_behind(broker.management_uri, proxies["management"]),
         pool=POOL,
         settings={**SETTINGS, "driver": {"options": {"state_directory": str(state)}}},

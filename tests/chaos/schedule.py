@@ -26,7 +26,6 @@ class Target(StrEnum):
     STANDBY = "standby"
     WORKER = "worker"
     BROKER = "broker"
-    CONTROLLERS = "controllers"
     WORKERS = "workers"
     CLIENTS = "clients"
     MANAGEMENT = "management"
@@ -58,7 +57,7 @@ class Action(StrEnum):
 
 
 PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.BROKER)
-LINKS = (Target.CONTROLLERS, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
+LINKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
 LONGEST: dict[Action, float] = {
     Action.KILL: 6,
     Action.STOP: 15,
