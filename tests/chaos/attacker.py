@@ -15,7 +15,6 @@ from tests.chaos.callers import KEYS, Callers
 from tests.chaos.pool import PoolUnderAttack
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Action, Family, Fault, Target
-from tests.integration.rabbitmqctl import rabbitmqctl
 
 DELAY = 0.3
 ALARMS = {
@@ -73,13 +72,13 @@ class Attacker:
         broker = self._pool.broker
         if fault.action in ALARMS:
             begin, end = ALARMS[fault.action]
-            await rabbitmqctl(broker, *begin)
+            await broker.control(*begin)
             await asyncio.sleep(fault.seconds)
-            await rabbitmqctl(broker, *end)
+            await broker.control(*end)
         elif fault.action is Action.STOP:
-            broker.send_signal(signal.SIGSTOP)
+            await broker.freeze()
             await asyncio.sleep(fault.seconds)
-            broker.send_signal(signal.SIGCONT)
+            await broker.thaw()
         else:
             await (broker.kill() if fault.action is Action.KILL else broker.stop())
             await asyncio.sleep(fault.seconds)

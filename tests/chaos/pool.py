@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 from yarl import URL
 
-from osrdyne.broker.embedded import EmbeddedBroker
 from tests.acceptance.daemon_process import DaemonProcess
+from tests.chaos.nodes import Node, running_node
 from tests.chaos.proxy import Proxy
 
 POOL = "chaos"
@@ -42,9 +42,7 @@ SETTINGS: Mapping[str, Any] = {
 
 
 class PoolUnderAttack:
-    def __init__(
-        self, broker: EmbeddedBroker, proxies: Mapping[str, Proxy], daemons: tuple[DaemonProcess, ...]
-    ) -> None:
+    def __init__(self, broker: Node, proxies: Mapping[str, Proxy], daemons: tuple[DaemonProcess, ...]) -> None:
         self.broker = broker
         self.proxies = proxies
         self.daemons = daemons
@@ -80,9 +78,9 @@ async def _leads(daemon: DaemonProcess) -> bool:
 
 
 @asynccontextmanager
-async def pool_under_attack(directory: Path) -> AsyncIterator[PoolUnderAttack]:
-    """Everything is running, and one of the daemons leads."""
-    async with EmbeddedBroker(directory / "rabbitmq") as broker, AsyncExitStack() as stack:
+async def pool_under_attack(directory: Path, *, image: str | None) -> AsyncIterator[PoolUnderAttack]:
+    """Everything is running, and one of the daemons leads. RabbitMQ is a container of `image`, or the one installed."""
+    async with running_node(directory, image=image) as broker, AsyncExitStack() as stack:
         proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
         proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
         daemons = tuple(_make_daemon(directory, name, broker, proxies) for name in DAEMONS)
@@ -95,7 +93,7 @@ async def pool_under_attack(directory: Path) -> AsyncIterator[PoolUnderAttack]:
                 await daemon.close()
 
 
-def _make_daemon(directory: Path, name: str, broker: EmbeddedBroker, proxies: Mapping[str, Proxy]) -> DaemonProcess:
+def _make_daemon(directory: Path, name: str, broker: Node, proxies: Mapping[str, Proxy]) -> DaemonProcess:
     own = directory / name
     own.mkdir()
     state = directory / "state"

@@ -1,6 +1,6 @@
 """`make chaos SEED=1 MINUTES=30`: attack a pool, and judge what became of every request.
 
-    python -m tests.chaos.run --seed 1 --minutes 30 [--family kill --family cut]
+    python -m tests.chaos.run --seed 1 --minutes 30 [--family kill --family cut] [--image rabbitmq:4-management]
 
 Exit code 0 when nothing was lost, nobody was left waiting and nothing was left over; else 1, and the logs are kept.
 Timing is not part of a seed: the same one gives the same faults at the same times, and another interleaving.
@@ -35,14 +35,15 @@ IDLE_TIMEOUT = 90.0
 class Run:
     """One schedule on one pool, with its history in a file of JSON lines."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault], directory: Path) -> None:
+    def __init__(self, seed: int, faults: Sequence[Fault], directory: Path, *, image: str | None = None) -> None:
         self._seed = seed
         self._faults = faults
         self._directory = directory
+        self._image = image
         self._began_at = time.monotonic()
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
-        async with pool_under_attack(self._directory) as pool:
+        async with pool_under_attack(self._directory, image=self._image) as pool:
             callers = Callers(pool.through("clients"), POOL, seed=self._seed)
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
@@ -102,12 +103,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
+    parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
     arguments = parser.parse_args()
     faults = make_schedule(arguments.seed, arguments.minutes * 60, arguments.family or Family)
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
     passed = False
     try:
-        verdict, done = asyncio.run(Run(arguments.seed, faults, directory).execute())
+        verdict, done = asyncio.run(Run(arguments.seed, faults, directory, image=arguments.image).execute())
         print(report(verdict, done, seed=arguments.seed))
         passed = verdict.passed
     finally:
