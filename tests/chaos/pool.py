@@ -38,6 +38,7 @@ SETTINGS: Mapping[str, Any] = {
         "resync_interval": "5s",
     },
     "requests": {"ttl": "60s", "delivery_limit": 5},
+    "log": {"level": "info"},
 }
 
 
@@ -63,6 +64,10 @@ class PoolUnderAttack:
         workers = sorted((self.daemons[0].state / "logs").glob("*"))
         logs = [*(daemon.log_file for daemon in self.daemons), *workers]
         return [str(log) for log in logs if log.exists() and "Traceback" in log.read_text(errors="replace")]
+
+    def count_events(self, event: str) -> int:
+        """How often the daemons have logged it."""
+        return sum(len(daemon.events(event)) for daemon in self.daemons)
 
     def workers(self) -> list[tuple[str, int]]:
         """Key and process id of each living worker."""

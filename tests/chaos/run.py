@@ -30,6 +30,8 @@ from tests.chaos.watcher import Watcher
 ANSWERS_TIMEOUT = 150.0
 """Seconds for the last answers: as long as a request may wait in two queues, and half a minute."""
 IDLE_TIMEOUT = 90.0
+EVENTS = ("leading", "worker started", "group ends", "request queue deleted")
+"""Log events of the daemons that show how much went on."""
 
 
 class Run:
@@ -53,6 +55,7 @@ class Run:
                     await _until_answered(callers)
                     await watcher.until_idle(timeout=IDLE_TIMEOUT)
                 aftermath = await watcher.aftermath()
+                print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
             finally:
                 self._write_history(callers)
         verdict = judge(callers.sent, callers.answers, aftermath, allowed=allowed_statuses(attacker.done))

@@ -17,7 +17,7 @@ from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.checker import Aftermath
 from tests.chaos.pool import POOL, PoolUnderAttack
 
-INTERVAL = 0.3
+INTERVAL = 0.2
 TOLERATED = 8.0
 """Seconds for which two daemons may believe that they lead: one that was cut off or stopped notices it within three
 heartbeats. It does nothing meanwhile: a second worker for a key would show that it does."""
@@ -41,10 +41,14 @@ class Watcher:
                 task.cancel()
 
     async def _watch_workers(self) -> None:
+        before: set[tuple[str, int]] = set()
         while True:
-            workers = await asyncio.to_thread(self._pool.workers)
-            pids = {key: [pid for other, pid in workers if other == key] for key, _ in workers}
+            seen = set(await asyncio.to_thread(self._pool.workers))
+            # Who was seen twice was alive all the time between, and so beside everybody seen the first time.
+            both = before & seen
+            pids = {key: sorted(pid for other, pid in both if other == key) for key, _ in both}
             self._twins += [f"{key[:20]!r} {found}" for key, found in pids.items() if len(found) > 1]
+            before = seen
             await asyncio.sleep(INTERVAL)
 
     async def _watch_leaders(self) -> None:
@@ -82,7 +86,7 @@ class Watcher:
             poison=await self._poison(),
             twins=self._twins,
             two_leaders=self._two_leaders,
-            tracebacks=[*self._pool.logs_with_tracebacks()],
+            tracebacks=self._pool.logs_with_tracebacks(),
             ended=sorted(self._ended),
         )
 
