@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiormq
-from aiormq.exceptions import InvalidFrameError
+from aiormq.connection import FrameReceiver, exception_by_code
+from pamqp import commands as spec
 from yarl import URL
 
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.faults import translated
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.amqp.transport import CoalescingTransport
-from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
+from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
+
+_ACCESS_REFUSED = 403
+"""aiormq understands this one: the wrong password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,32 @@ class ConnectionOptions:
     connect_timeout: float = 10.0
     rpc_timeout: float = 30.0
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+
+class _Underlay(aiormq.Connection):
+    """aiormq's connection, that tells why the broker closes it during the log-in.
+
+    aiormq takes `connection.close` for a frame out of place there, and drops code and text: "no such virtual host",
+    "too many connections", "the virtual host is down" and "RabbitMQ stops" would all be the same.
+    """
+
+    @staticmethod
+    async def _rpc(
+        request: Any, writer: asyncio.StreamWriter, frame_receiver: FrameReceiver, wait_response: bool = True
+    ) -> Any:
+        return await aiormq.Connection._rpc(request, writer, _HearsClose(frame_receiver), wait_response)  # type: ignore[arg-type]
+
+
+class _HearsClose:
+    def __init__(self, frames: FrameReceiver) -> None:
+        self._frames = frames
+
+    async def get_frame(self) -> Any:
+        received = await self._frames.get_frame()
+        frame = received[-1]
+        if isinstance(frame, spec.Connection.Close) and frame.reply_code != _ACCESS_REFUSED:
+            raise exception_by_code(frame)
+        return received
 
 
 class Connection:
@@ -101,7 +132,7 @@ async def connect(options: ConnectionOptions) -> Connection:
     """
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
     context = _context(options) if url.scheme == "amqps" else None
-    underlay = aiormq.Connection(url, context=context, transport_factory=CoalescingTransport())
+    underlay = _Underlay(url, context=context, transport_factory=CoalescingTransport())
     try:
         await _open(underlay, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
     except BaseException:
@@ -118,11 +149,6 @@ async def _open(underlay: aiormq.Connection, connect_timeout: float, *, where: s
                 await underlay.connect()
                 await underlay.ready()
     except BrokerError as error:
-        # aiormq hides the broker's reason, but after a log-in only the virtual host is left to be refused.
-        if isinstance(error.__cause__, InvalidFrameError):
-            raise BrokerAccessError(
-                f"RabbitMQ refused the virtual host of {where}: it does not exist, or the user may not use it."
-            ) from error
         if _was_cut_off(error.__cause__):
             raise BrokerUnavailableError(
                 f"RabbitMQ closed the connection during the log-in to {where}. If it goes on: "

@@ -11,6 +11,9 @@ import aiormq
 import pytest
 from aiormq.connection import TransportFactory
 from aiormq.exceptions import ChannelInvalidStateError
+from pamqp import commands as spec
+from pamqp.base import Frame
+from pamqp.frame import marshal
 from yarl import URL
 
 from osrdyne.amqp.connection import ConnectionOptions, connect
@@ -108,19 +111,47 @@ def test_options_do_not_show_the_uri() -> None:
     assert "s3cret" not in repr(ConnectionOptions("amqp://u:s3cret@h"))
 
 
-class HangsUp(TransportFactory):
-    """A broker that takes the connection and closes it before it has said a word, as it does while it stops."""
+class Says(TransportFactory):
+    """A broker that says these things during the log-in, whatever it is asked, and hangs up."""
+
+    def __init__(self, *frames: Frame) -> None:
+        self._frames = frames
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(marshal(frame, 0) for frame in self._frames))
         reader.feed_eof()
         return reader, Mock(spec=asyncio.StreamWriter, wait_closed=AsyncMock())
 
 
 async def test_broker_that_hangs_up_at_once_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", HangsUp)
+    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Says)
     with pytest.raises(BrokerUnavailableError, match="closed the connection"):
         await connect(ConnectionOptions("amqp://u@h"))
+
+
+START = spec.Connection.Start(mechanisms="PLAIN", server_properties={})
+TUNE = spec.Connection.Tune()
+
+
+@pytest.mark.parametrize(
+    ("frames", "code", "text", "kind"),
+    [
+        ((START,), 403, "ACCESS_REFUSED - Login was refused", BrokerAccessError),
+        ((START, TUNE), 530, "NOT_ALLOWED - vhost nope not found", BrokerAccessError),
+        ((START, TUNE), 541, "INTERNAL_ERROR - access to vhost '/' refused: vhost is down", BrokerUnavailableError),
+        ((START, TUNE), 320, "CONNECTION_FORCED - broker forced connection closure", BrokerUnavailableError),
+    ],
+    ids=["password", "no such host", "host is down", "stops"],
+)
+async def test_reason_for_a_close_during_the_log_in_is_told(
+    frames: tuple[Frame, ...], code: int, text: str, kind: type[OsrdyneError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = Says(*frames, spec.Connection.Close(code, text, 0, 0))
+    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", lambda: broker)
+    with pytest.raises(kind, match=text.partition(" ")[0]) as caught:
+        await connect(ConnectionOptions("amqp://u@h"))
+    assert type(caught.value) is kind
 
 
 class TestConsumer:
