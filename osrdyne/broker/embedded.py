@@ -227,11 +227,6 @@ class EmbeddedBroker:
         ports = self._known().ports()
         await _until(lambda: all(map(node_files.is_free, ports)), timeout=_STOP_TIMEOUT)
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the node and everything it has started: SIGSTOP and SIGCONT freeze it for a while."""
-        if self._process is not None and self.is_running:
-            os.killpg(self._process.pid, number)
-
     async def restart(self, timeout: float = 60.0) -> None:
         """Stop and start again: same ports, same data."""
         await self.stop()

@@ -47,10 +47,15 @@ class EmbeddedNode(EmbeddedBroker):
     """The RabbitMQ that is installed here."""
 
     async def freeze(self) -> None:
-        self.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     async def thaw(self) -> None:
-        self.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To the node and everything it has started: they are one process group."""
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
 
     async def control(self, *arguments: str) -> None:
         await rabbitmqctl(self, *arguments)
