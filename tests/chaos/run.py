@@ -16,14 +16,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.attacker import Attacker
 from tests.chaos.callers import Callers
 from tests.chaos.checker import Verdict, allowed_statuses, judge
-from tests.chaos.pool import POOL, pool_under_attack
+from tests.chaos.pool import POOL, PoolUnderAttack, pool_under_attack
+from tests.chaos.saboteur import lose_requests
 from tests.chaos.schedule import Family, Fault, count_families, make_schedule
 from tests.chaos.watcher import Watcher
 
@@ -37,11 +39,20 @@ EVENTS = ("leading", "worker started", "group ends", "request queue deleted")
 class Run:
     """One schedule on one pool, with its history in a file of JSON lines."""
 
-    def __init__(self, seed: int, faults: Sequence[Fault], directory: Path, *, image: str | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        faults: Sequence[Fault],
+        directory: Path,
+        *,
+        image: str | None = None,
+        sabotaged: bool = False,
+    ) -> None:
         self._seed = seed
         self._faults = faults
         self._directory = directory
         self._image = image
+        self._sabotaged = sabotaged
         self._began_at = time.monotonic()
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
@@ -50,7 +61,7 @@ class Run:
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
-                    async with callers.calling():
+                    async with callers.calling(), self._sabotage(pool):
                         await attacker.run(self._faults)
                     await _until_answered(callers)
                     await watcher.until_idle(timeout=IDLE_TIMEOUT)
@@ -60,6 +71,14 @@ class Run:
                 self._write_history(callers)
         verdict = judge(callers.sent, callers.answers, aftermath, allowed=allowed_statuses(attacker.done))
         return verdict, attacker.done
+
+    @asynccontextmanager
+    async def _sabotage(self, pool: PoolUnderAttack) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(lose_requests(pool.broker)) if self._sabotaged else None
+            yield
+            if task is not None:
+                task.cancel()
 
     def _note(self, fault: Fault, victim: str) -> None:
         at = time.monotonic() - self._began_at
@@ -107,12 +126,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
     parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
+    parser.add_argument("--sabotage", action="store_true", help="lose requests on purpose: the run must fail")
     arguments = parser.parse_args()
     faults = make_schedule(arguments.seed, arguments.minutes * 60, arguments.family or Family)
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
     passed = False
     try:
-        verdict, done = asyncio.run(Run(arguments.seed, faults, directory, image=arguments.image).execute())
+        run = Run(arguments.seed, faults, directory, image=arguments.image, sabotaged=arguments.sabotage)
+        verdict, done = asyncio.run(run.execute())
         print(report(verdict, done, seed=arguments.seed))
         passed = verdict.passed
     finally:

@@ -1,0 +1,31 @@
+"""Loses requests on purpose: `--sabotage` shows that the fault suite would notice."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from osrdyne import amqp
+from osrdyne.errors import BrokerError, BrokerNotFoundError
+from osrdyne.protocol.names import PoolNames
+from tests.chaos.callers import KEYS
+from tests.chaos.nodes import Node
+from tests.chaos.pool import POOL
+
+INTERVAL = 0.5
+
+
+async def lose_requests(broker: Node) -> None:
+    """Purge the request queues, for ever: what waits in them is gone, and nobody says so."""
+    while True:
+        with suppress(BrokerError):
+            connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne saboteur"))
+            try:
+                for key in KEYS:
+                    with suppress(BrokerNotFoundError):
+                        channel = await connection.channel()
+                        await channel.purge_queue(PoolNames(POOL).request_queue(key))
+                        await channel.close()
+            finally:
+                await connection.close()
+        await asyncio.sleep(INTERVAL)
