@@ -119,7 +119,7 @@ class ContainerNode:
         return True
 
     async def stop(self) -> None:
-        await self._docker("stop", "--time", STOP_SECONDS, self._name)
+        await self._docker("stop", "-t", STOP_SECONDS, self._name)
 
     async def kill(self) -> None:
         await self._docker("kill", self._name)
