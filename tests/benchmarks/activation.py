@@ -27,6 +27,8 @@ ROUNDS = 11
 ONE_BY_ONE = 20
 BURST = 200
 BURST_ROUNDS = 7
+PATIENCE = 120.0
+"""Seconds in which keys must become active; what needs them has failed."""
 PAUSE = 0.5
 """Seconds for the broker to finish with deleted queues, which it goes on with after its answer."""
 
@@ -117,7 +119,8 @@ class _Keys:
         async with asyncio.TaskGroup() as group:
             for key in keys:
                 group.create_task(self._request(key))
-        return max(await asyncio.gather(*active)) - began
+        async with asyncio.timeout(PATIENCE):
+            return max(await asyncio.gather(*active)) - began
 
     async def _request(self, key: Key) -> None:
         await self._client.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)

@@ -26,7 +26,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.term import StopRequest, Term
 
 NEVER = 86_400.0
-AT_ONCE = 1_000_000
+NO_LIMIT = 1_000_000
 
 
 class Activations:
@@ -100,7 +100,11 @@ async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations
         pool=PoolSettings(id=pool),
         driver=DriverSettings(name="noop"),
         lifecycle=LifecycleSettings(
-            unbind_delay=NEVER, start_timeout=NEVER, resync_interval=NEVER, max_concurrent_starts=AT_ONCE
+            unbind_delay=NEVER,
+            start_timeout=NEVER,
+            resync_interval=NEVER,
+            max_groups=NO_LIMIT,
+            max_concurrent_starts=NO_LIMIT,
         ),
     )
     clock, activations, stop, leading = SystemClock(), Activations(), StopRequest(asyncio.Event()), asyncio.Event()
