@@ -23,6 +23,7 @@ from osrdyne.api.app import create_app
 from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.config.models import Settings
@@ -63,6 +64,7 @@ class Daemon:
         self._clock = clock
         self._metrics = Metrics()
         self._state = DaemonState()
+        self._quarantine = Quarantine(clock)
         self._census = KeyCensus(settings.lifecycle.max_distinct_keys)
         self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
         self._management = ManagementClient(settings.broker, clock=clock)
@@ -135,7 +137,7 @@ class Daemon:
 
     async def _one_term(self, stop: StopRequest) -> None:
         """Connect, wait for the token, lead. Returns at the orderly end, raises when leadership is lost."""
-        async with LeaderSession(self._settings, clock=self._clock) as session:
+        async with LeaderSession(self._settings, clock=self._clock, quarantine=self._quarantine) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
             acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))

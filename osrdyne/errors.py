@@ -38,12 +38,6 @@ class BrokerUnavailableError(BrokerError):
     retryable = True
 
 
-class BrokerBlockedError(BrokerError):
-    """RabbitMQ has blocked publishers because of a memory or disk alarm."""
-
-    retryable = True
-
-
 class BrokerAccessError(BrokerError):
     """RabbitMQ refused the credentials or a permission is missing."""
 
@@ -70,6 +64,10 @@ class LeadershipLostError(BrokerError):
     """This controller no longer holds the leader token, so it may not act."""
 
     retryable = True
+
+
+class CommandRefusedError(LeadershipLostError):
+    """RabbitMQ refused a command on the channel of the leader token, and with it went the token."""
 
 
 class InvalidMessageError(OsrdyneError):

@@ -27,7 +27,7 @@ from osrdyne.broker.token import Token
 from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, Instance, InstanceState, WorkerSpec, new_worker_id
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerError, DriverError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
@@ -212,6 +212,7 @@ class Term:
             board=self.queue_board,
             queues=self.queues_loop,
             listing=listing,
+            commands=self._commands,
             interval=lifecycle.resync_interval,
             clock=clock,
         )
@@ -351,15 +352,17 @@ class Term:
         """End every worker of the pool; their queues stay, with what is in them."""
         instances = await self._driver.list_instances()
         self._log.info("stopping workers", workers=len(instances))
-        async with asyncio.TaskGroup() as group:
-            for instance in instances:
-                group.create_task(self._stop_worker(instance))
+        await asyncio.gather(*(self._stop_worker(instance) for instance in instances))
         with suppress(BrokerError):  # a later leader removes what is left
             await self._credentials.tidy()
 
     async def _stop_worker(self, instance: Instance) -> None:
-        await self._driver.stop(instance.instance_id, grace=self.limits.stop_grace)
-        await self._driver.remove(instance.instance_id)
+        try:
+            await self._driver.stop(instance.instance_id, grace=self.limits.stop_grace)
+            await self._driver.remove(instance.instance_id)
+        except DriverError as error:
+            self._log.warning("worker not stopped", key=instance.key, instance=instance.external_id, error=str(error))
+            return
         self.book.drop(instance.instance_id)
         self._credentials.release(instance.worker_id)
 

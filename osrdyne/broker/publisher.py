@@ -20,11 +20,6 @@ class LeaderPublisher:
     async def open(cls, connection: Connection) -> LeaderPublisher:
         return cls(connection, await connection.channel(confirms=True))
 
-    @property
-    def is_blocked(self) -> bool:
-        """Whether the broker reads nothing from us for now (memory or disk alarm)."""
-        return self._connection.is_blocked
-
     async def wait_closed(self) -> BaseException | None:
         """Wait until nothing can be published any more; the reason, or None when it was closed by us."""
         return await self._channel.wait_closed()

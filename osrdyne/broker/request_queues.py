@@ -6,7 +6,7 @@ refusal does not cost the leader its token (LIFECYCLE 2, 3, 26-29).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from osrdyne.aio.backoff import Backoff
@@ -16,10 +16,17 @@ from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
 from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import TokenChannel
 from osrdyne.broker.topology import request_queue_arguments
-from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.errors import (
+    BrokerConflictError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    CommandRefusedError,
+    PublishRefusedError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName
@@ -39,6 +46,7 @@ class RequestQueueCommands:
         probing: ScratchChannels,
         publisher: LeaderPublisher,
         management: ManagementClient,
+        quarantine: Quarantine,
         clock: Clock,
     ) -> None:
         self._names = names
@@ -47,6 +55,7 @@ class RequestQueueCommands:
         self._probing = probing
         self._publisher = publisher
         self._management = management
+        self._quarantine = quarantine
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
 
@@ -60,7 +69,22 @@ class RequestQueueCommands:
         if await self._exists(queue):
             await self._compare(queue, arguments)
         else:
-            await self._token.do(partial(_declare, queue=queue, arguments=arguments))
+            await self._command(key, partial(_declare, queue=queue, arguments=arguments))
+
+    async def _command(self, key: Key, command: Callable[[Channel], Awaitable[None]]) -> None:
+        """Send over the token channel what may be refused; a key that cost the token twice is left alone."""
+        reason = self._quarantine.reason(key)
+        if reason is not None:
+            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key, it is left alone for a while: {reason}")
+        try:
+            await self._token.do(command)
+        except CommandRefusedError as error:
+            self._quarantine.note(key, str(error))
+            raise
+
+    async def exists(self, key: Key) -> bool:
+        """Whether the queue exists, asked of the broker now."""
+        return await self._exists(self._names.request_queue(key))
 
     async def _exists(self, queue: QueueName) -> bool:
         try:
@@ -81,7 +105,9 @@ class RequestQueueCommands:
 
     async def bind(self, key: Key) -> None:
         queue = self._names.request_queue(key)
-        await self._token.do(lambda channel: channel.bind_queue(queue, self._names.requests_exchange, routing_key=key))
+        await self._command(
+            key, lambda channel: channel.bind_queue(queue, self._names.requests_exchange, routing_key=key)
+        )
 
     async def unbind(self, key: Key) -> None:
         queue = self._names.request_queue(key)

@@ -17,6 +17,7 @@ from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import Token, TokenChannel
@@ -46,9 +47,17 @@ def connection_options(settings: Settings, *, purpose: str, heartbeat: float) ->
 class LeaderSession:
     """The open connections of a daemon that leads, or waits to."""
 
-    def __init__(self, settings: Settings, *, clock: Clock, connect: Connect = connect) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Clock,
+        quarantine: Quarantine | None = None,
+        connect: Connect = connect,
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._quarantine = quarantine or Quarantine(clock)
         self._connect_to_broker = connect
         self.names = PoolNames(settings.pool.id)
         self.control: Connection
@@ -124,6 +133,7 @@ class LeaderSession:
             probing=self.probing,
             publisher=self.publisher,
             management=management,
+            quarantine=self._quarantine,
             clock=self._clock,
         )
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
-from osrdyne.errors import LeadershipLostError, OsrdyneError
+from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import PoolNames
 
@@ -134,7 +134,8 @@ class TokenChannel:
             try:
                 result = await command(self._channel)
             except OsrdyneError as error:
-                lost = LeadershipLostError(f"A command on the channel of the leader token failed: {error}")
+                kind = LeadershipLostError if isinstance(error, BrokerUnavailableError) else CommandRefusedError
+                lost = kind(f"A command on the channel of the leader token failed: {error}")
                 self._fail(answer, lost)
                 raise lost from error
             self._answered_at = self._clock.monotonic()

@@ -103,11 +103,11 @@ class RequestQueuesLoop:
                     self._board.update(key, fault=error)
                     self._log.error("request queue cannot be had", key=key, error=str(error))
                     wait = CONFLICT_RETRY.delay(failures)
-                if wait is None:
-                    failures = 0
-                    continue
-                failures += 1
-                await woken.wait(wait)
+                else:
+                    # Waiting for others is no failure; a queue that could not be deleted is.
+                    failures = failures + 1 if step is QueueStep.DELETE and wait is not None else 0
+                if wait is not None:
+                    await woken.wait(wait)
             self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
         finally:
             del self._actors[key]

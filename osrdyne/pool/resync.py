@@ -13,7 +13,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import Binding, QueueBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
-from osrdyne.pool.roles import Listing
+from osrdyne.pool.roles import Listing, RequestQueues
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
 
@@ -33,6 +33,7 @@ class Resync:
         board: QueueBoard,
         queues: RequestQueuesLoop,
         listing: Listing,
+        commands: RequestQueues,
         interval: float,
         clock: Clock,
     ) -> None:
@@ -40,6 +41,7 @@ class Resync:
         self._board = board
         self._queues = queues
         self._listing = listing
+        self._commands = commands
         self._interval = interval
         self._clock = clock
         self._changed = board.feed.subscribe()
@@ -75,6 +77,9 @@ class Resync:
             self._queues.adopt(key)
             self._tracker.require_worker_group(key)
         for key in known - listed.keys() - busy:
+            # A listing may be incomplete, and workers are stopped for what it lacks: ask the queue itself.
+            if await self._commands.exists(key) or key in self._queues.busy_keys():
+                continue
             self._log.error("request queue is gone, somebody else deleted it", key=key)
             self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
             self._queues.look_at(key)

@@ -25,6 +25,10 @@ class RequestQueues(Protocol):
         """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
         ...
 
+    async def exists(self, key: Key) -> bool:
+        """Whether the queue exists, asked of the broker now."""
+        ...
+
     async def consumer_count(self, key: Key) -> int:
         """Consumers of the queue now; 0 when there is no queue."""
         ...

@@ -15,7 +15,7 @@ from uuid import uuid4
 from osrdyne.amqp import Delivery, Message
 from osrdyne.pool.view import PoisonDeath, PoisonView
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
 from osrdyne.protocol.statuses import Status, decode_text
 
 UNIQUE_HEADER = "x-osrdyne-poison-id"
@@ -50,7 +50,9 @@ def poison_entry(delivery: Delivery, *, deliveries: int, now_ms: int, deaths: Se
 
     Log lines, then deaths, and in the end the largest headers of the request make room where there is none.
     """
-    kept = _without(delivery.headers, _OURS)
+    # Credentials of a caller are not kept for whoever may read the inventory.
+    secret = {name for name in delivery.headers if name.lower() == AUTHORIZATION_HEADER}
+    kept = _without(delivery.headers, _OURS | secret)
     ours: dict[str, object] = {
         UNIQUE_HEADER: uuid4().hex,
         KEY_HEADER: delivery.routing_key,
