@@ -9,17 +9,8 @@ from osrdyne.errors import PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
-from osrdyne.protocol.messages import JSON_TYPE, Request, Response
+from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
-
-DETAIL_LIMIT = 2_000
-"""Characters of a detail: it is a header, and all headers together must fit into one frame."""
-
-
-def printable(text: str) -> str:
-    """The text without what UTF-8 cannot hold, and cut; last words of a worker may be anything."""
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= DETAIL_LIMIT else f"{text[: DETAIL_LIMIT - 1]}…"
 
 
 class Replier:
@@ -46,7 +37,7 @@ class Replier:
         """
         if request.reply_to is None:
             return
-        detail = printable(detail)
+        detail = header_text(detail)
         body = {"error": {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}
         response = Response(
             status=status,

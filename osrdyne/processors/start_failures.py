@@ -16,7 +16,8 @@ from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard, StartFailure, WorkerBoard
-from osrdyne.processors.replies import Replier, printable
+from osrdyne.processors.replies import Replier
+from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
 
@@ -111,7 +112,7 @@ class StartFailureResponder:
             Status.START_FAILED,
             describe_failure(failure),
             retry_after=max(0.0, round(failure.retry_at - self._clock.monotonic(), 1)),
-            facts={"log_lines": [printable(line) for line in failure.log_lines], "attempts": failure.attempts},
+            facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
         self._log.info("request answered, its group cannot start", key=key)

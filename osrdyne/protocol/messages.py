@@ -42,6 +42,15 @@ BROKER_HEADERS = frozenset(
 )
 """Headers that belong to the broker and are stripped before a message is republished (BROKER 0.7)."""
 
+DETAIL_LIMIT = 2_000
+"""Characters of a detail: it is a header, and all headers together must fit into one frame."""
+
+
+def header_text(text: str, *, limit: int = DETAIL_LIMIT) -> str:
+    """The text without what UTF-8 cannot hold, and cut; last words of a worker, or a path, may be anything."""
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -99,7 +108,7 @@ class Response:
             code = CODES[Status(self.status)]
         optional: dict[str, object | None] = {
             CODE_HEADER: code,
-            DETAIL_HEADER: self.detail,
+            DETAIL_HEADER: None if self.detail is None else header_text(self.detail),
             WORKER_ID_HEADER: self.worker_id,
             RETRY_AFTER_HEADER: self.retry_after,
             PROGRESS_HEADER: True if self.progress else None,

@@ -56,6 +56,12 @@ async def test_unknown_path_lists_the_known_ones(pool: Stage) -> None:
     assert "/echo" in error["known_paths"]
 
 
+async def test_path_as_long_as_a_header_can_be_is_answered_in_short(pool: Stage) -> None:
+    response = await pool.caller.call("/" + "é" * 60_000)
+    assert (response.status, response.code) == (Status.ERROR, 404)
+    assert len(json.loads(response.body)["error"]["path"]) == 200
+
+
 async def test_failing_handler_is_answered_without_a_traceback(pool: Stage) -> None:
     response = await pool.caller.call("/fail")
     error = json.loads(response.body)["error"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event, report_from_wire
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
 from osrdyne.protocol.deadlines import deadline_ms, is_past, parse_expiration_ms, remaining_expiration
-from osrdyne.protocol.messages import Response, request_from_wire
+from osrdyne.protocol.messages import DETAIL_HEADER, DETAIL_LIMIT, Response, request_from_wire
 from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
 
 NAMES = st.sampled_from(
@@ -179,3 +179,9 @@ class TestControl:
     def test_newer_term_wins_over_a_higher_counter(self) -> None:
         assert Generation(2, 0) > Generation(1, 999)
         assert str(Generation(2, 7)) == "2.7"
+
+
+def test_detail_on_the_wire_is_short_and_utf8() -> None:
+    detail = Response(detail="\ud800" + "x" * 200_000).wire_headers()[DETAIL_HEADER]
+    assert isinstance(detail, str)
+    assert (len(detail.encode()), detail[0], detail[-1]) == (DETAIL_LIMIT + 2, "?", "…")

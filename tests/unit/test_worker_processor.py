@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from osrdyne.amqp import Channel, ConnectionOptions, Message
-from osrdyne.errors import PublishRefusedError
+from osrdyne.errors import MessageTooLargeError, PublishRefusedError
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
-from osrdyne_worker import Answer, App, Call, Context
+from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.ending import BeyondHelp
@@ -73,6 +73,23 @@ class Bench:
         async def odd_headers(call: Call) -> Answer:
             return Answer("x", headers={"x-odd": object()})
 
+        @app.handler("/large_headers")
+        async def large_headers(call: Call) -> Answer:
+            return Answer("x", headers={"x-large": "é" * 100_000})
+
+        @app.handler("/large_progress")
+        async def large_progress(call: Call) -> str:
+            call.progress(Answer("x", headers={"x-large": "é" * 100_000}))
+            return "done"
+
+        @app.handler("/refuse_at_length")
+        async def refuse_at_length(call: Call) -> None:
+            raise RequestError("🚄" * 50_000)
+
+        @app.handler("/half_a_character")
+        async def half_a_character(call: Call) -> None:
+            raise RequestError("no \ud800", details={"name": "\ud800"})
+
         return app
 
     async def open(self) -> None:
@@ -91,6 +108,9 @@ class Bench:
     def statuses(self) -> list[str]:
         stored = self.broker.look_up(REPLIES).ready
         return [bytes(one.message.headers["x-status"]).decode() for one in stored]  # type: ignore[call-overload]
+
+    def reply_texts(self) -> list[str]:
+        return [one.message.body.decode() for one in self.broker.look_up(REPLIES).ready]
 
     def returned(self) -> list[int]:
         """How often each request in the queue has come back as a failure."""
@@ -223,6 +243,43 @@ async def test_headers_that_amqp_cannot_carry_are_an_error(bench: Bench) -> None
     await bench.take("/odd_headers")
     await bench.processor.until_idle()
     assert bench.statuses() == ["error"]
+
+
+async def test_headers_larger_than_a_frame_are_an_error_and_the_request_is_done(bench: Bench) -> None:
+    limit_headers(bench)
+    await bench.take("/large_headers")
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.broker.look_up(QUEUE).messages) == (["error"], 0)
+    assert "headers of the answer are too large" in bench.reply_texts()[0]
+
+
+@pytest.mark.parametrize("path", ["/refuse_at_length", "/half_a_character", "/" + "nowhere" * 15_000])
+async def test_refusal_of_any_length_is_answered_as_it_is(bench: Bench, path: str) -> None:
+    limit_headers(bench)
+    await bench.take(path)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.broker.look_up(QUEUE).messages) == (["error"], 0)
+    assert "headers of the answer" not in bench.reply_texts()[0]
+
+
+async def test_progress_with_headers_that_are_too_large_is_no_last_answer(bench: Bench) -> None:
+    limit_headers(bench)
+    await bench.take("/large_progress")
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["error", "ok"]
+    assert bench.broker.look_up(REPLIES).ready[0].message.headers["x-non-terminating-response"] is True
+
+
+def limit_headers(bench: Bench) -> None:
+    """As the real channel does: nothing is sent whose headers do not fit into a frame, or are not UTF-8."""
+    publish = bench.link.replies.publish
+
+    async def strict(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
+        if len(message.properties().marshal()) > 100_000:
+            raise MessageTooLargeError("The headers of the message have 131073 bytes.")
+        await publish(message, exchange=exchange, routing_key=routing_key)
+
+    bench.link.replies.publish = strict  # type: ignore[method-assign]
 
 
 async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_failure(bench: Bench) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
 from osrdyne.errors import ConfigurationError
-from osrdyne.protocol.messages import JSON_TYPE, Response
+from osrdyne.protocol.messages import JSON_TYPE, Response, header_text
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.app import Route
 from osrdyne_worker.runtime.call import Answer, RequestError
@@ -19,6 +19,8 @@ Decoder = Callable[[bytes], Any]
 BYTES_TYPE = "application/octet-stream"
 TEXT_TYPE = "text/plain; charset=utf-8"
 MAX_WRONG_FIELDS = 20
+PATH_LIMIT = 200
+"""Characters of a path that are told back to the caller."""
 
 
 def decoder_for(route: Route) -> Decoder | None:
@@ -112,12 +114,26 @@ def _encode(body: Any) -> tuple[bytes, str | None]:
         ) from error
 
 
+def _error_body(document: Mapping[str, object], details: Mapping[str, object]) -> bytes:
+    """Without the details when JSON cannot hold them: the caller is to be told all the same."""
+    try:
+        return to_json({"error": {**details, **document}}, inf_nan_mode="null", fallback=str)
+    except (ValueError, RecursionError):  # half a character, or a circle
+        return to_json({"error": document})
+
+
+def shown_path(path: str) -> str:
+    """The caller's path, for an answer about it: it may be as long as a header can be."""
+    return header_text(path, limit=PATH_LIMIT)
+
+
 def error_response(error: RequestError, *, path: str) -> Response:
     """The reply for a refused request: `{"error": {"code", "message", "path", …}}`."""
-    document = {**error.details, "code": error.error_code, "message": error.message, "path": path}
+    message = error.message.encode("utf-8", "replace").decode()
+    document = {"code": error.error_code, "message": message, "path": shown_path(path)}
     return Response(
         status=Status.ERROR,
-        body=to_json({"error": document}, inf_nan_mode="null", fallback=str),
+        body=_error_body(document, error.details),
         content_type=JSON_TYPE,
         code=error.code,
         detail=error.message,

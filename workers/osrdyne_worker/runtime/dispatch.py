@@ -19,7 +19,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
 from osrdyne_worker.runtime.app import App, Route, SessionFactory
 from osrdyne_worker.runtime.call import Call, RequestError
-from osrdyne_worker.runtime.codec import Decoder, answer_to_response, decoder_for, error_response
+from osrdyne_worker.runtime.codec import Decoder, answer_to_response, decoder_for, error_response, shown_path
 from osrdyne_worker.runtime.failures import describe
 
 log = get_logger("worker")
@@ -145,7 +145,9 @@ class Dispatcher:
     def _unknown_path(self, path: str) -> RequestError:
         known = sorted(self._targets)
         listed = ", ".join(known[:MAX_LISTED_PATHS]) or "none"
-        asked = f"There is no handler for the path {path!r}" if path else "The request has no x-rpc-path header"
+        asked = (
+            f"There is no handler for the path {shown_path(path)!r}" if path else "The request has no x-rpc-path header"
+        )
         return RequestError(
             f"{asked}; known paths: {listed}.", code=404, error_code="unknown_path", details={"known_paths": known}
         )

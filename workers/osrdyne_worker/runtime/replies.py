@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
-from osrdyne.errors import PublishRefusedError
+from osrdyne.errors import MessageTooLargeError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.messages import Request, Response, header_text
 from osrdyne_worker.runtime.call import RequestError
 from osrdyne_worker.runtime.codec import error_response
 
@@ -39,12 +39,9 @@ class ReplySender:
         message = reply_message(request, fitting(response, request, self.max_bytes), worker_id=self.worker_id)
         try:
             await self._publish(channel, request.reply_to, message)
-        except (TypeError, ValueError) as error:  # AMQP cannot carry what a handler put into the headers
-            log.error("a reply cannot be encoded", path=request.path, reason=str(error))
-            refusal = RequestError(
-                f"The headers of the answer cannot be sent: {error}", code=500, error_code="invalid_answer"
-            )
-            message = reply_message(request, error_response(refusal, path=request.path), worker_id=self.worker_id)
+        except (TypeError, ValueError, MessageTooLargeError) as error:  # what a handler put into the headers
+            log.error("the headers of a reply cannot be sent", path=header_text(request.path), reason=str(error))
+            message = reply_message(request, unsendable(error, request, response), worker_id=self.worker_id)
             await self._publish(channel, request.reply_to, message)
 
     async def _publish(self, channel: Channel, reply_to: str, message: Message) -> None:
@@ -66,6 +63,13 @@ def fitting(response: Response, request: Request, max_bytes: int) -> Response:
         error_code="answer_too_large",
         details={"size_bytes": len(response.body), "max_bytes": max_bytes},
     )
+    return replace(error_response(refusal, path=request.path), progress=response.progress)
+
+
+def unsendable(error: Exception, request: Request, response: Response) -> Response:
+    """The `error` in place of a response whose headers AMQP cannot carry; its own are small."""
+    what = "are too large" if isinstance(error, MessageTooLargeError) else "cannot be sent"
+    refusal = RequestError(f"The headers of the answer {what}: {error}", code=500, error_code="invalid_answer")
     return replace(error_response(refusal, path=request.path), progress=response.progress)
 
 
