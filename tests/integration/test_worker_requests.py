@@ -162,6 +162,20 @@ async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: Work
     assert await status_in(pool, reply_queue) == b"cancelled"
 
 
+async def test_cancel_that_comes_too_late_leaves_the_next_request_of_that_name_alone(
+    pool: Stage, worker: WorkerProcess
+) -> None:
+    reply_queue = await own_reply_queue(pool)
+    await send_with_reply_to(pool, "/info", reply_queue)
+    assert await status_in(pool, reply_queue) == b"ok"
+    await pool.until_reported(worker, Event.REQUEST_COMPLETED)
+    await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
+    await pool.send_control(Command.RESUME)  # answered once the cancel has been read
+    await pool.until_told(worker, paused=False)
+    await send_with_reply_to(pool, "/info", reply_queue)
+    assert await status_in(pool, reply_queue) == b"ok"
+
+
 async def own_reply_queue(pool: Stage) -> str:
     name = f"{pool.names.pool}-replies"
     await pool.channel.declare_queue(name)

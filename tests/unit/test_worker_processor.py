@@ -154,6 +154,25 @@ async def test_cancel_before_the_first_step_is_answered(bench: Bench) -> None:
     assert (bench.statuses(), bench.calls) == (["cancelled"], [])
 
 
+async def test_cancel_before_the_request_counts_for_one_request(bench: Bench) -> None:
+    bench.go.set()
+    bench.processor.cancel("c", REPLIES)
+    for _ in range(2):
+        await bench.take("/wait")
+        await bench.processor.until_idle()
+    assert bench.statuses() == ["cancelled", "ok"]
+
+
+async def test_cancel_after_the_answer_leaves_the_next_request_of_that_name_alone(bench: Bench) -> None:
+    bench.go.set()
+    await bench.take("/wait")
+    await bench.processor.until_idle()
+    bench.processor.cancel("c", REPLIES)
+    await bench.take("/wait")
+    await bench.processor.until_idle()
+    assert bench.statuses() == ["ok", "ok"]
+
+
 async def test_cancel_of_somebody_else_changes_nothing(bench: Bench) -> None:
     await bench.take("/wait")
     bench.processor.cancel("c", "other")

@@ -95,25 +95,43 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
 def test_cancel_needs_both_names() -> None:
     memory = CancelMemory(VirtualClock())
     memory.remember("c", "r")
-    assert memory.was_cancelled("c", "r")
-    assert not memory.was_cancelled("c", "other")
-    assert not memory.was_cancelled(None, "r")
+    assert not memory.take("c", "other")
+    assert not memory.take(None, "r")
+    assert memory.take("c", "r")
 
 
-async def test_cancel_is_forgotten_after_an_hour() -> None:
+def test_cancel_counts_once() -> None:
+    memory = CancelMemory(VirtualClock())
+    memory.remember("c", "r")
+    assert [memory.take("c", "r"), memory.take("c", "r")] == [True, False]
+
+
+async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
+    clock = VirtualClock()
+    memory = CancelMemory(clock)
+    memory.completed("c", "r")
+    memory.remember("c", "r")
+    memory.remember("c", "r")
+    assert not memory.take("c", "r")
+    await clock.advance(61)
+    memory.remember("c", "r")
+    assert memory.take("c", "r")
+
+
+async def test_cancel_is_forgotten_after_a_minute() -> None:
     clock = VirtualClock()
     memory = CancelMemory(clock)
     memory.remember("c", "r")
-    await clock.advance(3601)
-    assert not memory.was_cancelled("c", "r")
+    await clock.advance(61)
+    assert not memory.take("c", "r")
 
 
 def test_cancels_take_bounded_memory() -> None:
     memory = CancelMemory(VirtualClock())
     for number in range(MAX_REMEMBERED + 1):
         memory.remember(str(number), "r")
-    assert not memory.was_cancelled("0", "r")
-    assert memory.was_cancelled(str(MAX_REMEMBERED), "r")
+    assert not memory.take("0", "r")
+    assert memory.take(str(MAX_REMEMBERED), "r")
 
 
 async def test_slot_goes_to_the_highest_rank_then_the_longest_waiting() -> None:

@@ -1,4 +1,4 @@
-"""Cancels that came before their request did: remembered for a while, in bounded memory."""
+"""Cancels that came before their request did: each counts once and for a short while, in bounded memory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from collections import OrderedDict
 from osrdyne.aio.clock import Clock
 
 MAX_REMEMBERED = 1000
-REMEMBERED_FOR = 3600.0
-"""Seconds; the default time-to-live of a request in a queue is 10 minutes."""
+REMEMBERED_FOR = 60.0
+"""Seconds. A cancel forgotten too early costs the work it would have saved; one kept for too long would hit a later
+request of the same name."""
+
+Name = tuple[str, str]
+"""Correlation id and reply-to of a request. Knowing both is the right to cancel it."""
 
 
 class CancelMemory:
-    """Knowing both the correlation id and the reply-to of a request is the right to cancel it."""
+    """What was cancelled and has not come yet; and what was completed a moment ago, whose cancels come too late."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._cancelled: OrderedDict[Name, float] = OrderedDict()
+        self._completed: OrderedDict[Name, float] = OrderedDict()
 
     def remember(self, correlation_id: str | None, reply_to: str | None) -> None:
+        """A cancel of a request that is not here."""
         if not correlation_id or not reply_to:
             return
-        self._times[correlation_id, reply_to] = self._clock.monotonic()
-        self._times.move_to_end((correlation_id, reply_to))
-        if len(self._times) > MAX_REMEMBERED:
-            self._times.popitem(last=False)
+        if not self._is_recent(self._completed.get((correlation_id, reply_to))):
+            self._put(self._cancelled, (correlation_id, reply_to))
 
-    def was_cancelled(self, correlation_id: str | None, reply_to: str | None) -> bool:
-        if not self._times or correlation_id is None or reply_to is None:
+    def completed(self, correlation_id: str | None, reply_to: str | None) -> None:
+        """A request was answered; a cancel that is still on its way is meant for this one."""
+        if correlation_id and reply_to:
+            self._put(self._completed, (correlation_id, reply_to))
+
+    def take(self, correlation_id: str | None, reply_to: str | None) -> bool:
+        """Whether the request that comes now was cancelled; the cancel is used up then."""
+        if not self._cancelled or not correlation_id or not reply_to:
             return False
-        since = self._times.get((correlation_id, reply_to))
+        return self._is_recent(self._cancelled.pop((correlation_id, reply_to), None))
+
+    def _put(self, times: OrderedDict[Name, float], name: Name) -> None:
+        times[name] = self._clock.monotonic()
+        times.move_to_end(name)
+        if len(times) > MAX_REMEMBERED:
+            times.popitem(last=False)
+
+    def _is_recent(self, since: float | None) -> bool:
         return since is not None and self._clock.monotonic() - since < REMEMBERED_FOR

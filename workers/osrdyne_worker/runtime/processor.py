@@ -177,7 +177,7 @@ class Processor:
     def _first_look(self, job: InFlight) -> Result | None:
         request = job.request
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
-        was_cancelled = self._cancels.was_cancelled(request.correlation_id, request.reply_to)
+        was_cancelled = self._cancels.take(request.correlation_id, request.reply_to)
         early = first_look(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
         if early is None and left is not None:
             self._arm(job, left)
@@ -274,6 +274,7 @@ class Processor:
 
     def _completed(self, job: InFlight, status: str) -> None:
         job.is_reported = True
+        self._cancels.completed(job.request.correlation_id, job.request.reply_to)
         path = job.request.path if self._dispatcher.knows(job.request.path) else ""
         duration = self._clock.monotonic() - job.received_at
         self._reporter.completed(Outcome(status, path, job.request.redelivered), duration_ms=int(duration * 1000))
