@@ -27,10 +27,11 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
+from osrdyne.drivers.subprocess_launch import Launch
 from osrdyne.drivers.subprocess_logs import LogFiles
 from osrdyne.drivers.subprocess_options import SubprocessOptions, log_directory, state_directory
 from osrdyne.drivers.subprocess_state import StateDirectory
-from osrdyne.drivers.subprocess_workers import Launch, LocalWorker, LocalWorkers
+from osrdyne.drivers.subprocess_workers import LocalWorker, LocalWorkers
 from osrdyne.errors import ConfigurationError, DriverUnavailableError
 
 T = TypeVar("T")

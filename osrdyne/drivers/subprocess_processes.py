@@ -13,7 +13,7 @@ import select
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,12 +89,22 @@ class ProcessHandle:
         os.close(self.fd)
 
 
-def session_leaders() -> Iterator[int]:
-    """The pids of all processes that lead a session, as every worker does."""
+def session_leaders() -> list[int]:
+    """The pids of all processes that lead a session, as every worker does; the oldest process first."""
+    leaders = []
     for pid in psutil.pids():
         with suppress(OSError):
             if os.getsid(pid) == pid:
-                yield pid
+                leaders.append((start_ticks(pid) or 0, pid))
+    return [pid for _, pid in sorted(leaders)]
+
+
+def ancestors(pid: int) -> set[int]:
+    """The pids of its parent, that one's parent, and so on; empty when it is gone."""
+    try:
+        return {parent.pid for parent in psutil.Process(pid).parents()}
+    except psutil.Error:
+        return set()
 
 
 def environment_of(pid: int) -> dict[str, str] | None:

@@ -6,10 +6,8 @@ Called by `SubprocessDriver` from one thread only. What it knows is a cache of t
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
-import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +16,11 @@ import psutil
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.drivers.subprocess_environment import Marks, carries_mark, worker_variables
+from osrdyne.drivers.subprocess_launch import Launch, spawn, start_error
 from osrdyne.drivers.subprocess_logs import LogFiles
 from osrdyne.drivers.subprocess_processes import (
     ProcessHandle,
+    ancestors,
     boot_id,
     environment_of,
     kill_all,
@@ -28,38 +28,17 @@ from osrdyne.drivers.subprocess_processes import (
     session_leaders,
 )
 from osrdyne.drivers.subprocess_state import Record, StateDirectory, slot_name
-from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.names import WorkerId
 
 log = get_logger("drivers.subprocess")
 
-_REFUSED_FOR_GOOD = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENOEXEC,
-        errno.E2BIG,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-    }
-)
 _LEFTOVER_GRACE = 1.0
 """Seconds for what a worker has left behind to end by itself: Spark's JVM deletes its temporary files then."""
 
 _REBOOTED = Exit(reason="the host was restarted")
 _UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controller")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How workers are started: the same for all of a pool."""
-
-    command: tuple[str, ...]
-    cwd: str | None
-    environment: Mapping[str, str]
-    spec_hash: str
 
 
 @dataclass(slots=True)
@@ -258,13 +237,22 @@ class LocalWorkers:
     def _adopt_unwritten(self) -> None:
         """Find workers that run although no record names their process: their controller died at that moment, or
         somebody deleted the state directory."""
-        known = {worker.record.pid for worker in self.running()}
-        for pid in session_leaders():
-            variables = None if pid in known else environment_of(pid)
+        for pid in session_leaders():  # oldest first, and so a worker before what it has started
+            variables = environment_of(pid)
             marks = None if variables is None else Marks.from_variables(variables, self._state.path)
-            process = None if marks is None else ProcessHandle.open(pid)
-            if marks is not None and process is not None:
+            if marks is None or self._belongs_to_a_worker(pid, marks.worker_id):
+                continue
+            process = ProcessHandle.open(pid)
+            if process is not None:
                 self._adopt(marks, process)
+
+    def _belongs_to_a_worker(self, pid: int, worker_id: WorkerId) -> bool:
+        """Whether it is a known worker, or was started by one: a child inherits the marks, and may lead a session."""
+        if any(
+            worker.record.worker_id == worker_id and worker.record.exit is None for worker in self._workers.values()
+        ):
+            return True
+        return not ancestors(pid).isdisjoint(worker.record.pid for worker in self._alive())
 
     def _adopt(self, marks: Marks, process: ProcessHandle) -> None:
         if process.is_gone():
@@ -322,18 +310,22 @@ class LocalWorkers:
         try:
             output = self._logs.open_new(name)
         except OSError as error:
-            raise _start_error(error, subject=str(self._logs.path(name)), option="log_directory") from error
+            raise start_error(error, subject=str(self._logs.path(name)), option="log_directory") from error
         try:
-            return _spawn(self._launch, variables, output=output, lock=lock)
+            return spawn(self._launch, variables, output=output, lock=lock)
         except OSError as error:
             option = "cwd" if error.filename == self._launch.cwd else "command"
-            raise _start_error(error, subject=self._launch.command[0], option=option) from error
+            raise start_error(error, subject=self._launch.command[0], option=option) from error
         finally:
             os.close(output)
 
     def _others_of(self, workers: Sequence[LocalWorker]) -> Callable[[], set[int]]:
-        """What lists the processes of these workers that are not their main ones."""
-        worker_ids = frozenset(worker.record.worker_id for worker in workers)
+        """What lists the processes of these workers that are not their main ones.
+
+        A worker id that another main process lives under is that one's: its processes are not to be touched.
+        """
+        others = {worker.record.worker_id for worker in self._alive() if worker not in workers}
+        worker_ids = frozenset(worker.record.worker_id for worker in workers) - others
         leaders = [worker.process for worker in workers if worker.process is not None]
         main = {worker.process.pid for worker in self.running() if worker.process is not None}
 
@@ -344,6 +336,9 @@ class LocalWorkers:
             return found - main
 
         return list_pids
+
+    def _alive(self) -> list[LocalWorker]:
+        return [worker for worker in self.running() if not _has_ended(worker)]
 
     def _end_of(self, worker: LocalWorker) -> Exit:
         end = worker.process.reap() if worker.process is not None else None
@@ -366,30 +361,5 @@ def _has_ended(worker: LocalWorker) -> bool:
     return worker.record.exit is None and (worker.process is None or worker.process.is_gone())
 
 
-def _spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock: int) -> int:
-    """Start the process in a session of its own, so that no signal to the daemon reaches it; returns its pid."""
-    process = subprocess.Popen(
-        launch.command,
-        cwd=launch.cwd,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        pass_fds=(lock,),
-    )
-    # The worker is waited for by its pidfd; this object must neither wait for it nor warn that nobody did.
-    process.returncode = 0
-    return process.pid
-
-
 def _slot_taken(spec: WorkerSpec) -> SlotTakenError:
     return SlotTakenError("A worker of this key and slot exists already.", key=spec.key, slot=spec.slot)
-
-
-def _start_error(error: OSError, *, subject: str, option: str) -> DriverError:
-    where = os.fsdecode(error.filename) if error.filename is not None else subject
-    message = f"The worker could not be started: {where}: {error.strerror}."
-    if error.errno in _REFUSED_FOR_GOOD:
-        return StartFailedError(f"{message} Check driver.options.{option}.")
-    return DriverUnavailableError(message)

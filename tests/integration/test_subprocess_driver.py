@@ -18,6 +18,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, InstanceState
 from osrdyne.drivers.subprocess import SubprocessDriver
 from osrdyne.drivers.subprocess_options import SubprocessOptions
+from osrdyne.drivers.subprocess_processes import start_ticks
 from osrdyne.drivers.subprocess_state import StateDirectory, slot_name
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.testing.clock import VirtualClock
@@ -45,6 +46,16 @@ import os, subprocess, sys, time
 code = "import os, time; os.setsid(); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", code])
 print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+# A worker with a child in its session, as Spark's JVM is, and one in a session of its own, as a handler may start.
+FAMILY = """
+import subprocess, sys, time
+code = "import time; time.sleep(600)"
+for own_session in (False, True):
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=own_session)
+    print(child.pid, flush=True)
 time.sleep(600)
 """
 
@@ -98,6 +109,14 @@ def is_running(pid):
         return False
 
 
+async def kill_and_wait(pid):
+    async def has_ended():
+        return not is_running(pid)
+
+    os.kill(pid, signal.SIGKILL)
+    await eventually(has_ended, what="the killed process has ended")
+
+
 def pid_of(instance):
     return int(instance.external_id)
 
@@ -147,6 +166,57 @@ async def test_child_that_left_the_session_is_killed_too(tmp_path):
     await driver.stop(instance.instance_id, grace=PATIENCE)
     assert not is_running(int(line))
     await clean_up(driver)
+
+
+@pytest.fixture
+async def family(tmp_path):
+    """A running worker with a child in its session and one that leads another; nobody has looked at the host yet."""
+    driver = make_driver(tmp_path, command=(sys.executable, "-c", FAMILY))
+    instance = await driver.start(make_spec())
+    inner, outer = map(int, await lines_of(driver, instance, 2))
+    yield driver, instance, inner, outer
+    await clean_up(driver)
+
+
+async def test_child_that_leads_a_session_is_no_worker(family):
+    driver, instance, _, outer = family
+    assert os.getsid(outer) == outer
+    assert await driver.list_instances() == [instance]
+
+
+async def test_end_of_a_child_that_leads_a_session_kills_nothing(family):
+    driver, instance, inner, outer = family
+    await driver.list_instances()
+    await kill_and_wait(outer)
+    assert await driver.list_instances() == [instance]
+    assert is_running(pid_of(instance))
+    assert is_running(inner)
+
+
+async def test_stop_ends_a_child_that_leads_a_session(family):
+    driver, instance, _, outer = family
+    await driver.list_instances()
+    await driver.stop(instance.instance_id, grace=PATIENCE)
+    assert not is_running(outer)
+
+
+async def test_unwritten_worker_is_found_and_not_its_child_that_leads_a_session(family, state, tmp_path):
+    _, instance, _, _ = family
+    state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None))
+    restarted = make_driver(tmp_path)
+    found = await restarted.list_instances()
+    await clean_up(restarted)
+    assert [item.instance_id for item in found] == [instance.instance_id]
+
+
+async def test_end_of_a_child_once_written_down_as_a_worker_kills_nothing(family, state):
+    driver, instance, inner, outer = family
+    record = replace(state.records()[NAME], pid=outer, ticks=start_ticks(outer))
+    state.write(f"{NAME}.{instance.worker_id}", record)
+    assert len(await driver.list_instances()) == 2
+    await kill_and_wait(outer)
+    await driver.list_instances()
+    assert is_running(inner)
 
 
 async def test_child_of_a_crashed_worker_may_tidy_up_first(tmp_path):
