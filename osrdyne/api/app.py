@@ -184,10 +184,13 @@ async def _on_invalid_parameter(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, code="invalid-parameter", detail=details)
 
 
+_REMEDIES = {404: "`osrdyne groups list` shows the groups there are, /openapi.json the paths."}
+
+
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     code = status.phrase.lower().replace(" ", "-")
-    answer = problem(status, code=code, detail=error.detail, remedy="The paths are listed in /openapi.json.")
+    answer = problem(status, code=code, detail=error.detail, remedy=_REMEDIES.get(error.status_code))
     answer.headers.update(error.headers or {})
     return answer

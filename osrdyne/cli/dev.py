@@ -11,8 +11,9 @@ from rich.console import Console
 
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
-from osrdyne.config.announcement import announcement_file
+from osrdyne.config.announcement import announcement_file, find_announcement
 from osrdyne.config.models import Settings
+from osrdyne.errors import ConfigurationError
 
 SAMPLE_SCALES = ("0.001", "0.01")
 
@@ -29,6 +30,9 @@ def dev(
     """Run a private RabbitMQ, a daemon and its workers until Ctrl-C; with sample data unless a worker is configured."""
     given = [*(assignments or ()), *([f"worker.app={app}"] if app else ())]
     settings = load(config, given, pool=pool, log_level=log_level).settings
+    running = find_announcement()
+    if running is not None:
+        raise ConfigurationError(f"osrdyne dev runs already ({running} says where): stop that one first, or use it.")
     start_logging(settings.log)
     import uvloop
 

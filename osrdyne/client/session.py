@@ -195,15 +195,15 @@ class Session:
                 await scratch.declare_exchange(exchange, "direct", passive=True)
             finally:
                 await scratch.close()
-        except BrokerNotFoundError as error:
-            raise self._pool_not_found(exchange) from error
+        except BrokerNotFoundError:
+            raise self._pool_not_found(exchange) from None
         except BrokerUnavailableError as error:
             raise ConnectionLost(_LOST) from error
 
     def _pool_not_found(self, exchange: str) -> PoolNotFound:
         return PoolNotFound(
             f"There is no pool {self._names.pool!r} on this broker (no exchange {exchange}): "
-            "check the name of the pool, and that its daemon has run once.",
+            "check broker and pool name, and that its daemon (`osrdyne run`, `osrdyne dev`) has run once.",
             pool=self._names.pool,
         )
 

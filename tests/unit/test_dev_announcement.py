@@ -1,0 +1,47 @@
+"""Where a running `osrdyne dev` is: found by other commands, private, not believed when its process is gone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.cli.main import execute
+from osrdyne.config.announcement import announced, announcement_file, find_announcement
+from osrdyne.config.loading import load_settings
+from osrdyne.config.models import BrokerSettings, Settings
+
+SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
+NO_PROCESS = 2**22 + 1
+"""Above the largest process id of Linux."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> None:
+    with announced(SETTINGS, api_port=4567) as file:
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        loaded = load_settings(file=find_announcement(), environment={}).settings
+        assert (loaded.broker.uri, loaded.api.port) == (SETTINGS.broker.uri, 4567)
+    assert not file.exists()
+
+
+def test_announcement_of_a_process_that_is_gone_is_not_believed() -> None:
+    file = announcement_file()
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# process {NO_PROCESS}\npool: {{id: x}}\n")
+    assert find_announcement() is None
+
+
+def test_second_stack_is_refused_and_takes_nothing_from_the_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with announced(SETTINGS, api_port=4567) as file:
+        before = file.read_text()
+        assert execute(["dev", "--set", "api.port=0"], debug=False) == 2
+        assert "osrdyne dev runs already" in capsys.readouterr().err
+        assert file.read_text() == before
