@@ -101,6 +101,8 @@ class SubprocessDriver(Driver):
             await self._call(lambda: self._workers.kill(worker))
         await self._call(self._workers.settle)
         self._changed()
+        if worker.lingering:
+            raise DriverUnavailableError("The worker has ended, but processes that it started cannot be killed.")
 
     async def remove(self, instance_id: InstanceId) -> None:
         await self._call_knowing(instance_id, lambda: self._workers.remove(instance_id))

@@ -2,7 +2,7 @@
 
 A process is a pid and its start time in clock ticks since boot, which no clock adjustment changes. Signals go through a
 pidfd, which keeps meaning one process. Used by the subprocess driver only; all of it blocks for microseconds, but for
-`kill_all`, which waits for the killed to be gone.
+`ask_all_to_end` and `kill_all`, which wait for the end.
 """
 
 from __future__ import annotations
@@ -133,15 +133,17 @@ def members(leaders: Iterable[ProcessHandle], *, carries_mark: Callable[[dict[st
     return found
 
 
-def kill_all(list_pids: Callable[[], set[int]], *, grace: float = 0.0) -> None:
+def ask_all_to_end(list_pids: Callable[[], set[int]], *, grace: float) -> None:
+    """Send SIGTERM to what `list_pids` names; wait for its end, so many seconds for all together."""
+    _signal_all(list_pids, signal.SIGTERM, timeout=grace)
+
+
+def kill_all(list_pids: Callable[[], set[int]], *, patient: bool = True) -> None:
     """Kill what `list_pids` names, again until it names nothing that runs, so that nobody escapes by forking.
 
-    With `grace` they are asked to end first (SIGTERM) and have so many seconds together. Raises
-    `DriverUnavailableError` when something cannot be killed within a few seconds.
+    Raises `DriverUnavailableError` when something does not end within a few seconds; at once if not `patient`.
     """
-    if grace > 0:
-        _signal_all(list_pids, signal.SIGTERM, timeout=grace)
-    deadline = time.monotonic() + _KILL_TIMEOUT
+    deadline = time.monotonic() + (_KILL_TIMEOUT if patient else 0.0)
     while pids := _signal_all(list_pids, signal.SIGKILL, timeout=max(0.0, deadline - time.monotonic())):
         if time.monotonic() > deadline:
             names = ", ".join(map(str, pids))

@@ -21,6 +21,7 @@ from osrdyne.drivers.subprocess_logs import LogFiles
 from osrdyne.drivers.subprocess_processes import (
     ProcessHandle,
     ancestors,
+    ask_all_to_end,
     boot_id,
     environment_of,
     kill_all,
@@ -43,13 +44,17 @@ _UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controlle
 
 @dataclass(slots=True)
 class LocalWorker:
-    """One worker: what is written down of it, and its process for as long as that runs."""
+    """One worker: what is written down of it, and its process for as long as that runs.
+
+    `lingering`: it has ended, but something that it has started cannot be killed.
+    """
 
     name: str
     record: Record
     process: ProcessHandle | None
     asked_to_stop: bool = False
     killed: bool = False
+    lingering: bool = False
 
     @property
     def instance_id(self) -> InstanceId:
@@ -57,7 +62,7 @@ class LocalWorker:
 
     def to_instance(self) -> Instance:
         record = self.record
-        running = InstanceState.STOPPING if record.stopping else InstanceState.RUNNING
+        running = InstanceState.STOPPING if record.stopping or self.lingering else InstanceState.RUNNING
         return Instance(
             instance_id=self.instance_id,
             key=record.key,
@@ -111,18 +116,16 @@ class LocalWorkers:
             raise DriverUnavailableError("The start of a worker is under way elsewhere; asking again soon will tell.")
 
     def settle(self) -> None:
-        """Write down the end of every worker that has ended, after the rest of its processes was killed."""
+        """Write down the end of every worker that has ended, after the rest of its processes was killed.
+
+        One whose rest cannot be killed (a disk that does not answer) keeps its slot, and is in nobody else's way.
+        """
         ended = [worker for worker in self._workers.values() if _has_ended(worker)]
-        if not ended:
-            return
-        kill_all(self._others_of(ended), grace=_LEFTOVER_GRACE)
+        if fresh := [worker for worker in ended if not worker.lingering]:
+            ask_all_to_end(self._others_of(fresh), grace=_LEFTOVER_GRACE)
         for worker in ended:
-            end = self._end_of(worker)
-            worker.record = replace(worker.record, exit=end)
-            self._state.write(worker.name, worker.record)
-            self._state.forget_secret(worker.name)
-            self._release(worker)
-            log.debug("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
+            if self._kill_others_of(worker):
+                self._note_end(worker)
 
     def tidy(self, *, now: float) -> None:
         """Rotate logs that have grown, and delete those nobody can want any more."""
@@ -172,9 +175,9 @@ class LocalWorkers:
     def ask_to_stop(self, instance_id: InstanceId) -> LocalWorker | None:
         """Send SIGTERM to the worker's main process, once; None when there is nothing to stop."""
         worker = self.find(instance_id)
-        if worker is None or worker.process is None:
+        if worker is None or worker.record.exit is not None:
             return None
-        if not worker.asked_to_stop:
+        if worker.process is not None and not worker.asked_to_stop:
             worker.asked_to_stop = True
             worker.record = replace(worker.record, stopping=True)
             self._state.write(worker.name, worker.record)
@@ -193,7 +196,7 @@ class LocalWorkers:
     def remove(self, instance_id: InstanceId) -> None:
         """Free the slot of a worker that has ended."""
         worker = self.find(instance_id)
-        if worker is None or worker.process is not None:
+        if worker is None or worker.record.exit is None:
             return
         lock = self._state.lock(worker.name)
         if lock is None:
@@ -205,6 +208,27 @@ class LocalWorkers:
         del self._workers[worker.name]
 
     # --- parts
+
+    def _kill_others_of(self, worker: LocalWorker) -> bool:
+        """Kill what an ended worker has left behind; False when that does not end. Waits for it the first time only."""
+        try:
+            kill_all(self._others_of([worker]), patient=not worker.lingering)
+        except DriverUnavailableError as error:
+            if not worker.lingering:
+                record = worker.record
+                log.warning("ended worker keeps its slot", key=record.key, worker_id=record.worker_id, error=str(error))
+            worker.lingering = True
+            return False
+        worker.lingering = False
+        return True
+
+    def _note_end(self, worker: LocalWorker) -> None:
+        end = self._end_of(worker)
+        worker.record = replace(worker.record, exit=end)
+        self._state.write(worker.name, worker.record)
+        self._state.forget_secret(worker.name)
+        self._release(worker)
+        log.debug("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
 
     def _lose(self, name: str) -> None:
         """The record of a known worker is gone: removed by another controller, or by mistake while the worker runs."""

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers import subprocess_processes, subprocess_workers
 from osrdyne.drivers.base import DriverContext, InstanceState
 from osrdyne.drivers.subprocess import SubprocessDriver
 from osrdyne.drivers.subprocess_options import SubprocessOptions
-from osrdyne.drivers.subprocess_processes import start_ticks
+from osrdyne.drivers.subprocess_processes import ProcessHandle, start_ticks
 from osrdyne.drivers.subprocess_state import StateDirectory, slot_name
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.testing.clock import VirtualClock
@@ -232,6 +234,82 @@ async def test_child_of_a_crashed_worker_may_tidy_up_first(tmp_path):
 async def test_worker_has_a_session_of_its_own(driver):
     instance = await driver.start(make_spec())
     assert os.getsid(pid_of(instance)) == pid_of(instance) != os.getsid(0)
+
+
+# --- processes that cannot be killed
+
+
+@pytest.fixture
+def unkillable(monkeypatch):
+    """Signals to these pids are lost, as they are to a process that waits for a disk."""
+    pids = set()
+    send = ProcessHandle.send
+    monkeypatch.setattr(ProcessHandle, "send", lambda self, number: None if self.pid in pids else send(self, number))
+    monkeypatch.setattr(subprocess_processes, "_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr(subprocess_workers, "_LEFTOVER_GRACE", 0.1)
+    return pids
+
+
+@pytest.fixture
+async def stuck(driver, unkillable):
+    """A worker that has ended, whose child cannot be killed, and another worker."""
+    instance, other = [await driver.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(2)]
+    unkillable.add((await is_ready(driver, instance))["child"])
+    await is_ready(driver, other)
+    await kill_and_wait(pid_of(instance))
+    yield instance, other
+    unkillable.clear()
+
+
+async def test_ended_worker_whose_child_cannot_be_killed_keeps_its_slot(driver, stuck):
+    instance, other = stuck
+    assert await driver.list_instances() == [replace(instance, state=InstanceState.STOPPING), other]
+    await driver.remove(instance.instance_id)
+    with pytest.raises(SlotTakenError):
+        await driver.start(make_spec(slot=0))
+
+
+async def test_child_that_cannot_be_killed_holds_up_no_other_worker(driver, stuck):
+    _, other = stuck
+    await driver.stop(other.instance_id, grace=PATIENCE)
+    ended = await find(driver, other.instance_id)
+    assert ended.state is InstanceState.EXITED
+
+
+async def test_stop_of_a_worker_whose_child_cannot_be_killed_says_so(driver, stuck):
+    instance, _ = stuck
+    for _ in range(2):
+        with pytest.raises(DriverUnavailableError, match="cannot be killed"):
+            await driver.stop(instance.instance_id, grace=0)
+
+
+async def test_child_that_cannot_be_killed_is_no_obstacle_to_the_next_controller(tmp_path, driver, stuck):
+    instance, other = stuck
+    restarted = make_driver(tmp_path)
+    listed = await restarted.list_instances()
+    assert {item.instance_id: item.state for item in listed} == {
+        instance.instance_id: InstanceState.STOPPING,
+        other.instance_id: InstanceState.RUNNING,
+    }
+    await restarted.remove(instance.instance_id)
+    with pytest.raises(DriverUnavailableError, match="cannot be killed"):
+        await restarted.stop(instance.instance_id, grace=0)
+    await restarted.close()
+
+
+async def test_child_that_cannot_be_killed_is_logged_once(driver, stuck):
+    with capture_logs() as logged:
+        for _ in range(3):
+            await driver.list_instances()
+    assert [entry["event"] for entry in logged if entry["log_level"] == "warning"] == ["ended worker keeps its slot"]
+
+
+async def test_slot_is_free_when_the_child_has_ended_at_last(driver, stuck, unkillable):
+    instance, _ = stuck
+    await driver.list_instances()
+    unkillable.clear()
+    ended = await exited(driver, instance)
+    assert ended.exit.signal == "SIGKILL"
 
 
 # --- controllers that die
