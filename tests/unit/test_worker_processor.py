@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.errors import MessageTooLargeError, PublishRefusedError
-from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.names import Key, QueueName, WorkerId
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.dispatch import Dispatcher
-from osrdyne_worker.runtime.ending import BeyondHelp
+from osrdyne_worker.runtime.ending import BeyondHelp, QueueMissing
+from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
@@ -37,6 +39,7 @@ class Bench:
         self.running = asyncio.Event()
         self.calls: list[Call] = []
         self.given_up: list[BeyondHelp] = []
+        self.missing: list[QueueMissing] = []
         self.reporter = Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock)
         self.processor = Processor(
             context=Context(Key("k"), worker_id="w"),
@@ -101,9 +104,23 @@ class Bench:
 
     async def take(self, path: str, *, rank: int = 0, correlation_id: str = "c") -> None:
         """A request arrives and is accepted; nothing has run yet."""
-        message = Message(headers={"x-rpc-path": path}, correlation_id=correlation_id, reply_to=REPLIES)
-        await self.broker.publish(message, exchange="", routing_key=QUEUE)
+        await self.publish(path, correlation_id=correlation_id)
         self.processor.accept(await self.consumer.get(), rank=rank, link=self.link)
+
+    async def publish(self, path: str, *, queue: str = QUEUE, correlation_id: str = "c") -> None:
+        message = Message(headers={"x-rpc-path": path}, correlation_id=correlation_id, reply_to=REPLIES)
+        await self.broker.publish(message, exchange="", routing_key=queue)
+
+    def intake(self, queue: QueueName, queues: WatchCell[tuple[QueueName, ...]]) -> Intake:
+        return Intake(
+            self.link,
+            queue,
+            queues=queues,
+            processor=self.processor,
+            settings=RuntimeSettings(),
+            give_up=self.missing.append,
+            clock=self.clock,
+        )
 
     def statuses(self) -> list[str]:
         stored = self.broker.look_up(REPLIES).ready
@@ -209,6 +226,34 @@ async def test_waiting_request_goes_back_without_blame(bench: Bench) -> None:
     bench.go.set()
     await bench.processor.until_idle()
     assert (bench.statuses(), bench.returned()) == (["ok"], [0])
+
+
+async def test_queue_that_is_let_go_gives_back_only_its_own_requests(bench: Bench) -> None:
+    first, second = QueueName("first"), QueueName("second")
+    for queue in (first, second):
+        bench.broker.declare_queue(queue, {})
+    queues = WatchCell[tuple[QueueName, ...]]((first, second))
+    intakes = [asyncio.create_task(bench.intake(queue, queues).run()) for queue in (first, second)]
+    await bench.take("/wait")
+    await until(bench.running.is_set)
+    for queue in (first, second):
+        await bench.publish("/wait", queue=queue)
+    await until(lambda: bench.processor.in_flight == 3)
+    queues.set((QueueName("third"), second))
+    await until(lambda: bench.processor.in_flight == 2)
+    assert [len(bench.broker.look_up(queue).ready) for queue in (first, second)] == [1, 0]
+    bench.go.set()
+    await bench.processor.until_idle()
+    for intake in intakes:
+        intake.cancel()
+    await asyncio.wait(intakes)
+    assert ("nack", second) not in [(command.name, command.target) for command in bench.broker.commands]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0)
 
 
 async def test_running_request_goes_back_when_told(bench: Bench) -> None:

@@ -136,7 +136,7 @@ class Intake:
         finally:
             watch.cancel()
             await asyncio.wait({watch})
-        self._processor.give_back()
+        self._processor.give_back(channel=channel)
 
     async def _cancel_when_changed(self, channel: Channel, consumer: Consumer, share: Share) -> None:
         while self._share == share:

@@ -102,9 +102,11 @@ class Processor:
                 return
         self._cancels.remember(correlation_id, reply_to)
 
-    def give_back(self, *, also_running: bool = False) -> None:
-        """Give requests back to the queue: those that wait, or all."""
+    def give_back(self, *, channel: Channel | None = None, also_running: bool = False) -> None:
+        """Give requests back to the queue: those that wait, or all; only what came over `channel` when it is given."""
         for job in list(self._jobs.values()):
+            if channel is not None and job.delivery.channel is not channel:
+                continue
             if also_running or job.phase is Phase.WAITING:
                 self._interrupt(job, Interruption.GIVEN_BACK)
 
