@@ -23,7 +23,7 @@ class RequestOptions(TypedDict, total=False):
     """Keywords of every kind of request.
 
     - `timeout`: seconds; becomes the request's deadline, so that nobody works on it any longer. Default: the client's.
-    - `headers`: further headers, `traceparent` or `authorization` for instance.
+    - `headers`: further headers, `traceparent` for instance; workers may see them all.
     - `accept`: content type wanted for the answer.
     - `content_type`: of the body; JSON when the client encodes it, not stated when it is bytes.
     - `no_activate`: answer `not-running` instead of starting a worker.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from osrdyne.amqp import Delivery, Message
 from osrdyne.pool.admission import Verdict
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, is_past, remaining_expiration
-from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, Request
+from osrdyne.protocol.messages import HOPS_HEADER, Request, without_credentials
 from osrdyne.protocol.statuses import Status
 
 CAPACITY_RETRY_AFTER = 30.0
@@ -63,7 +63,7 @@ def forwarded(delivery: Delivery, request: Request, *, now_ms: int, skew_ms: int
     `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
     itself, RabbitMQ must only not drop the request too early.
     """
-    headers = {name: value for name, value in delivery.headers.items() if name.lower() != AUTHORIZATION_HEADER}
+    headers = without_credentials(delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms

@@ -52,6 +52,11 @@ def header_text(text: str, *, limit: int = DETAIL_LIMIT) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def without_credentials(headers: Mapping[str, object]) -> dict[str, object]:
+    """The headers without `authorization`, however it is written."""
+    return {name: value for name, value in headers.items() if name.lower() != AUTHORIZATION_HEADER}
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as a consumer sees it, with what the wire says already interpreted.

@@ -152,6 +152,12 @@ async def test_default_handler_gets_unknown_paths(threads: ThreadPoolExecutor) -
     assert (response.body, response.code) == (b"/x", 202)
 
 
+@pytest.mark.parametrize("name", ["authorization", "Authorization"])
+def test_handler_does_not_see_the_credentials_of_the_caller(name: str) -> None:
+    request = Request("k", b"", headers={name: "Bearer hidden", "traceparent": "00-1"})
+    assert Call(Context(Key("k")), request).headers == {"traceparent": "00-1"}
+
+
 async def test_request_without_a_path_is_told_so(dispatcher: Run) -> None:
     response = await dispatcher().run(call_of(""), group_id="g")
     assert json.loads(response.body)["error"]["message"].startswith("The request has no x-rpc-path header")

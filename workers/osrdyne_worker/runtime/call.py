@@ -13,7 +13,7 @@ from typing import Any
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.errors import OsrdyneError
-from osrdyne.protocol.messages import Request
+from osrdyne.protocol.messages import Request, without_credentials
 from osrdyne_worker.runtime.app import Context
 
 
@@ -81,8 +81,8 @@ class Call:
 
     @property
     def headers(self) -> Mapping[str, object]:
-        """All headers, as they came: text, byte arrays, numbers, whatever the caller put there."""
-        return self._request.headers
+        """The headers as they came: text, byte arrays, numbers, whatever the caller put there; no `authorization`."""
+        return without_credentials(self._request.headers)
 
     @property
     def accept(self) -> str | None:
