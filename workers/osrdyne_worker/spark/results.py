@@ -54,11 +54,12 @@ class Result:
 
 def fetch(frame: Any, *, limit: int) -> Result:
     """Run the query of a DataFrame and keep at most `limit` rows; one more is asked for, to know whether it ends."""
+    frame = frame.limit(limit + 1)  # before the schema is asked for: Spark tells it once for each DataFrame
     fields = frame.schema.fields
     types = tuple((field.name, field.dataType.simpleString()) for field in fields)
     if any(_needs_text(field.dataType) for field in fields):
         frame = _with_text(frame, fields)
-    table = frame.limit(limit + 1).toArrow()
+    table = frame.toArrow()
     return Result(table=table.slice(0, limit), types=types, truncated=table.num_rows > limit)
 
 
