@@ -45,7 +45,7 @@ class Bench:
             context=Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
-            sender=ReplySender("w", 1000, self.clock),
+            sender=ReplySender("w", 2**20, self.clock),
             settings=settings,
             spawn=group.create_task,
             give_up=self.given_up.append,
