@@ -38,6 +38,10 @@ class BrokerUnavailableError(BrokerError):
     retryable = True
 
 
+class BrokerSilentError(BrokerUnavailableError):
+    """RabbitMQ did not answer in time, although the connection lives: a queue without its leader, perhaps."""
+
+
 class BrokerAccessError(BrokerError):
     """RabbitMQ refused the credentials or a permission is missing."""
 

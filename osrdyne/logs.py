@@ -32,8 +32,8 @@ def _mask_line(_: Any, __: str, line: Any) -> str:
 
 def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
     """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
-    stream = stream or sys.stderr
-    _configure_events(level, as_json=json if json is not None else not stream.isatty(), stream=stream)
+    terminal = (stream or sys.stderr).isatty()
+    _configure_events(level, as_json=not terminal if json is None else json, stream=stream)
     # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
     # expected failures as errors; our own layers report those with context.
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
@@ -51,7 +51,7 @@ def _configure_events(level: str, *, as_json: bool, stream: TextIO | None) -> No
     else:
         # A plain traceback: the default one prints local variables, credentials among them.
         plain = structlog.dev.plain_traceback
-        colors = stream is not None and stream.isatty()
+        colors = (stream or sys.stderr).isatty()
         processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain))
     processors.append(_mask_line)  # on the finished line, so that nested values and tracebacks are masked too
     structlog.configure(

@@ -15,6 +15,7 @@ from osrdyne.errors import (
     BrokerConflictError,
     BrokerError,
     BrokerNotFoundError,
+    BrokerSilentError,
     BrokerUnavailableError,
     OsrdyneError,
     PublishRefusedError,
@@ -42,7 +43,7 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
         case DeliveryError():
             return QueueFullError(f"Could not {doing}: RabbitMQ refused the message (the queue is full)")
         case TimeoutError():  # before OSError, which it is
-            return BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to {doing}.")
+            return BrokerSilentError(f"RabbitMQ did not answer in time while trying to {doing}.")
         case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_tls_fault(error)) is not None:
             return BrokerUnavailableError(f"TLS failed while trying to {doing}: {trouble}.")
         case StopAsyncIteration():  # aiormq's word for a peer that hung up before it said anything

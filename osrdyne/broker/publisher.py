@@ -7,18 +7,18 @@ publish: neither may touch the channel that holds the token.
 from __future__ import annotations
 
 from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 
 
 class LeaderPublisher:
     """Publishes with confirms; many publishes may be under way at once."""
 
-    def __init__(self, connection: Connection, channel: Channel) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     @classmethod
     async def open(cls, connection: Connection) -> LeaderPublisher:
-        return cls(connection, await connection.channel(confirms=True))
+        return cls(await connection.channel(confirms=True))
 
     async def wait_closed(self) -> BaseException | None:
         """Wait until nothing can be published any more; the reason, or None when it was closed by us."""
@@ -27,6 +27,16 @@ class LeaderPublisher:
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish and wait until the broker has taken the message over.
 
-        Raises `PublishRefusedError` when it did not, `BrokerUnavailableError` when nobody knows.
+        Raises `PublishRefusedError` when it did not; `BrokerSilentError` when the broker has read the message and a
+        queue does not confirm it (it has lost its leader), which concerns that queue alone; `BrokerUnavailableError`
+        when nobody knows, because the connection itself is silent or lost.
         """
-        await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+        try:
+            await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
+        except BrokerSilentError as silence:
+            # The broker works on a channel in order: an answer to a later question means that it has routed this.
+            try:
+                await self._channel.ping()
+            except BrokerUnavailableError as error:
+                raise BrokerUnavailableError("The publishing connection does not answer.") from error
+            raise silence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import InvalidKeyError, PublishRefusedError
+from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
@@ -57,5 +57,5 @@ class CancelProcessor:
                 exchange=self._names.control_exchange,
                 routing_key=self._names.control_group_routing_key(key),
             )
-        except PublishRefusedError as error:
+        except (PublishRefusedError, BrokerSilentError) as error:
             self._log.warning("cancel not passed on", key=key, error=str(error))

@@ -14,7 +14,7 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import PublishRefusedError
+from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import WorkerBoard
@@ -115,7 +115,7 @@ class DeadLetterResponder:
                 return _DETAILS[Status.DELIVERY_LIMIT].format(
                     deliveries=self._deliveries, finding=finding(self._deliveries, deaths)
                 )
-            except PublishRefusedError as error:
+            except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
                 self._log.error("poison inventory does not take a request, trying again", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))

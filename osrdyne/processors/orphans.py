@@ -18,6 +18,7 @@ from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import (
     BrokerConflictError,
+    BrokerSilentError,
     InvalidKeyError,
     MessageTooLargeError,
     PublishRefusedError,
@@ -37,6 +38,8 @@ from osrdyne.protocol.statuses import Status
 
 PREFETCH = 256
 FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
+UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
+"""After a forward without a confirm; each try may become one more copy of the request."""
 
 
 class OrphanProcessor:
@@ -118,6 +121,12 @@ class OrphanProcessor:
                 refusals += 1
                 self._log.error("orphan not taken by any queue, trying again", key=key, error=str(error))
                 await self._clock.sleep(FORWARD_RETRY.delay(refusals))
+            except BrokerSilentError as error:
+                # A queue that has lost its leader confirms nothing. That is this key's trouble alone: its orphans stay
+                # unacknowledged, and other keys go on. Nobody knows whether the request is in the queue.
+                refusals += 1
+                self._log.error("forward of an orphan not confirmed, trying again", key=key, error=str(error))
+                await self._clock.sleep(UNCONFIRMED_RETRY.delay(refusals))
             except BrokerConflictError as error:
                 await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
                 return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from osrdyne.amqp import Message
-from osrdyne.errors import PublishRefusedError
+from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
@@ -32,8 +32,8 @@ class Replier:
     ) -> None:
         """Answer a request; one without `reply-to` has nobody to answer.
 
-        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone or
-        full): that is counted, and the caller may acknowledge the request all the same.
+        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone, full, or
+        without a leader): that is counted, and the caller may acknowledge the request all the same.
         """
         if request.reply_to is None:
             return
@@ -55,6 +55,6 @@ class Replier:
         try:
             # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (BROKER 11).
             await self._publisher.publish(message, exchange="", routing_key=request.reply_to)
-        except PublishRefusedError as error:
+        except (PublishRefusedError, BrokerSilentError) as error:
             self._metrics.replies_failed.inc()
             self._log.warning("answer refused", key=request.key, status=str(status), error=str(error))
