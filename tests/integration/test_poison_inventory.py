@@ -33,7 +33,7 @@ class Pool:
         self.names = PoolNames(pool)
         self.channel = channel
         self.connection = connection
-        self.publisher = LeaderPublisher(connection, channel)
+        self.publisher = LeaderPublisher(channel)
         self.inventory = self.make_inventory(self.publisher)
 
     def make_inventory(self, publisher: LeaderPublisher, renew_at: int = 500_000) -> PoisonInventory:
