@@ -176,7 +176,7 @@ async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool: Pool) -> Non
     names = [view.id for view in await pool.views()]
     await pool.serve("k")
     with pytest.raises(BrokerUnavailableError):
-        await pool.make_inventory(CrashingPublisher(pool.connection, pool.channel)).replay(names)
+        await pool.make_inventory(CrashingPublisher(pool.channel)).replay(names)
     assert [view.id for view in await pool.views()] == names
     assert await pool.served() is not None
     assert await pool.served() is None
