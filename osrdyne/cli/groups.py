@@ -20,10 +20,7 @@ from osrdyne.cli.options import (
     remote,
 )
 from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable
-from osrdyne.config.models import Settings
-from osrdyne.drivers.base import new_worker_id
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, parse_key
+from osrdyne.protocol.names import PoolNames, parse_key
 
 app = typer.Typer(help="Look at worker groups, start and stop them.", no_args_is_help=True)
 
@@ -122,28 +119,14 @@ def env(
     The AMQP URI is printed with its password. Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
     """
     settings = load(config, assignments, pool=pool).settings
-    variables = worker_environment(settings, parse_key(key)).to_variables()
+    from osrdyne.term import worker_environment  # it takes a while to import, and the other commands do without
+
+    variables = worker_environment(settings, parse_key(key), PoolNames(settings.pool.id)).to_variables()
     if as_json:
         print_json(variables)
         return
     for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
-
-
-def worker_environment(settings: Settings, key: Key) -> WorkerEnvironment:
-    """What the daemon would give a new worker of this key."""
-    names = PoolNames(settings.pool.id)
-    return WorkerEnvironment(
-        worker_id=new_worker_id(),
-        key=key,
-        pool=settings.pool.id,
-        amqp_uri=settings.broker.effective_worker_uri(),
-        requests_queues=(names.request_queue(key),),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-        max_message_bytes=settings.requests.max_message_bytes,
-        config=settings.worker_config(),
-    )
 
 
 def _ask(key: str, action: str, done: str, api: str | None, config: str | None) -> None:
