@@ -3,10 +3,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 
-.PHONY: help setup demo run check test bench docs model chaos
+.PHONY: help setup demo run check test test-docker test-kubernetes bench docs model chaos
 
 help: ## List the words
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Install what is missing: RabbitMQ, Java, .venv (quick when everything is there)
 	@PYTHON="$(PYTHON)" tools/setup
@@ -26,7 +26,7 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 	$(BIN)/mkdocs build --strict --quiet
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests --ignore=tests/benchmarks $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
 
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model
