@@ -5,6 +5,7 @@ Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP AP
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ from osrdyne.pool.view import (
 )
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.term import Term
+
+FIND_TIMEOUT = 2.0
+"""Seconds for RabbitMQ to say where the leader is."""
 
 
 @dataclass(slots=True)
@@ -80,6 +84,16 @@ class DaemonInspector:
             return LeadershipView(False, None, None, waiting.detail if waiting else "starting")
         return LeadershipView(True, term.tracker.generation.term, term.since, "leading")
 
+    async def leader(self) -> str | None:
+        own = self._own_url()
+        if self._state.term is not None:
+            return own
+        announced = None
+        with suppress(BrokerError, TimeoutError):  # whoever asks whether this daemon is well must not wait for long
+            async with asyncio.timeout(FIND_TIMEOUT):
+                announced = await self._leader.find()
+        return None if announced == own else announced
+
     def components(self) -> list[ComponentView]:
         return sorted(self._state.components.values(), key=lambda component: component.name)
 
@@ -103,10 +117,8 @@ class DaemonInspector:
         """The present term. Raises `LeadershipLostError`, with the leader's address where it is known."""
         if self._state.term is not None:
             return self._state.term
-        leader = None
-        with suppress(BrokerError):
-            leader = await self._leader.find()
-        if leader is None or leader == self._own_url():
+        leader = await self.leader()
+        if leader is None:
             raise LeadershipLostError("No daemon is known to lead the pool at the moment.")
         raise LeadershipLostError("This daemon stands by.", leader=leader)
 

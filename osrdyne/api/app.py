@@ -69,8 +69,13 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
         components = [models.Component.of(view) for view in inspector.components()]
         is_ready = bool(components) and all(component.ok for component in components)  # none: it is still starting
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
-        role = "leader" if inspector.leadership().leading else "standby"
-        return models.Readiness(ready=is_ready, pool=inspector.pool, role=role, components=components)
+        return models.Readiness(
+            ready=is_ready,
+            pool=inspector.pool,
+            role="leader" if inspector.leadership().leading else "standby",
+            leader=await inspector.leader(),
+            components=components,
+        )
 
     @router.get("/version", summary="Which osrdyne this is")
     async def show_version() -> models.Version:
@@ -121,9 +126,9 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
         leading = inspector.leadership().leading
         return models.Groups(pool=inspector.pool, leading=leading, groups=[models.Group.of(view) for view in views])
 
-    @router.get("/leadership", summary="Whether this daemon leads its pool")
+    @router.get("/leadership", summary="Whether this daemon leads its pool, and which one does")
     async def leadership() -> models.Leadership:
-        return models.Leadership.of(inspector.pool, inspector.leadership())
+        return models.Leadership.of(inspector.pool, inspector.leadership(), leader=await inspector.leader())
 
     return router
 

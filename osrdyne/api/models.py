@@ -46,21 +46,23 @@ class Readiness(BaseModel):
     ready: bool
     pool: str
     role: Literal["leader", "standby"]
+    leader: Masked | None = Field(description="Address of the leader's API; null where nobody is known to lead.")
     components: list[Component]
 
 
 class Leadership(BaseModel):
-    """Whether this daemon leads its pool, its term and since when."""
+    """Whether this daemon leads its pool, its term and since when, and where the leader is."""
 
     pool: str
     leading: bool
+    leader: Masked | None
     term: int | None
     since: float | None
     detail: Masked
 
     @classmethod
-    def of(cls, pool: str, view: LeadershipView) -> Leadership:
-        return cls(pool=pool, leading=view.leading, term=view.term, since=view.since, detail=view.detail)
+    def of(cls, pool: str, view: LeadershipView, *, leader: str | None) -> Leadership:
+        return cls(pool=pool, leading=view.leading, leader=leader, term=view.term, since=view.since, detail=view.detail)
 
 
 class WorkerMetadata(BaseModel):

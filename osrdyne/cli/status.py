@@ -1,15 +1,15 @@
-"""`osrdyne status`: whether a running daemon is well, component by component."""
+"""`osrdyne status`: whether a running daemon is well, component by component, and which daemon leads its pool."""
 
 from __future__ import annotations
 
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import print_json, print_table
+from osrdyne.cli.output import print_json, print_table, printable
 
 
 def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show whether the daemon is well. Exit code 1 when a component is not."""
+    """Show whether the daemon is well, and who leads the pool. Exit code 1 when a component is not well."""
     daemon = remote(api, config)
     ready = daemon.get("/ready")
     if output is Output.JSON:
@@ -17,6 +17,8 @@ def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOpt
     else:
         role = daemon.get("/v1/leadership")["detail"]
         typer.echo(f"pool {ready['pool']}, {ready['role']}: {role}")
+        if ready["role"] == "standby":
+            typer.echo(f"leader: {printable(ready['leader'] or 'nobody is known to lead')}")
         rows = [("✔" if one["ok"] else "✘", one["name"], one["detail"]) for one in ready["components"]]
         print_table(("", "component", "detail"), rows, empty="It reports no component.")
     raise typer.Exit(0 if ready["ready"] else 1)

@@ -205,13 +205,18 @@ class PoisonInspector(Protocol):
 class PoolInspector(PoisonInspector, Protocol):
     """What the API asks of the daemon. Every method may be called at any time, also while not leading.
 
-    The asynchronous ones raise `LeadershipLostError` while this daemon does not lead, `InvalidKeyError` for a bad key.
+    The asynchronous ones but `leader` raise `LeadershipLostError` while this daemon does not lead, and
+    `InvalidKeyError` for a bad key.
     """
 
     @property
     def pool(self) -> str: ...
 
     def leadership(self) -> LeadershipView: ...
+
+    async def leader(self) -> str | None:
+        """The address of the leader's API; None where nobody is known to lead."""
+        ...
 
     def components(self) -> list[ComponentView]: ...
 

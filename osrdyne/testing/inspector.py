@@ -33,6 +33,7 @@ class FakeInspector:
 
     pool: str = "fake"
     leading: bool = True
+    leader_address: str | None = "http://leader:4242"
     failure: OsrdyneError | None = None
     component_views: list[ComponentView] = field(default_factory=lambda: [ComponentView("broker", True, "connected")])
     group_views: dict[Key, GroupView] = field(default_factory=dict)
@@ -43,6 +44,9 @@ class FakeInspector:
     def leadership(self) -> LeadershipView:
         detail = "leads the pool" if self.leading else "stands by: another daemon leads"
         return LeadershipView(self.leading, 7 if self.leading else None, 1000.0 if self.leading else None, detail)
+
+    async def leader(self) -> str | None:
+        return self.leader_address
 
     def components(self) -> list[ComponentView]:
         return list(self.component_views)

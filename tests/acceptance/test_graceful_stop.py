@@ -50,8 +50,10 @@ async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: Mak
     await until(lambda: standby.events("api listening"), "the standby is up")
     pid = (await caller.info("k"))["pid"]
     ready = await standby.get("/ready")
-    assert (ready["ready"], ready["role"]) == (True, "standby")
+    assert (ready["ready"], ready["role"], ready["leader"]) == (True, "standby", leader.api)
+    assert f"leader: {leader.api}" in standby.osrdyne("status").stdout
     leader.kill()
     await standby.until_leading()
+    assert (await standby.get("/ready"))["leader"] == standby.api
     assert (await caller.info("k"))["pid"] == pid
     assert (await caller.call("new")).status == "ok"

@@ -217,6 +217,17 @@ def test_status_of_a_healthy_daemon(run: Run) -> None:
     assert out.startswith("pool fake, leader: leads the pool")
 
 
+@pytest.mark.parametrize(
+    ("leader", "said"),
+    [("http://leader:4242", "leader: http://leader:4242\n"), (None, "leader: nobody is known to lead\n")],
+)
+def test_status_of_a_standby_says_who_leads(run: Run, pool: FakeInspector, leader: str | None, said: str) -> None:
+    pool.leading, pool.leader_address = False, leader
+    code, out, _ = run("status")
+    assert code == 0
+    assert said in out
+
+
 def test_status_fails_when_a_component_fails(run: Run, pool: FakeInspector) -> None:
     pool.component_views.append(ComponentView("driver", False, "no answer"))
     code, out, _ = run("status")

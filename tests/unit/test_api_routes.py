@@ -54,6 +54,7 @@ async def test_ready_lists_every_component(api: httpx.AsyncClient) -> None:
         "ready": True,
         "pool": "fake",
         "role": "leader",
+        "leader": "http://leader:4242",
         "components": [{"name": "broker", "ok": True, "detail": "connected"}],
     }
 
@@ -66,11 +67,14 @@ async def test_ready_fails_with_one_component_and_hides_secrets(api: httpx.Async
     assert "hidden" not in answer.text
 
 
-async def test_standby_is_ready_and_says_so(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    pool.leading = False
-    answer = await api.get("/ready")
-    assert (answer.status_code, answer.json()["role"]) == (200, "standby")
-    assert (await api.get("/v1/leadership")).json()["leading"] is False
+@pytest.mark.parametrize("leader", ["http://leader:4242", None])
+async def test_standby_is_ready_and_says_who_leads(
+    api: httpx.AsyncClient, pool: FakeInspector, leader: str | None
+) -> None:
+    pool.leading, pool.leader_address = False, leader
+    ready, leadership = await api.get("/ready"), await api.get("/v1/leadership")
+    assert (ready.status_code, ready.json()["role"], ready.json()["leader"]) == (200, "standby", leader)
+    assert (leadership.json()["leading"], leadership.json()["leader"]) == (False, leader)
 
 
 async def test_daemon_that_is_still_starting_is_not_ready(api: httpx.AsyncClient, pool: FakeInspector) -> None:

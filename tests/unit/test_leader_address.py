@@ -2,15 +2,65 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+import osrdyne.inspector
 from osrdyne.aio.clock import SystemClock
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.protocol.leaders import leader_to_ask
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.management import FakeManagement
 
 LOCAL, REMOTE = "http://127.0.0.1:4243", "http://leader:4242"
+
+
+class Standby(DaemonInspector):
+    """A daemon that stands by; it is its own RabbitMQ, which knows this address or raises this error."""
+
+    def __init__(self, announced: str | Exception | None, *, after: float = 0.0) -> None:
+        nobody: Any = None
+        super().__init__(
+            pool="p",
+            state=DaemonState(),
+            driver=nobody,
+            management=nobody,
+            pins=nobody,
+            leader=LeaderAddress(self, pool="p"),
+            own_url=lambda: LOCAL,
+            clock=SystemClock(),
+        )
+        self._announced = announced
+        self._after = after
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        await asyncio.sleep(self._after)
+        if isinstance(self._announced, Exception):
+            raise self._announced
+        return {"api": self._announced}
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("announced", "leader"),
+    [(REMOTE, REMOTE), (None, None), (LOCAL, None), (BrokerUnavailableError("gone"), None)],
+    ids=["another", "nobody", "itself before", "no answer"],
+)
+async def test_standby_knows_the_leader_that_has_announced_itself(
+    announced: str | Exception | None, leader: str | None
+) -> None:
+    assert await Standby(announced).leader() == leader
+
+
+async def test_standby_does_not_wait_for_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(osrdyne.inspector, "FIND_TIMEOUT", 0.01)
+    assert await Standby(REMOTE, after=3600).leader() is None
 
 
 async def test_announced_address_is_found_and_the_last_one_counts() -> None:
