@@ -9,7 +9,7 @@ Source: seed 004 "Pool state tracker", LIFECYCLE 12, 19, 21.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -48,10 +48,14 @@ class GroupRecord:
 
 def require(record: GroupRecord | None, *, now: float, delays: Delays, extra_lifetime: float = 0.0) -> GroupRecord:
     """A request or activity: ACTIVE for `unbind` + `extra_lifetime` from now, never shorter than before."""
-    until = now + delays.unbind + extra_lifetime
-    if record is not None and record.status is GroupStatus.ACTIVE:
-        until = max(until, record.active_until)
+    before = record.active_until if record is not None and record.status is GroupStatus.ACTIVE else now
+    until = active_until(now, before, delays, extra_lifetime)
     return GroupRecord(GroupStatus.ACTIVE, last_activity=now, active_until=until)
+
+
+def active_until(now: float, before: float, delays: Delays, extra_lifetime: float = 0.0) -> float:
+    """Until when a group that is needed `now` stays ACTIVE; `before` was said already and is kept when it is later."""
+    return max(now + delays.unbind + extra_lifetime, before)
 
 
 def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
@@ -62,7 +66,7 @@ def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
 
 def unbind(record: GroupRecord, *, now: float, delays: Delays) -> GroupRecord:
     """The group becomes UNBOUND, by time or because a person asked for its end."""
-    return replace(record, status=GroupStatus.UNBOUND, stop_at=now + delays.stop)
+    return GroupRecord(GroupStatus.UNBOUND, record.last_activity, record.active_until, stop_at=now + delays.stop)
 
 
 def is_due(record: GroupRecord, *, now: float) -> bool:

@@ -25,14 +25,29 @@ from osrdyne.protocol.names import Key
 
 @dataclass(slots=True)
 class _Group:
-    """All that is known of one key, together: with many keys, what an event costs is mostly memory to be fetched.
+    """All that is known of one key, in one object: with many keys, what an event costs is mostly memory to be fetched.
 
-    `generation`: of the latest change of what is expected. `look_at`: time of the key's entry in the heap.
+    The first four are those of `GroupRecord`. `generation`: of the latest change of what is expected. `look_at`: time
+    of the key's entry in the heap.
     """
 
-    record: GroupRecord
+    status: GroupStatus
+    last_activity: float
+    active_until: float
+    stop_at: float
     generation: int = 0
     look_at: float = math.inf
+
+    @classmethod
+    def of(cls, record: GroupRecord) -> _Group:
+        return cls(record.status, record.last_activity, record.active_until, record.stop_at)
+
+    def record(self) -> GroupRecord:
+        return GroupRecord(self.status, self.last_activity, self.active_until, self.stop_at)
+
+    def write(self, record: GroupRecord) -> None:
+        self.status, self.last_activity = record.status, record.last_activity
+        self.active_until, self.stop_at = record.active_until, record.stop_at
 
 
 class PoolStateTracker:
@@ -69,11 +84,11 @@ class PoolStateTracker:
     def status(self, key: Key) -> GroupStatus | None:
         """What is expected of the group; None: neither workers nor queue."""
         group = self._groups.get(key)
-        return None if group is None else group.record.status
+        return None if group is None else group.status
 
     def record(self, key: Key) -> GroupRecord | None:
         group = self._groups.get(key)
-        return None if group is None else group.record
+        return None if group is None else group.record()
 
     def keys(self) -> list[Key]:
         return list(self._groups)
@@ -84,7 +99,7 @@ class PoolStateTracker:
 
     def snapshot(self) -> Mapping[Key, GroupStatus]:
         """The whole expected state now."""
-        return {key: group.record.status for key, group in self._groups.items()}
+        return {key: group.status for key, group in self._groups.items()}
 
     def is_pinned(self, key: Key) -> bool:
         return key in self._pinned
@@ -104,13 +119,14 @@ class PoolStateTracker:
         Returns the generation since which it has been. Source: seed 004, `PoolStateTracker`.
         """
         group = self._groups.get(key)
-        before = None if group is None else group.record
-        record = state.require(before, now=self._clock.monotonic(), delays=self._delays, extra_lifetime=extra_lifetime)
-        if group is not None and before is not None and before.status is GroupStatus.ACTIVE:
-            group.record = (
-                record  # whose timer runs already, and looks again when it finds more time (or is kept ACTIVE)
-            )
+        now = self._clock.monotonic()
+        if group is not None and group.status is GroupStatus.ACTIVE:
+            # By far the most events. Its timer runs already, and looks again when it finds more time.
+            group.last_activity = now
+            group.active_until = state.active_until(now, group.active_until, self._delays, extra_lifetime)
         else:
+            before = None if group is None else group.record()
+            record = state.require(before, now=now, delays=self._delays, extra_lifetime=extra_lifetime)
             group = self._put(key, group, record, changed=True)
         return Generation(self._term, group.generation)
 
@@ -129,7 +145,7 @@ class PoolStateTracker:
         if self._holds[key] <= 0:
             del self._holds[key]
             if (group := self._groups.get(key)) is not None:
-                self._arm(key, group)
+                self._arm(key, group, group.record().due_at)
 
     def pin(self, key: Key) -> None:
         """Keep the group ACTIVE until `unpin`."""
@@ -142,7 +158,8 @@ class PoolStateTracker:
         if key in self._pinned:
             self._pinned.discard(key)
             self.require_worker_group(key)
-            self._arm(key, self._groups[key])
+            group = self._groups[key]
+            self._arm(key, group, group.record().due_at)
 
     def retire(self, key: Key) -> bool:
         """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned."""
@@ -150,8 +167,8 @@ class PoolStateTracker:
         if group is None or self._stays(key):
             return False
         now = self._clock.monotonic()
-        retired = state.unbind(group.record, now=now, delays=Delays(self._delays.unbind, 0.0))
-        self._put(key, group, retired, changed=group.record.status is not GroupStatus.UNBOUND)
+        retired = state.unbind(group.record(), now=now, delays=Delays(self._delays.unbind, 0.0))
+        self._put(key, group, retired, changed=group.status is not GroupStatus.UNBOUND)
         return True
 
     def stop_due_keys(self) -> set[Key]:
@@ -184,10 +201,11 @@ class PoolStateTracker:
             group.look_at = math.inf
             if self._stays(key):
                 continue
-            if not state.is_due(group.record, now=now):
-                self._arm(key, group)
-            elif group.record.status is GroupStatus.ACTIVE:
-                self._put(key, group, state.unbind(group.record, now=now, delays=self._delays), changed=True)
+            record = group.record()
+            if not state.is_due(record, now=now):
+                self._arm(key, group, record.due_at)
+            elif record.status is GroupStatus.ACTIVE:
+                self._put(key, group, state.unbind(record, now=now, delays=self._delays), changed=True)
             else:
                 self._stop_due.add(key)
                 self.stop_due.set()
@@ -211,19 +229,19 @@ class PoolStateTracker:
     def _put(self, key: Key, group: _Group | None, record: GroupRecord, *, changed: bool) -> _Group:
         """Write the record of a group, the present one or (None) a new one."""
         if group is None:
-            group = self._groups[key] = _Group(record)
-        group.record = record
+            group = self._groups[key] = _Group.of(record)
+        else:
+            group.write(record)
         self._stop_due.discard(key)
         if changed:
             self._counter += 1
             group.generation = self._counter
             self._feed.notify(key)
-        self._arm(key, group)
+        self._arm(key, group, record.due_at)
         return group
 
-    def _arm(self, key: Key, group: _Group) -> None:
+    def _arm(self, key: Key, group: _Group, due_at: float) -> None:
         """See to it that the key is looked at when its next transition is due, or before."""
-        due_at = group.record.due_at
         if group.look_at <= due_at or self._stays(key):
             return
         group.look_at = due_at
