@@ -103,14 +103,15 @@ class DriverContext:
 
     `stack` names the broker (`host:port/vhost`, no credentials): a driver whose backend is shared by several stacks
     keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
-    with this very installation; a backend with images of its own may ignore it. `worker_config` is the pool's
-    `WORKER_CONFIG`, which is part of what shapes a worker.
+    with this very installation; a backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs.
+    `worker_config` is the pool's `WORKER_CONFIG`, which is part of what shapes a worker.
     """
 
     pool: str
     stack: str
     clock: Clock
     worker_command: tuple[str, ...]
+    worker_app: str = ""
     worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
@@ -129,8 +130,9 @@ class Driver(ABC):
     """What `driver.options` may hold; by default nothing."""
     manages_workers: ClassVar[bool] = True
     """False for `noop`: workers are started by hand, so a missing one is nobody's failure and `start` is not called."""
-    same_host: ClassVar[bool] = False
-    """True when the workers live on the controller's own host: a standby must then be on the same host."""
+    same_host: bool = False
+    """True when the workers live on the controller's own host: a standby must then be on the same host. May depend on
+    the options."""
 
     def __init__(self, options: DriverOptions, context: DriverContext) -> None:
         """A driver that has options of its own keeps them itself, in their own type."""

@@ -69,6 +69,7 @@ def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
         stack=stack_of(settings.broker.uri.get_secret_value()),
         clock=clock,
         worker_command=worker_command(settings.worker.app),
+        worker_app=settings.worker.app,
         worker_config=settings.worker_config(),
     )
 

@@ -45,7 +45,7 @@ class SubprocessDriver(Driver):
 
     name: ClassVar[str] = "subprocess"
     options_model: ClassVar[type[DriverOptions]] = SubprocessOptions
-    same_host: ClassVar[bool] = True
+    same_host = True
 
     def __init__(self, options: SubprocessOptions, context: DriverContext) -> None:
         super().__init__(options, context)
