@@ -12,13 +12,24 @@ from osrdyne.protocol.names import Key
 @dataclass(slots=True)
 class Entry:
     """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
-    `stopped_for`: why we stopped it."""
+    `hangs`: how it shows that it is alive and does not work. `stopped_for`: why we stopped it."""
 
     instance: Instance
     seen_at: float
     started_here: bool = False
     served: bool = False
+    hangs: str | None = None
     stopped_for: str | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether it is one of ours that runs and does not serve yet: what `max_concurrent_starts` counts.
+
+        Not one found at the start of the term: a worker that only knows part of the protocol does not say again that it
+        is ready, and must not keep others from being started.
+        """
+        running = self.instance.state is InstanceState.RUNNING
+        return self.started_here and running and not self.served and self.stopped_for is None
 
 
 class InstanceBook:
@@ -27,9 +38,7 @@ class InstanceBook:
     def __init__(self) -> None:
         self._entries: dict[InstanceId, Entry] = {}
         self._by_key: dict[Key, list[InstanceId]] = {}
-
-    def __getitem__(self, instance_id: InstanceId) -> Entry:
-        return self._entries[instance_id]
+        self._may_load: dict[InstanceId, Entry] = {}
 
     def get(self, instance_id: InstanceId) -> Entry | None:
         return self._entries.get(instance_id)
@@ -44,14 +53,17 @@ class InstanceBook:
         """The instance is as given; new or changed."""
         entry = self._entries.get(instance.instance_id)
         if entry is None:
-            self._entries[instance.instance_id] = Entry(instance, now, started_here)
+            entry = self._entries[instance.instance_id] = Entry(instance, now, started_here)
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
         else:
             entry.instance = instance
             entry.started_here |= started_here  # a listing may have been faster than the answer to the start
+        if entry.is_loading:
+            self._may_load[instance.instance_id] = entry
 
     def drop(self, instance_id: InstanceId) -> None:
         entry = self._entries.pop(instance_id, None)
+        self._may_load.pop(instance_id, None)
         if entry is not None:
             ids = self._by_key[entry.instance.key]
             ids.remove(instance_id)
@@ -83,15 +95,6 @@ class InstanceBook:
         return changed, vanished
 
     def loading(self) -> int:
-        """How many of ours run and do not serve yet: what `max_concurrent_starts` counts.
-
-        Not those found at the start of the term: a worker that only knows part of the protocol does not say again that
-        it is ready, and must not keep others from being started.
-        """
-        return sum(
-            entry.started_here
-            and entry.instance.state is InstanceState.RUNNING
-            and not entry.served
-            and entry.stopped_for is None
-            for entry in self._entries.values()
-        )
+        """How many load their data; costs what has changed since the last question, and those."""
+        self._may_load = {instance_id: entry for instance_id, entry in self._may_load.items() if entry.is_loading}
+        return len(self._may_load)

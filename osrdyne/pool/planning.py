@@ -5,14 +5,16 @@ Each step prevents a counterexample of the model (LIFECYCLE); the numbers name t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.pool.state import GroupStatus
+
+OVERDUE = "not ready within start_timeout"
 
 # --- request queues
 
@@ -103,18 +105,21 @@ GroupAction = Start | Stop | Remove | Wait
 class GroupFacts:
     """What the worker groups loop knows of one group when it plans.
 
-    `overdue`: instances that were not ready within the start time-out. `back_off_until`: no start before (monotonic).
-    `failure`: the start failed for good; the next attempt comes on demand. `room`: a place under
-    `max_concurrent_starts` is free. `admitted`: the group has a place under `max_groups`.
+    `overdue`: instances that were not ready within the start time-out. `hanging`: those that are alive and do not work,
+    and how that shows. `back_off_until`: no start before (monotonic). `failure`: the start failed for good; the next
+    attempt comes on demand. `room`: a place under `max_concurrent_starts` is free. `admitted`: the group has a place
+    under `max_groups`. `is_ending`: the idle group is being looked into, and none of its workers has ended by itself.
     """
 
     instances: Sequence[Instance]
     queue_exists: bool
     overdue: frozenset[InstanceId] = frozenset()
+    hanging: Mapping[InstanceId, str] = field(default_factory=dict)
     back_off_until: float | None = None
     failure: StartFailure | None = None
     room: bool = True
     admitted: bool = True
+    is_ending: bool = False
 
 
 def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
@@ -127,11 +132,14 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
     if wish is None:
         return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
-    late = [instance for instance in running if instance.instance_id in facts.overdue]
-    actions += [Stop(instance.instance_id, "not ready within start_timeout") for instance in late]
-    actions += [Stop(instance.instance_id, "surplus") for instance in _surplus(running) if instance not in late]
-    if not facts.queue_exists:
-        return actions
+    useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in facts.overdue}
+    useless |= {instance.instance_id: why for instance in running if (why := facts.hanging.get(instance.instance_id))}
+    actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
+    actions += [
+        Stop(instance.instance_id, "surplus") for instance in _surplus(running) if instance.instance_id not in useless
+    ]
+    if not facts.queue_exists or facts.is_ending:
+        return actions  # a worker that would be stopped before it has loaded its data is not started
     taken = {instance.slot for instance in facts.instances}
     for slot in range(slots):
         if slot not in taken:

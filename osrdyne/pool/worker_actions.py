@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from osrdyne.aio.clock import Clock
-from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Driver, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
 from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
-from osrdyne.pool.planning import GroupAction, Remove, Start, Stop
+from osrdyne.pool.planning import OVERDUE, GroupAction, Remove, Start, Stop
 from osrdyne.pool.roles import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
@@ -28,7 +28,6 @@ from osrdyne.protocol.names import Key
 
 SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
 """Makes what a worker is given, its credentials among it. Raises `BrokerError`."""
-OVERDUE = "not ready within start_timeout"
 LOG_LINES = 20
 
 
@@ -76,23 +75,40 @@ class WorkerActions:
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
+        self._told: dict[Key, str] = {}
         self._log: Logger = get_logger("worker_actions")
 
     async def carry_out(self, key: Key, action: GroupAction) -> bool:
         """Carry out one action. False: the driver could not, and trying again at once would not help."""
         await self._lease.confirm()
         try:
-            match action:
-                case Start(slot):
-                    return await self._start(key, slot)
-                case Stop(instance_id, why):
-                    await self._stop(key, instance_id, why)
-                case Remove(instance):
-                    await self._remove(instance.instance_id)
+            done = await self._do(key, action)
         except DriverError as error:
-            self._log.warning("driver call failed", key=key, action=type(action).__name__.lower(), error=str(error))
-            return False
+            done, name = False, type(action).__name__.lower()
+            if self._is_news(key, str(error)):
+                self._log.warning("driver call failed, trying again", key=key, action=name, error=str(error))
+        if done:
+            self.forget_trouble(key)
+        return done
+
+    async def _do(self, key: Key, action: GroupAction) -> bool:
+        match action:
+            case Start(slot):
+                return await self._start(key, slot)
+            case Stop(instance_id, why):
+                await self._stop(key, instance_id, why)
+            case Remove(instance):
+                await self._remove(instance.instance_id)
         return True
+
+    def _is_news(self, key: Key, trouble: str) -> bool:
+        """False while the same trouble goes on: what is tried again every few seconds is logged once."""
+        before, self._told[key] = self._told.get(key), trouble
+        return before != trouble
+
+    def forget_trouble(self, key: Key) -> None:
+        """It is over: the next one is told again."""
+        self._told.pop(key, None)
 
     async def _start(self, key: Key, slot: int) -> bool:
         try:
@@ -121,13 +137,15 @@ class WorkerActions:
             self._book.note(instance, now=self._clock.monotonic())
         if any(instance.slot == slot for instance in found):
             return True
-        self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
+        if self._is_news(key, str(error)):
+            self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
         return False
 
     def _note_missing_credentials(self, key: Key, error: BrokerError) -> bool:
         """An HTTP API that does not answer is asked again; what it refuses needs a person, and callers an answer."""
         if error.retryable:
-            self._log.warning("credentials of a worker cannot be made", key=key, error=str(error))
+            if self._is_news(key, str(error)):
+                self._log.warning("credentials of a worker cannot be made, trying again", key=key, error=str(error))
             return False
         self._log.error("credentials of a worker cannot be made", key=key, error=str(error))
         self._note_refusal(key, StartFailedError("The credentials of the worker cannot be made; the log says why."))
@@ -152,8 +170,9 @@ class WorkerActions:
         if why == OVERDUE and await self._queues.consumer_count(key) > 0:
             self._registry.assume_ready(entry.instance.worker_id, key)
             return
-        entry.stopped_for = why
-        self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
+        if entry.stopped_for != why:
+            entry.stopped_for = why
+            self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
 
@@ -172,9 +191,9 @@ class WorkerActions:
         reported = self._registry[instance.worker_id]
         self._registry.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
-        if why is None and reported is not None and reported.requests:
-            self._note_death(instance, reported, log_lines)
-        if self._tracker.status(instance.key) is None or why not in {None, OVERDUE}:
+        if (why is None or entry.hangs) and reported is not None and reported.requests:
+            self._note_death(entry, reported, log_lines)
+        if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
         if reported is not None and reported.reason:
@@ -195,10 +214,11 @@ class WorkerActions:
         )
         self._records.apply(instance.key, ended)
 
-    def _note_death(self, instance: Instance, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+    def _note_death(self, entry: Entry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+        instance = entry.instance
         death = WorkerDeath(
             worker_id=instance.worker_id,
-            ended_with=str(instance.exit or "an unknown exit code"),
+            ended_with=entry.hangs or str(instance.exit or "an unknown exit code"),
             said=reported.reason,
             at=self._clock.time(),
             log_lines=log_lines,

@@ -9,7 +9,7 @@ reports and driver events; a slow resync covers what they missed. It writes the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.changes import Subscription
@@ -24,7 +24,8 @@ from osrdyne.pool.admission import Admission
 from osrdyne.pool.facts import QueueBoard, WorkerBoard, WorkerFacts
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.planning import GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
-from osrdyne.pool.start_record import StartRecords
+from osrdyne.pool.start_record import StartRecord, StartRecords
+from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
 from osrdyne.pool.workers import WorkerRegistry
@@ -33,6 +34,10 @@ from osrdyne.protocol.names import Key
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
 DRIVER_PAUSE = 2.0
 """Seconds a group waits after a driver call that failed."""
+LISTING_SHARE = 4.0
+LONGEST_REST = 5.0
+"""After a listing that an event asked for, the next one waits this many times as long as it took, at most so many
+seconds: a hundred starts at once are not a hundred listings."""
 
 
 class WorkerGroupsLoop:
@@ -97,6 +102,12 @@ class WorkerGroupsLoop:
             self._records.apply(key, start_record.retry_allowed)
             self.look_at(key)
 
+    def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
+        """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
+        for entry in self._book.of_key(key):
+            entry.hangs = entry.hangs or hanging.get(entry.instance.worker_id)
+        self.look_at(key)
+
     async def list_instances(self) -> None:
         """Ask the driver what runs. At the start of a term this comes before anything is decided.
 
@@ -150,9 +161,11 @@ class WorkerGroupsLoop:
 
     async def _converge(self, group: asyncio.TaskGroup) -> None:
         failures = 0
-        next_listing = self._clock.monotonic() + self._limits.resync_interval
+        rested = self._clock.monotonic()
+        next_listing = rested + self._limits.resync_interval
         while True:
-            if self._relist or self._clock.monotonic() >= next_listing:
+            began = self._clock.monotonic()
+            if began >= (rested if self._relist else next_listing):
                 self._relist = False
                 try:
                     await self.list_instances()
@@ -161,9 +174,12 @@ class WorkerGroupsLoop:
                     failures += 1
                     pause = DRIVER_RETRY.delay(failures)
                     self._log.warning("driver does not answer", error=str(error), failures=failures)
-                next_listing = self._clock.monotonic() + pause
+                now = self._clock.monotonic()
+                rested = now + min(LONGEST_REST, LISTING_SHARE * (now - began))
+                next_listing = now + pause
             self._plan_keys(group)
-            await self._wakeup.wait(max(0.0, min([next_listing, *self._recheck.values()]) - self._clock.monotonic()))
+            due = rested if self._relist else next_listing
+            await self._wakeup.wait(max(0.0, min([due, *self._recheck.values()]) - self._clock.monotonic()))
             now = self._clock.monotonic()
             for key in [key for key, at in self._recheck.items() if at <= now]:
                 del self._recheck[key]
@@ -196,6 +212,7 @@ class WorkerGroupsLoop:
                 self._records.clear(key)
                 if not entries:
                     self._registry.forget_group(key)
+                    self._actions.forget_trouble(key)
             self._see_to_place(key, wanted=wish is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
             slots = 1 if self._driver.manages_workers else 0
@@ -255,11 +272,20 @@ class WorkerGroupsLoop:
             instances=[entry.instance for entry in entries],
             queue_exists=self._queue_board[key].exists,
             overdue=self._overdue(key, entries),
+            hanging={entry.instance.instance_id: entry.hangs for entry in entries if entry.hangs},
             back_off_until=record.back_off_until,
             failure=record.failure,
             room=self._room > 0,
             admitted=self._admission.is_admitted(key),
+            is_ending=record == StartRecord() and self._is_ending(key),
         )
+
+    def _is_ending(self, key: Key) -> bool:
+        """Whether the idle times of the group are over, so that only its emptiness is to be proven."""
+        expected = self._tracker.record(key)
+        if expected is None or expected.status is not GroupStatus.UNBOUND:
+            return False
+        return expected.due_at <= self._clock.monotonic()
 
     def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
         overdue = set()

@@ -118,6 +118,12 @@ GROUP_ROWS = {
         GroupFacts([RUNS], True, overdue=frozenset({RUNS.instance_id})),
         [Stop(RUNS.instance_id, "not ready within start_timeout")],
     ),
+    "wanted, alive without working: stop": (
+        ACTIVE,
+        GroupFacts([RUNS], True, hanging={RUNS.instance_id: "it does not answer"}),
+        [Stop(RUNS.instance_id, "it does not answer")],
+    ),
+    "its end is being looked into: nobody is started for it": (UNBOUND, GroupFacts([], True, is_ending=True), []),
     "wanted, backing off: wait until then": (
         ACTIVE,
         GroupFacts([], True, back_off_until=NOW + 5),

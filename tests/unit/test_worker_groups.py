@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.drivers.base import Exit, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.view import WorkerState
@@ -333,6 +334,17 @@ class TestStops:
             await clock.advance(3.0)
             assert stack.running("a") == 0
 
+    async def test_trouble_that_goes_on_is_logged_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        running_worker(driver)
+        for _ in range(20):
+            driver.fail_next_stop(UNAVAILABLE)
+        driver.fail_next_stop(DriverUnavailableError("The engine is busy."))
+        with capture_logs() as logs:
+            async with leading(clock, driver=driver):
+                await clock.advance(60.0)
+        told = [entry["error"] for entry in logs if entry["event"].startswith("driver call failed")]
+        assert told == ["The engine does not answer.", "The engine is busy."]
+
     async def test_stop_is_known_before_it_is_asked_for(self, clock: VirtualClock, driver: FakeDriver) -> None:
         """LIFECYCLE 18: who wants to bind must see a stop that is decided, not only one that has begun."""
         async with leading(clock, driver=driver) as stack:
@@ -488,6 +500,26 @@ class TestDriverFaults:
             driver.release_lists()
             await clock.advance(0.5)
             assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
+
+    async def test_burst_of_events_is_no_burst_of_listings(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        listings = 0
+        list_instances = driver.list_instances
+
+        async def take_a_second() -> list[Instance]:
+            nonlocal listings
+            listings += 1
+            await clock.sleep(1.0)
+            return await list_instances()
+
+        async with leading(clock, driver=driver):
+            driver.list_instances = take_a_second  # type: ignore[method-assign]
+            for _ in range(40):
+                driver.backend.changed()
+                await clock.advance(0.5)
+            assert listings <= 6
+            stray = running_worker(driver, Key("nobody"))
+            await clock.advance(10.0)
+            assert stray.instance.state is InstanceState.EXITED
 
     async def test_event_during_an_action_is_not_lost(self, clock: VirtualClock, driver: FakeDriver) -> None:
         """The listing it causes says nothing of a group that is acted upon: there must be another."""
