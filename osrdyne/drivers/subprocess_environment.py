@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from osrdyne.drivers.base import WorkerSpec
-from osrdyne.drivers.subprocess_options import RESERVED_PREFIXES
+from osrdyne.drivers.variables import RESERVED_PREFIXES
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 
 # What systemd says to the daemon alone; a worker that answered it would speak in the daemon's name.

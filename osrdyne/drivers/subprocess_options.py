@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from osrdyne.config.types import Duration, Size
 from osrdyne.drivers.base import DriverContext, DriverOptions
-
-RESERVED_PREFIXES = ("WORKER_", "OSRDYNE_")
+from osrdyne.drivers.variables import RESERVED_PREFIXES as RESERVED_PREFIXES
+from osrdyne.drivers.variables import Variables
 
 
 class SubprocessOptions(DriverOptions):
@@ -22,9 +21,7 @@ class SubprocessOptions(DriverOptions):
         None, description="Program and arguments of a worker; by default `osrdyne-worker` with `worker.app`."
     )
     cwd: str | None = Field(None, description="Working directory of the workers; the daemon's own by default.")
-    environment: dict[str, str] = Field(
-        default_factory=dict, description="Further environment variables of the workers."
-    )
+    environment: Variables = Field(default_factory=dict, description="Further environment variables of the workers.")
     state_directory: str | None = Field(
         None, description="Where locks and records of running workers are kept; private to one stack of daemons."
     )
@@ -47,15 +44,6 @@ class SubprocessOptions(DriverOptions):
         if any("\0" in part for part in value or ()):
             raise ValueError("a NUL character cannot be passed to a program")
         return value
-
-    @model_validator(mode="after")
-    def _usable_names(self) -> Self:
-        for name, value in self.environment.items():
-            if name.startswith(RESERVED_PREFIXES):
-                raise ValueError(f"environment: {name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
-            if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"environment: {name!r} cannot be passed to a program")
-        return self
 
 
 def state_directory(options: SubprocessOptions, context: DriverContext) -> Path:

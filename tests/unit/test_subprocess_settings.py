@@ -32,7 +32,7 @@ STATE = Path("/state/blue")
         pytest.param({"comand": ["x"]}, r"driver\.options\.comand: there is no such option", id="unknown"),
         pytest.param({"command": []}, r"driver\.options\.command: give a program", id="no-program"),
         pytest.param({"command": ["a\0"]}, r"driver\.options\.command: a NUL character", id="nul"),
-        pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options: environment: WORKER_KEY is", id="ours"),
+        pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options\.environment: WORKER_KEY is", id="ours"),
         pytest.param({"environment": {"A=B": "x"}}, r"environment: 'A=B' cannot be passed", id="no-name"),
         pytest.param({"log_max_bytes": "1kB"}, r"driver\.options\.log_max_bytes: .*4096", id="small-log"),
         pytest.param(
