@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +83,16 @@ class DaemonProcess:
     """One daemon of one pool; started again after its end it finds the same configuration and state directory."""
 
     def __init__(
-        self, directory: Path, *, amqp_uri: str, management_uri: str, pool: str, settings: Mapping[str, Any]
+        self,
+        directory: Path,
+        *,
+        amqp_uri: str,
+        management_uri: str,
+        pool: str,
+        settings: Mapping[str, Any],
+        launcher: Sequence[str] = (),
     ) -> None:
+        """`launcher`: what stands before `osrdyne run` on its command line."""
         self.directory = directory
         self.pool = pool
         self.amqp_uri = amqp_uri
@@ -95,13 +103,14 @@ class DaemonProcess:
         self.variables: dict[str, str] = {}
         self._faults = directory / "faults.json"
         self._process: subprocess.Popen[bytes] | None = None
-        launcher = [sys.executable, str(LAUNCHER), str(self._faults)]
+        self._launcher = launcher
+        worker = [sys.executable, str(LAUNCHER), str(self._faults)]
         base = {
             "pool": {"id": pool},
             "broker": {"uri": amqp_uri, "management_uri": management_uri, "retry_interval": "2s"},
             "driver": {
                 "name": "subprocess",
-                "options": {"command": launcher, "cwd": str(ROOT), "state_directory": str(directory / "state")},
+                "options": {"command": worker, "cwd": str(ROOT), "state_directory": str(directory / "state")},
             },
             "worker": {"app": "workers.examples.echo:app", "stop_grace": "5s"},
             "lifecycle": {"settle_delay": "1s", "stop_delay": "1s", "start_attempts": 1},
@@ -136,7 +145,7 @@ class DaemonProcess:
         assert not self.is_running
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [OSRDYNE, "run", "-c", str(self.config), *arguments],
+                [*self._launcher, OSRDYNE, "run", "-c", str(self.config), *arguments],
                 cwd=self.directory,
                 env=own_environment(**self.variables),
                 stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
@@ -14,7 +15,7 @@ from tests.acceptance.daemon_process import DaemonProcess
 from tests.chaos.callers import KEYS, Callers
 from tests.chaos.pool import PoolUnderAttack
 from tests.chaos.proxy import Proxy
-from tests.chaos.schedule import Action, Family, Fault, Target
+from tests.chaos.schedule import Action, Done, Family, Fault, Target, drawn
 
 DELAY = 0.3
 ALARMS = {
@@ -35,7 +36,7 @@ class Attacker:
         self._broker_turn = asyncio.Lock()
         """Of the broker's own faults only one at a time: a node that is down cannot be stopped."""
         self._daemon_turns: dict[DaemonProcess, asyncio.Lock] = {daemon: asyncio.Lock() for daemon in pool.daemons}
-        self.done: list[Fault] = []
+        self.done: list[Done] = []
 
     async def run(self, faults: Sequence[Fault]) -> None:
         """All of them at their times; returns when the last one is over."""
@@ -49,22 +50,28 @@ class Attacker:
     async def _inflict(self, fault: Fault) -> None:
         if fault.family is Family.CUT:
             await self._on_link(fault)
+        elif fault.family is Family.CLOCK:
+            await self._on_clock(fault)
         elif fault.target is Target.BROKER:
-            async with self._broker_turn:
-                self._happens(fault, "rabbitmq")
+            async with self._broker_turn, self._happening(fault, "rabbitmq"):
                 await self._on_broker(fault)
         elif fault.target in {Target.LEADER, Target.STANDBY}:
             await self._on_daemon(fault)
         elif fault.target is Target.WORKER:
             await self._on_worker(fault)
         else:
-            key = _drawn(fault, KEYS)
-            self._happens(fault, f"{key[:20]!r}")
-            await self._callers.poison(key)
+            key = drawn(fault, KEYS)
+            async with self._happening(fault, f"{key[:20]!r}"):
+                await self._callers.poison(key)
 
-    def _happens(self, fault: Fault, victim: str) -> None:
-        self.done.append(fault)
+    @asynccontextmanager
+    async def _happening(self, fault: Fault, victim: str) -> AsyncIterator[None]:
         self._note(fault, victim)
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.done.append(Done(fault, began, time.time()))
 
     # --- the broker
 
@@ -88,8 +95,7 @@ class Attacker:
 
     async def _on_daemon(self, fault: Fault) -> None:
         daemon = await self._find_daemon(fault)
-        async with self._daemon_turns[daemon]:
-            self._happens(fault, daemon.directory.name)
+        async with self._daemon_turns[daemon], self._happening(fault, daemon.directory.name):
             if fault.action is Action.KILL:
                 self._pool.killed.add(daemon)
                 daemon.kill()
@@ -105,7 +111,7 @@ class Attacker:
         """The leader or the standby; any of them while nobody leads."""
         leaders = await self._pool.leaders()
         wanted = [daemon for daemon in self._pool.daemons if (daemon in leaders) == (fault.target is Target.LEADER)]
-        return _drawn(fault, wanted or self._pool.daemons)
+        return drawn(fault, wanted or self._pool.daemons)
 
     # --- workers
 
@@ -113,28 +119,38 @@ class Attacker:
         workers = await _patiently(self._pool.workers)
         if not workers:
             return
-        key, pid = _drawn(fault, sorted(workers))
+        key, pid = drawn(fault, sorted(workers))
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            self._happens(fault, f"{key[:20]!r} {pid}")
-            if fault.action is Action.KILL:
-                process.kill()
-                return
-            process.suspend()
-            await asyncio.sleep(fault.seconds)
-            process.resume()  # psutil compares the moment of creation: never another process with the same number
+            async with self._happening(fault, f"{key[:20]!r} {pid}"):
+                if fault.action is Action.KILL:
+                    process.kill()
+                    return
+                process.suspend()
+                await asyncio.sleep(fault.seconds)
+                process.resume()  # psutil compares the moment of creation: never another process with the same number
 
-    # --- links
+    # --- links and clocks
 
     async def _on_link(self, fault: Fault) -> None:
-        links = [str(fault.target)]
-        if fault.target in {Target.LEADER, Target.STANDBY}:
-            links = [(await self._find_daemon(fault)).directory.name]
-        elif fault.target is Target.EVERYBODY:
-            links = list(self._pool.proxies)
-        self._happens(fault, " ".join(links))
-        async with _disturbed(fault.action, [self._pool.proxies[link] for link in links]):
+        links = await self._names_of(fault, everybody=list(self._pool.proxies))
+        proxies = [self._pool.proxies[link] for link in links]
+        async with self._happening(fault, " ".join(links)), _disturbed(fault.action, proxies):
             await asyncio.sleep(fault.seconds)
+
+    async def _on_clock(self, fault: Fault) -> None:
+        names = await self._names_of(fault, everybody=list(self._pool.clocks))
+        async with self._happening(fault, f"{' '.join(names)} {fault.jump:+g} s"):
+            for name in names:
+                self._pool.clocks[name].shift(fault.jump)
+            await asyncio.sleep(fault.seconds)
+            for name in names:
+                self._pool.clocks[name].shift(-fault.jump)
+
+    async def _names_of(self, fault: Fault, *, everybody: Sequence[str]) -> Sequence[str]:
+        if fault.target in {Target.LEADER, Target.STANDBY}:
+            return [(await self._find_daemon(fault)).directory.name]
+        return everybody if fault.target is Target.EVERYBODY else [str(fault.target)]
 
 
 @asynccontextmanager
@@ -154,10 +170,6 @@ async def _disturbed(action: Action, proxies: Sequence[Proxy]) -> AsyncIterator[
         proxy.delay = 0.0
         proxy.refusing = False
         proxy.resume()
-
-
-def _drawn(fault: Fault, candidates: Sequence[T]) -> T:
-    return candidates[int(fault.draw * len(candidates))]
 
 
 async def _patiently(look: Callable[[], list[T]], *, seconds: float = 8.0) -> list[T]:

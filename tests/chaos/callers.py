@@ -12,13 +12,16 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 
 from osrdyne import amqp
 from osrdyne.errors import BrokerError
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
-from tests.chaos.checker import Answered, Sent
+from tests.chaos.checker import LIFETIME, Answered, Sent
 
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
@@ -26,6 +29,24 @@ RPC_TIMEOUT = 10.0
 PAUSES = (3.0, 12.0)
 """Seconds, around all delays of the pool together: the group is unbound, ends, or is about to."""
 LONGEST_SLEEP = 3.0
+
+
+class Limit(StrEnum):
+    """How a request says for how long its caller waits."""
+
+    NONE = "none"
+    EXPIRATION = "expiration"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`expected` is the body of the right answer; None when there must be no answer `ok`."""
+
+    path: str
+    body: object
+    expected: str | None
+    limit: Limit = Limit.NONE
 
 
 class Callers:
@@ -72,7 +93,7 @@ class Callers:
         while not self._stop.is_set():
             async with asyncio.TaskGroup() as burst:
                 for _ in range(random.randint(1, 8)):
-                    burst.create_task(self._request(key, *_draw_work(random)))
+                    burst.create_task(self._request(key, _draw_work(random)))
             await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSES), random.uniform(*PAUSES))))
 
     async def _pause(self, seconds: float) -> None:
@@ -82,25 +103,32 @@ class Callers:
 
     async def poison(self, key: Key) -> None:
         """A request that kills each worker that takes it, and must never be answered `ok`."""
-        await self._request(key, "/crash", {}, None)
+        await self._request(key, Work("/crash", {}, None))
 
-    async def _request(self, key: Key, path: str, body: object, expected: str | None) -> None:
+    async def _request(self, key: Key, work: Work) -> None:
         """Publish one request and note whether it was confirmed."""
         channel = self._publisher
         if channel is None:
             return await self._pause(0.5)
-        message = amqp.Message(
-            body=json.dumps(body).encode(),
-            headers={PATH_HEADER: path},
-            correlation_id=secrets.token_hex(8),
-            reply_to=self.replies,
-            content_type="application/json",
-        )
         at, confirmed = time.time(), False
+        message = self._message(work, at=at)
         with suppress(BrokerError):
             await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
             confirmed = True
-        self.sent.append(Sent(message.correlation_id or "", key, expected, confirmed, at))
+        self.sent.append(Sent(message.correlation_id or "", key, work.expected, confirmed, at))
+
+    def _message(self, work: Work, *, at: float) -> amqp.Message:
+        headers: dict[str, object] = {PATH_HEADER: work.path}
+        if work.limit is Limit.DEADLINE:
+            headers[DEADLINE_HEADER] = int((at + LIFETIME) * 1000)
+        return amqp.Message(
+            body=json.dumps(work.body).encode(),
+            headers=headers,
+            correlation_id=secrets.token_hex(8),
+            reply_to=self.replies,
+            content_type="application/json",
+            expiration=str(int(LIFETIME * 1000)) if work.limit is Limit.EXPIRATION else None,
+        )
 
     async def _keep_publisher(self) -> None:
         while True:
@@ -141,11 +169,11 @@ class Callers:
             await delivery.ack()
 
 
-def _draw_work(random: Random) -> tuple[str, object, str]:
-    """Path, body, and the body of the right answer."""
+def _draw_work(random: Random) -> Work:
+    limit = random.choice(tuple(Limit))
     if random.random() < 0.7:
         text = secrets.token_hex(8)
-        return "/echo", text, json.dumps(text)
+        return Work("/echo", text, json.dumps(text), limit)
     seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
     answer = json.dumps({"slept": seconds}, separators=(",", ":"))
-    return random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer
+    return Work(random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer, limit)

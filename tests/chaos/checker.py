@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.protocol.statuses import Status
-from tests.chaos.schedule import Action, Family, Fault, Target
+from tests.chaos.schedule import Action, Done, Family, Fault, Target
 
+LIFETIME = 55.0
+"""Seconds that callers give some of their requests; the pool gives all of them a little more."""
+MAX_CLOCK_SKEW = 5.0
+"""Seconds by which the clocks of a pool may differ."""
+AFTER_EFFECTS = 60.0
+"""Seconds for which a fault that is over may still explain what becomes of a request."""
 SHOWN = 10
 """So many examples of each problem are named."""
 
@@ -75,11 +81,14 @@ class Verdict:
         return not (self.lost or self.unanswered or self.problems)
 
 
-def allowed_statuses(faults: Iterable[Fault]) -> frozenset[Status]:
-    """What may become of a request under these faults. RabbitMQ counts cut connections as failed deliveries too."""
+def allowed_statuses(faults: Iterable[Fault], *, waited: float) -> frozenset[Status]:
+    """What may become of a request under these faults, `waited` seconds after it was published.
+
+    RabbitMQ counts cut connections as failed deliveries too. Only a clock that is wrong can end a request early.
+    """
     allowed = {Status.OK}
     for fault in faults:
-        if fault.target not in {Target.LEADER, Target.STANDBY, Target.MANAGEMENT} and fault.action is not Action.DELAY:
+        if (_delays(fault) and waited >= LIFETIME - MAX_CLOCK_SKEW) or abs(fault.jump) > MAX_CLOCK_SKEW:
             allowed |= {Status.EXPIRED}
         if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
             allowed |= {Status.DELIVERY_LIMIT}
@@ -88,12 +97,16 @@ def allowed_statuses(faults: Iterable[Fault]) -> frozenset[Status]:
     return frozenset(allowed)
 
 
+def _delays(fault: Fault) -> bool:
+    harmless = {Target.LEADER, Target.STANDBY, Target.MANAGEMENT}
+    return fault.target not in harmless and fault.action is not Action.DELAY
+
+
 _END_DELIVERIES = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY, Target.KEY})
 
 
-def judge(
-    sent: Sequence[Sent], answers: Sequence[Answered], aftermath: Aftermath, *, allowed: frozenset[Status]
-) -> Verdict:
+def judge(sent: Sequence[Sent], answers: Sequence[Answered], aftermath: Aftermath, *, done: Sequence[Done]) -> Verdict:
+    """What became of the requests that were sent, with the faults that were done meanwhile."""
     by_request: dict[str, list[Answered]] = defaultdict(list)
     for answer in answers:
         by_request[answer.correlation_id].append(answer)
@@ -106,17 +119,19 @@ def judge(
         statuses=Counter(answer.status for answer in answers),
         lost=tuple(one for one in silent if one not in kept),
         unanswered=tuple(one for one in silent if one in kept),
-        problems=(*_problems_of_answers(sent, answers, kept, allowed), *_problems_of_aftermath(aftermath)),
+        problems=(*_problems_of_answers(sent, answers, kept, done), *_problems_of_aftermath(aftermath)),
     )
 
 
 def _problems_of_answers(
-    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], allowed: frozenset[Status]
+    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], done: Sequence[Done]
 ) -> Iterable[str]:
     asked = {one.correlation_id: one for one in sent}
     known = [answer for answer in answers if answer.correlation_id in asked]
     strange = [answer.correlation_id for answer in answers if answer.correlation_id not in asked]
-    forbidden = [f"{one.correlation_id} {one.status}" for one in answers if one.status not in allowed]
+    forbidden = [
+        f"{one.correlation_id} {one.status}" for one in known if not _is_explained(one, asked[one.correlation_id], done)
+    ]
     wrong = [
         f"{one.correlation_id} {one.body!r}"
         for one in known
@@ -127,6 +142,11 @@ def _problems_of_answers(
     yield from _named("answers that no fault explains", forbidden)
     yield from _named("wrong answers", wrong)
     yield from _named("answered delivery_limit, but not in the inventory", sorted(unkept))
+
+
+def _is_explained(answer: Answered, request: Sent, done: Sequence[Done]) -> bool:
+    faults = [one.fault for one in done if one.began <= answer.at and one.ended >= request.at - AFTER_EFFECTS]
+    return answer.status in allowed_statuses(faults, waited=answer.at - request.at)
 
 
 def _problems_of_aftermath(aftermath: Aftermath) -> Iterable[str]:

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 from yarl import URL
 
-from tests.acceptance.daemon_process import DaemonProcess
+from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
+from tests.chaos.clocks import WrongClock
 from tests.chaos.nodes import Node, running_node
 from tests.chaos.proxy import Proxy
 
@@ -20,6 +21,7 @@ POOL = "chaos"
 DAEMONS = ("daemon-a", "daemon-b")
 LINKS = (*DAEMONS, "workers", "clients")
 """Each of them reaches RabbitMQ through a proxy of its own."""
+WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
 SETTINGS: Mapping[str, Any] = {
     "broker": {
@@ -28,7 +30,7 @@ SETTINGS: Mapping[str, Any] = {
         "rpc_timeout": "10s",
         "management_timeout": "5s",
     },
-    "worker": {"concurrency": 2, "processing_timeout": "20s", "stop_grace": "5s"},
+    "worker": {"app": "workers.examples.echo:app", "concurrency": 2, "processing_timeout": "20s", "stop_grace": "5s"},
     "lifecycle": {
         "settle_delay": "1s",
         "unbind_delay": "2s",
@@ -43,9 +45,17 @@ SETTINGS: Mapping[str, Any] = {
 
 
 class PoolUnderAttack:
-    def __init__(self, broker: Node, proxies: Mapping[str, Proxy], daemons: tuple[DaemonProcess, ...]) -> None:
+    def __init__(
+        self,
+        broker: Node,
+        *,
+        proxies: Mapping[str, Proxy],
+        clocks: Mapping[str, WrongClock],
+        daemons: tuple[DaemonProcess, ...],
+    ) -> None:
         self.broker = broker
         self.proxies = proxies
+        self.clocks = clocks
         self.daemons = daemons
         self.killed: set[DaemonProcess] = set()
         """Daemons that are down because we have killed them."""
@@ -88,26 +98,31 @@ async def pool_under_attack(directory: Path, *, image: str | None) -> AsyncItera
     async with running_node(directory, image=image) as broker, AsyncExitStack() as stack:
         proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
         proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
-        daemons = tuple(_make_daemon(directory, name, broker, proxies) for name in DAEMONS)
+        clocks = {name: WrongClock(directory / f"{name}.clock") for name in (*DAEMONS, "workers")}
+        daemons = tuple(_make_daemon(directory, name, broker, proxies, clocks) for name in DAEMONS)
         try:
             await daemons[0].start()
             daemons[1].launch()
-            yield PoolUnderAttack(broker, proxies, daemons)
+            yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons)
         finally:
             for daemon in daemons:
                 await daemon.close()
 
 
-def _make_daemon(directory: Path, name: str, broker: Node, proxies: Mapping[str, Proxy]) -> DaemonProcess:
+def _make_daemon(
+    directory: Path, name: str, broker: Node, proxies: Mapping[str, Proxy], clocks: Mapping[str, WrongClock]
+) -> DaemonProcess:
     own = directory / name
     own.mkdir()
     state = directory / "state"
+    worker = [*clocks["workers"].launcher, str(WORKER), str(SETTINGS["worker"]["app"])]
     daemon = DaemonProcess(
         own,
         amqp_uri=_behind(broker.amqp_uri, proxies[name]),
         management_uri=_behind(broker.management_uri, proxies["management"]),
         pool=POOL,
-        settings={**SETTINGS, "driver": {"options": {"state_directory": str(state)}}},
+        settings={**SETTINGS, "driver": {"options": {"command": worker, "state_directory": str(state)}}},
+        launcher=clocks[name].launcher,
     )
     daemon.state = state / POOL
     daemon.write_settings(broker={"worker_uri": _behind(broker.amqp_uri, proxies["workers"])})

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.chaos.attacker import Attacker
 from tests.chaos.callers import Callers
-from tests.chaos.checker import Verdict, allowed_statuses, judge
+from tests.chaos.checker import Verdict, judge
 from tests.chaos.pool import POOL, PoolUnderAttack, pool_under_attack
 from tests.chaos.saboteur import lose_requests
 from tests.chaos.schedule import Family, Fault, count_families, make_schedule
@@ -69,8 +69,8 @@ class Run:
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
             finally:
                 self._write_history(callers)
-        verdict = judge(callers.sent, callers.answers, aftermath, allowed=allowed_statuses(attacker.done))
-        return verdict, attacker.done
+        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done)
+        return verdict, [one.fault for one in attacker.done]
 
     @asynccontextmanager
     async def _sabotage(self, pool: PoolUnderAttack) -> AsyncIterator[None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import TypeVar
 
+T = TypeVar("T")
 INTERVAL = 9.0
 """Seconds between two faults, on average."""
 
@@ -18,6 +20,7 @@ class Family(StrEnum):
     CUT = "cut"
     RESTART = "restart"
     ALARM = "alarm"
+    CLOCK = "clock"
     POISON = "poison"
 
 
@@ -52,13 +55,19 @@ class Action(StrEnum):
     """Stop the broker in order; start it again after `seconds`."""
     MEMORY = "memory"
     DISK = "disk"
+    AHEAD = "ahead"
+    """Put the wall clock forward, and right again after `seconds`."""
+    BEHIND = "behind"
     REQUEST = "request"
     """A request that kills its worker, again and again."""
 
 
 PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.BROKER)
 LINKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
-LONGEST: dict[Action, float] = {
+CLOCKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.EVERYBODY)
+JUMPS = (3.0, 90.0, 3600.0)
+"""Seconds by which a clock is wrong: less than `max_clock_skew`, longer than a request may wait, and a summer time."""
+LONGEST: Mapping[Action, float] = {
     Action.KILL: 6,
     Action.STOP: 15,
     Action.CUT: 0,
@@ -69,14 +78,17 @@ LONGEST: dict[Action, float] = {
     Action.RESTART: 6,
     Action.MEMORY: 6,
     Action.DISK: 6,
+    Action.AHEAD: 12,
+    Action.BEHIND: 12,
     Action.REQUEST: 0,
 }
-POSSIBLE: dict[Family, tuple[Sequence[Target], Sequence[Action]]] = {
+POSSIBLE: Mapping[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.KILL: (PROCESSES, (Action.KILL,)),
     Family.STOP: (PROCESSES, (Action.STOP,)),
     Family.CUT: (LINKS, (Action.CUT, Action.REFUSE, Action.STALL, Action.SWALLOW, Action.DELAY)),
     Family.RESTART: ((Target.BROKER,), (Action.RESTART,)),
     Family.ALARM: ((Target.BROKER,), (Action.MEMORY, Action.DISK)),
+    Family.CLOCK: (CLOCKS, (Action.AHEAD, Action.BEHIND)),
     Family.POISON: ((Target.KEY,), (Action.REQUEST,)),
 }
 
@@ -91,6 +103,26 @@ class Fault:
     target: Target
     seconds: float
     draw: float
+
+    @property
+    def jump(self) -> float:
+        """Seconds by which it puts a clock forward, negative for back."""
+        sign = {Action.AHEAD: 1, Action.BEHIND: -1}.get(self.action, 0)
+        return sign * drawn(self, JUMPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A fault that took place, in seconds since the epoch."""
+
+    fault: Fault
+    began: float
+    ended: float
+
+
+def drawn(fault: Fault, candidates: Sequence[T]) -> T:
+    """The one that the fault's draw means."""
+    return candidates[int(fault.draw * len(candidates))]
 
 
 def make_schedule(seed: int, length: float, families: Iterable[Family] = Family) -> tuple[Fault, ...]:

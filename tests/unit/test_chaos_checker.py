@@ -7,25 +7,27 @@ from dataclasses import replace
 import pytest
 
 from osrdyne.protocol.statuses import Status
-from tests.chaos.checker import Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
-from tests.chaos.schedule import Action, Family, Fault, Target
+from tests.chaos.checker import AFTER_EFFECTS, Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
+from tests.chaos.schedule import JUMPS, Action, Done, Family, Fault, Target
 
 ASKED = Sent("1", "a", "right", confirmed=True, at=0.0)
 ANSWER = Answered("1", "ok", "right", at=1.0)
-ANYTHING = frozenset(Status)
 
 
 def judged(
     *answers: Answered,
     sent: tuple[Sent, ...] = (ASKED,),
     aftermath: Aftermath | None = None,
-    allowed: frozenset[Status] = ANYTHING,
+    done: tuple[Done, ...] = (),
 ) -> Verdict:
-    return judge(sent, answers, aftermath or Aftermath(), allowed=allowed)
+    return judge(sent, answers, aftermath or Aftermath(), done=done)
 
 
-def fault(family: Family, action: Action, target: Target) -> Fault:
-    return Fault(0.0, family, action, target, 1.0, 0.5)
+def fault(family: Family, action: Action, target: Target, *, draw: float = 0.5) -> Fault:
+    return Fault(0.0, family, action, target, 1.0, draw)
+
+
+POISON = Done(fault(Family.POISON, Action.REQUEST, Target.KEY), began=0.0, ended=0.0)
 
 
 def test_answered_request_passes() -> None:
@@ -47,11 +49,11 @@ def test_poison_without_an_answer_is_unanswered_and_not_lost() -> None:
 
 
 def test_poison_that_was_answered_passes() -> None:
-    assert judged(replace(ANSWER, status="delivery_limit"), aftermath=Aftermath(poison=["1"])).passed
+    assert judged(replace(ANSWER, status="delivery_limit"), aftermath=Aftermath(poison=["1"]), done=(POISON,)).passed
 
 
 def test_delivery_limit_without_an_entry_in_the_inventory_is_a_problem() -> None:
-    assert "inventory: 1" in judged(replace(ANSWER, status="delivery_limit")).problems[0]
+    assert "inventory: 1" in judged(replace(ANSWER, status="delivery_limit"), done=(POISON,)).problems[0]
 
 
 def test_request_without_a_confirm_is_owed_nothing() -> None:
@@ -76,7 +78,7 @@ def test_second_answer_is_a_duplicate_and_no_problem() -> None:
     ids=["body", "status", "correlation id"],
 )
 def test_answer_that_cannot_be_right_is_a_problem(answer: Answered, problem: str) -> None:
-    verdict = judged(ANSWER, answer, allowed=frozenset({Status.OK}))
+    verdict = judged(ANSWER, answer)
     assert [problem in found for found in verdict.problems] == [True]
 
 
@@ -128,4 +130,26 @@ def test_many_examples_of_a_problem_are_cut_short() -> None:
     ids=["none", "leader", "management", "alarm", "cut workers", "poison", "killed worker"],
 )
 def test_faults_say_which_statuses_they_allow(faults: list[Fault], allowed: set[Status]) -> None:
-    assert allowed_statuses(faults) == allowed
+    assert allowed_statuses(faults, waited=60.0) == allowed
+
+
+def test_request_cannot_expire_before_its_time() -> None:
+    assert Status.EXPIRED not in allowed_statuses([fault(Family.KILL, Action.KILL, Target.BROKER)], waited=10.0)
+
+
+@pytest.mark.parametrize("action", [Action.AHEAD, Action.BEHIND])
+@pytest.mark.parametrize(("jump", "early"), [(3.0, False), (90.0, True), (3600.0, True)])
+def test_only_a_clock_that_is_far_off_ends_a_request_early(action: Action, jump: float, early: bool) -> None:
+    wrong = fault(Family.CLOCK, action, Target.LEADER, draw=JUMPS.index(jump) / len(JUMPS))
+    assert (Status.EXPIRED in allowed_statuses([wrong], waited=1.0)) is early
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "explains"),
+    [(100.0, 101.0, True), (103.0, 104.0, False), (10.0, 20.0, False), (10.0, 110.0 - AFTER_EFFECTS, True)],
+    ids=["meanwhile", "after the answer", "long before", "shortly before"],
+)
+def test_fault_explains_only_what_happens_in_its_time(began: float, ended: float, explains: bool) -> None:
+    request, answer = replace(ASKED, at=101.0), replace(ANSWER, status="start-failed", at=102.0)
+    killed = Done(fault(Family.KILL, Action.KILL, Target.WORKER), began, ended)
+    assert judged(answer, sent=(request,), done=(killed,)).passed is explains
