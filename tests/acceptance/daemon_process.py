@@ -26,7 +26,7 @@ from osrdyne.drivers.subprocess_processes import environment_of, session_leaders
 ROOT = Path(__file__).parents[2]
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
 LAUNCHER = Path(__file__).with_name("echo_launcher.py")
-PATIENCE = 60.0
+PATIENCE = 150.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from osrdyne.daemon import Daemon
 from osrdyne.term import StopRequest
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
+PATIENCE = 150.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 
 

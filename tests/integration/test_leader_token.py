@@ -19,7 +19,7 @@ from osrdyne.broker.token import Token
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerError, LeadershipLostError
 
-SOON = 10.0
+SOON = 60.0
 
 
 @pytest.fixture

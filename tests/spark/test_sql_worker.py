@@ -19,7 +19,7 @@ from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.statuses import decode_text
 
 KEY = Key("tpch/sf=0.001")
-START_TIMEOUT = 100.0
+START_TIMEOUT = 180.0
 
 
 class Asker:
@@ -65,7 +65,7 @@ async def channel(broker: Any) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
         yield await connection.channel()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_worker_answers_queries_and_leaves_nothing_behind(
     broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch_config: dict[str, Any]
 ) -> None:
