@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from osrdyne import __version__
-from osrdyne.cli import groups, poison
+from osrdyne.cli import groups, poison, routes
 from osrdyne.cli.call import call
 from osrdyne.cli.check_config import check_config
 from osrdyne.cli.dev import dev
@@ -74,6 +74,7 @@ app.command()(doctor)
 app.command()(status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(poison.app, name="poison")
+app.add_typer(routes.app, name="routes")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -142,3 +142,45 @@ def test_completion_is_offered_for_every_shell(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("_OSRDYNE_COMPLETE", "source_bash")
     result = CliRunner().invoke(app, [], prog_name="osrdyne")
     assert "complete -o default -F" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        (["level = '3'", "-H", "level=3"], "true\n"),
+        (["$body.a < 1", "-d", '{"a": 1}'], "false\n"),
+        (["{$key} = 'a'", "-S", "key=b=c"], "false\n"),
+        (["level"], "undefined\n"),
+    ],
+)
+def test_routes_eval_prints_the_result(arguments: list[str], result: str) -> None:
+    assert CliRunner().invoke(app, ["routes", "eval", *arguments]).stdout == result
+
+
+def test_routes_eval_of_a_batch_answers_each_line(tmp_path: Path) -> None:
+    (tmp_path / "cases.jsonl").write_text('{"condition": "true"}\n\n{"condition": "1 @"}\nnonsense\n')
+    result = CliRunner().invoke(app, ["routes", "eval", "--batch", str(tmp_path / "cases.jsonl")])
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert lines[:2] == [{"result": True}, {"error": "invalid symbol '@'", "column": 3}]
+    assert len(lines) == 3
+
+
+def test_routes_eval_of_a_batch_reads_standard_input() -> None:
+    assert (
+        CliRunner().invoke(app, ["routes", "eval", "--batch"], input='{"condition": ""}').stdout
+        == '{"result": "undefined"}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["1 ="], "column 4: unexpected end\n"),
+        ([], "Invalid value for CONDITION: name a condition"),
+        (["--batch", "nowhere"], "Cannot read nowhere: No such file or directory.\n"),
+        (["--batch", "-H", "a=b"], "Invalid value for --batch: each line has its own headers"),
+    ],
+)
+def test_routes_eval_says_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert execute(["routes", "eval", *arguments], debug=False) == 2
+    assert capsys.readouterr().err.startswith(message)

@@ -1,0 +1,125 @@
+"""The functions of conditions: what they take, what they give, and what they do.
+
+A new function is one entry of `FUNCTIONS`, and one line of the table in docs/ingress.md. Used by `compiler` only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osrdyne.ingress.conditions.values import (
+    UNDEFINED,
+    Undefined,
+    Value,
+    ValueType,
+    defined_number,
+    exponential,
+    parse_number,
+    power,
+    square_root,
+)
+
+_NUMBER, _STRING, _BOOL = ValueType.NUMBER, ValueType.STRING, ValueType.BOOL
+_PYTHON_TYPES: dict[ValueType, type] = {_NUMBER: float, _STRING: str, _BOOL: bool}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`takes` are the types of each parameter, empty for any type; the last `optional` ones may be left out.
+
+    `apply` gets values of exactly these types, or whatever there is where any type is taken.
+    """
+
+    takes: tuple[frozenset[ValueType], ...]
+    gives: ValueType
+    apply: Callable[..., Value]
+    optional: int = 0
+    repeats: bool = False
+
+    def accepts(self, types: Sequence[ValueType]) -> bool:
+        """Whether it may be called with arguments of these types."""
+        least, most = len(self.takes) - self.optional, len(self.takes)
+        if len(types) < least or (len(types) > most and not self.repeats):
+            return False
+        return all(not taken or given is ValueType.ANY or given in taken for given, taken in self._pairs(types))
+
+    def call(self, arguments: Sequence[Value]) -> Value:
+        """The result; undefined when an argument turns out to be of another type, null and undefined among them."""
+        for given, taken in self._pairs(arguments):
+            if taken and not any(type(given) is _PYTHON_TYPES[one] for one in taken):
+                return UNDEFINED
+        return self.apply(*arguments)
+
+    def _pairs(self, arguments: Sequence[Any]) -> list[tuple[Any, frozenset[ValueType]]]:
+        takes = self.takes + self.takes[-1:] * (len(arguments) - len(self.takes))
+        return list(zip(arguments, takes, strict=False))
+
+
+_ANYTHING: frozenset[ValueType] = frozenset()
+
+
+def _of_numbers(count: int, compute: Callable[..., float]) -> Function:
+    def apply(*numbers: float) -> Value:
+        return defined_number(compute(*numbers))
+
+    return Function((frozenset({_NUMBER}),) * count, _NUMBER, apply)
+
+
+def _of_strings(count: int, gives: ValueType, apply: Callable[..., Value], *, repeats: bool = False) -> Function:
+    return Function((frozenset({_STRING}),) * count, gives, apply, repeats=repeats)
+
+
+def _question(apply: Callable[[Value], Value]) -> Function:
+    return Function((_ANYTHING,), _BOOL, apply)
+
+
+def _whole(number: float, rounded: Callable[[float], int]) -> float:
+    return float(rounded(number)) if math.isfinite(number) else number
+
+
+def _sign(number: float) -> float:
+    return float((number > 0) - (number < 0))
+
+
+def _as_number(value: str | float) -> float | Undefined:
+    return parse_number(value) if isinstance(value, str) else value
+
+
+def _substring(text: str, start: float, length: float | None = None) -> str | Undefined:
+    """Undefined unless the whole part asked for is inside the text."""
+    end = float(len(text)) if length is None else start + length
+    if not (0 <= start <= end <= len(text)) or start != int(start) or end != int(end):
+        return UNDEFINED
+    return text[int(start) : int(end)]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "abs": _of_numbers(1, abs),
+    "exp": _of_numbers(1, exponential),
+    "power": _of_numbers(2, power),
+    "square": _of_numbers(1, lambda number: number * number),
+    "ceiling": _of_numbers(1, lambda number: _whole(number, math.ceil)),
+    "floor": _of_numbers(1, lambda number: _whole(number, math.floor)),
+    "sign": _of_numbers(1, _sign),
+    "sqrt": _of_numbers(1, square_root),
+    "as_number": Function((frozenset({_NUMBER, _STRING}),), _NUMBER, _as_number),
+    "is_bool": _question(lambda value: isinstance(value, bool)),
+    "is_defined": _question(lambda value: value is not UNDEFINED),
+    "is_null": _question(lambda value: value is None),
+    "is_number": _question(lambda value: isinstance(value, float) and math.isfinite(value)),
+    "is_string": _question(lambda value: isinstance(value, str)),
+    "length": _of_strings(1, _NUMBER, lambda text: float(len(text))),
+    "lower": _of_strings(1, _STRING, str.lower),
+    "upper": _of_strings(1, _STRING, str.upper),
+    "substring": Function(
+        (frozenset({_STRING}), frozenset({_NUMBER}), frozenset({_NUMBER})), _STRING, _substring, optional=1
+    ),
+    "index_of": _of_strings(2, _NUMBER, lambda text, part: float(text.find(part))),
+    "starts_with": _of_strings(2, _BOOL, str.startswith),
+    "ends_with": _of_strings(2, _BOOL, str.endswith),
+    "contains": _of_strings(2, _BOOL, str.__contains__),
+}
+"""By name in lower case. `concat` is not among them: it is the operator `||`, which takes null properties."""

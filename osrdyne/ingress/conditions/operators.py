@@ -1,0 +1,118 @@
+"""What operators do with values when a request is there. Chains run as loops, so that their length costs no stack.
+
+Used by `compiler` only, which has checked the types; what only a request can show is checked here: another type, null
+or undefined makes the result undefined, never an error.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from osrdyne.ingress.conditions.samples import Sample
+from osrdyne.ingress.conditions.values import (
+    COMPARISONS,
+    UNDEFINED,
+    Undefined,
+    Value,
+    ValueType,
+    compare_by_type,
+    defined_number,
+    divide,
+    remainder,
+)
+
+Evaluate = Callable[[Sample], Value]
+Apply = Callable[[Value, Value], Value]
+
+MAX_TEXT = 2**20
+"""Characters of a concatenation; a longer one is undefined, so that no condition can fill the memory."""
+
+ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": divide,
+    "%": remainder,
+}
+_PYTHON_TYPES: dict[ValueType, type] = {ValueType.NUMBER: float, ValueType.STRING: str, ValueType.BOOL: bool}
+
+
+def folded(first: Evaluate, steps: Sequence[tuple[Apply, Evaluate]]) -> Evaluate:
+    """Operands joined from left to right."""
+
+    def evaluate(sample: Sample) -> Value:
+        value = first(sample)
+        for apply, operand in steps:
+            value = apply(value, operand(sample))
+        return value
+
+    return evaluate
+
+
+def minus(value: Value) -> float | Undefined:
+    return -value if type(value) is float else UNDEFINED
+
+
+def arithmetic(compute: Callable[[float, float], float]) -> Apply:
+    def apply(left: Value, right: Value) -> Value:
+        if type(left) is float and type(right) is float:
+            return defined_number(compute(left, right))
+        return UNDEFINED
+
+    return apply
+
+
+def comparison(symbol: str, left: ValueType, right: ValueType) -> Apply:
+    """Compare values of these static types. A typed value that is null after all (a property) makes it undefined."""
+    typed_left, typed_right = _PYTHON_TYPES.get(left), _PYTHON_TYPES.get(right)
+    if typed_left is not None and typed_left is typed_right:
+        return _comparison_of(symbol, typed_left)
+
+    def apply(one: Value, other: Value) -> Value:
+        if (one is None and typed_left) or (other is None and typed_right):
+            return UNDEFINED
+        if (typed_left and right is ValueType.NULL) or (typed_right and left is ValueType.NULL):
+            return UNDEFINED
+        return compare_by_type(symbol, one, other)
+
+    return apply
+
+
+def _comparison_of(symbol: str, type_: type) -> Apply:
+    compare = COMPARISONS[symbol]
+
+    def apply(one: Value, other: Value) -> Value:
+        return compare(one, other) if type(one) is type_ and type(other) is type_ else UNDEFINED
+
+    return apply
+
+
+def first_defined(operands: Sequence[Evaluate]) -> Evaluate:
+    def evaluate(sample: Sample) -> Value:
+        for operand in operands:
+            value = operand(sample)
+            if value is not UNDEFINED:
+                return value
+        return UNDEFINED
+
+    return evaluate
+
+
+def concatenation(operands: Sequence[tuple[Evaluate, bool]]) -> Evaluate:
+    """Each operand with whether null adds nothing there."""
+
+    def evaluate(sample: Sample) -> Value:
+        parts, length = [], 0
+        for operand, null_is_empty in operands:
+            value = operand(sample)
+            text = "" if value is None and null_is_empty else value
+            if not isinstance(text, str):
+                return UNDEFINED
+            parts.append(text)
+            length += len(text)
+            if length > MAX_TEXT:
+                return UNDEFINED
+        return "".join(parts)
+
+    return evaluate

@@ -1,0 +1,188 @@
+"""The condition language of routes: the cases of a file, and what holds for every text and every request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.ingress.conditions import UNDEFINED, Sample, compile_condition
+from osrdyne.ingress.conditions.batch import evaluate_line
+from osrdyne.ingress.conditions.functions import FUNCTIONS
+from osrdyne.ingress.conditions.parser import MAX_DEPTH
+from osrdyne.ingress.conditions.tokens import MAX_LENGTH
+from osrdyne.ingress.problems import InvalidDocumentError
+
+ROOT = Path(__file__).parents[2]
+CASES = (ROOT / "tests" / "queries" / "routes_eval.jsonl").read_text(encoding="utf-8").splitlines()
+SAMPLE = Sample({"word": "abc", "number": "3", "empty": None}, {"key": "plant=4"}, b"")
+
+
+def problems(condition: str) -> list[tuple[str, int | None]]:
+    with pytest.raises(InvalidDocumentError) as caught:
+        compile_condition(condition)
+    return [(problem.message, problem.column) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize("line", CASES, ids=lambda line: json.loads(line)["condition"])
+def test_condition_gives_what_the_language_says(line: str) -> None:
+    assert evaluate_line(line) == json.loads(line)["expected"]
+
+
+def test_cases_use_every_function() -> None:
+    words = "\n".join(CASES).lower()
+    assert [name for name in [*FUNCTIONS, "concat"] if f"{name}(" not in words] == []
+
+
+def test_every_function_is_documented() -> None:
+    page = (ROOT / "docs" / "ingress.md").read_text(encoding="utf-8")
+    assert [name for name in [*FUNCTIONS, "concat"] if f"`{name}(" not in page] == []
+
+
+def test_every_error_of_types_is_told() -> None:
+    assert [column for _, column in problems("nope(1 + 'a') = 1 OR abs('x') = 'y' + 2")] == [1, 8, 22, 37]
+
+
+def test_one_mistake_is_told_once() -> None:
+    assert problems("length(1) + 1 = 2 AND true") == [("invalid arguments to function 'length': length(number)", 1)]
+
+
+def test_thousands_of_operands_are_no_deeper_than_two() -> None:
+    condition = compile_condition(" OR ".join(["word='no'"] * 1000) + " OR word='abc'")
+    assert condition.evaluate(SAMPLE) is True
+
+
+@pytest.mark.parametrize("opening", ["(", "-", "NOT ", "abs("])
+def test_nesting_is_limited(opening: str) -> None:
+    assert problems(opening * 1000)[0][0] == f"nested more than {MAX_DEPTH} deep"
+
+
+def test_length_is_limited() -> None:
+    assert problems("true" + " " * MAX_LENGTH)[0] == (f"a condition has at most {MAX_LENGTH} characters", 16385)
+
+
+def test_concatenation_does_not_fill_the_memory() -> None:
+    condition = compile_condition("is_defined(" + "||".join(["a"] * 5000) + ")")
+    assert condition.evaluate(Sample({"a": "x" * 1000}, {}, b"")) is False
+
+
+def test_header_that_is_a_table_is_undefined() -> None:
+    assert compile_condition("word = 'abc'").evaluate(Sample({"word": {"a": 1}}, {}, b"")) is UNDEFINED
+
+
+def test_header_of_bytes_is_a_string() -> None:
+    assert compile_condition("word = 'abc'").evaluate(Sample({"word": bytearray(b"abc")}, {}, b"")) is True
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b"\xff", b'{"a": ' + b"9" * 100_000 + b"}"], ids=["deep", "bytes", "long"]
+)
+def test_hostile_body_raises_nothing(body: bytes) -> None:
+    system = {"contentType": "application/json", "contentEncoding": "utf-8"}
+    assert compile_condition("is_bool($body.a)").evaluate(Sample({}, system, body)) is False
+
+
+@pytest.mark.parametrize(
+    "line", ["", "[]", "{}", "{", '{"condition": 1}', '{"condition": "a", "system": 1}', "[" * 99_999]
+)
+def test_line_that_is_no_case_is_an_error_with_a_column(line: str) -> None:
+    assert set(evaluate_line(line)) == {"error", "column"}
+
+
+# --- what holds for everything
+
+WORDS = [*FUNCTIONS, "concat", "word", "number", "empty", "missing", "$key", "{$key}", "$body.a[0].b", "true", "null"]
+SYMBOLS = [
+    "undefined",
+    "'a'",
+    "1",
+    "0x1F",
+    "1e999",
+    "AND",
+    "OR",
+    "NOT",
+    "??",
+    "||",
+    "=",
+    "!=",
+    "<",
+    ">=",
+    "+",
+    "-",
+    "%",
+]
+SYMBOLS += ["/", "*", "(", ")", ",", "/**/", "@", "'", "$", "{", "}", "==", "\\"]
+
+
+@given(st.lists(st.sampled_from(WORDS + SYMBOLS), max_size=12).map(" ".join) | st.text(max_size=40))
+def test_any_text_is_a_condition_or_an_error_inside_it(text: str) -> None:
+    try:
+        result = compile_condition(text).evaluate(SAMPLE)
+    except InvalidDocumentError as error:
+        assert all(1 <= (problem.column or 0) <= len(text) + 1 for problem in error.problems)
+    else:
+        assert result in {True, False, UNDEFINED}
+
+
+def joined(inner: st.SearchStrategy[str], operators: list[str]) -> st.SearchStrategy[str]:
+    return st.tuples(inner, st.sampled_from(operators), inner).map(lambda parts: "({} {} {})".format(*parts))
+
+
+def called(inner: st.SearchStrategy[str], names: list[str]) -> st.SearchStrategy[str]:
+    return st.tuples(st.sampled_from(names), inner).map(lambda parts: "{}({})".format(*parts))
+
+
+STRINGS = st.recursive(
+    st.sampled_from(["'a'", "''", "word", "empty", "missing", "$key", "$body.a"]),
+    lambda inner: joined(inner, ["||", "??"]) | called(inner, ["lower", "upper"]),
+    max_leaves=4,
+)
+NUMBERS = st.recursive(
+    st.sampled_from(["0", "1", "2.5", "1e308", "as_number(number)", "as_number(word)", "$body.a"]),
+    lambda inner: joined(inner, ["+", "-", "*", "/", "%", "??"]) | called(inner, ["-", "exp", "sqrt", "floor", "sign"]),
+    max_leaves=6,
+)
+TRUTHS = st.recursive(
+    joined(STRINGS, ["=", "<", ">="])
+    | joined(NUMBERS, ["=", "!=", ">"])
+    | st.sampled_from(["true", "null", "undefined"]),
+    lambda inner: joined(inner, ["AND", "OR"]) | called(inner, ["NOT "]),
+    max_leaves=6,
+)
+
+
+@given(TRUTHS)
+def test_well_typed_condition_has_a_result_for_every_request(text: str) -> None:
+    assert compile_condition(text).evaluate(SAMPLE) in {True, False, UNDEFINED}
+
+
+@given(TRUTHS)
+def test_negation_turns_true_and_false_around_and_leaves_undefined(text: str) -> None:
+    opposite = {True: False, False: True, UNDEFINED: UNDEFINED}
+    assert compile_condition(f"NOT ({text})").evaluate(SAMPLE) == opposite[compile_condition(text).evaluate(SAMPLE)]
+
+
+@given(TRUTHS, TRUTHS)
+def test_or_is_true_where_one_side_is(left: str, right: str) -> None:
+    results = {compile_condition(side).evaluate(SAMPLE) for side in (left, right)}
+    assert (compile_condition(f"{left} OR {right}").evaluate(SAMPLE) is True) == (True in results)
+
+
+@given(STRINGS, STRINGS)
+def test_a_comparison_is_undefined_for_all_operators_or_for_none(left: str, right: str) -> None:
+    results = [compile_condition(f"{left} {symbol} {right}").evaluate(SAMPLE) for symbol in ("=", "!=", "<", ">=")]
+    assert len({result is UNDEFINED for result in results}) == 1
+
+
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [("(", ")"), ("NOT ", ""), ("is_null(", ")"), ("undefined ?? false OR true AND true = (", ")")],
+)
+def test_deepest_nesting_that_is_allowed_evaluates(opening: str, closing: str) -> None:
+    """Or the limit would not keep the stack from running out."""
+    depth = MAX_DEPTH - 1
+    condition = compile_condition(opening * depth + "true" + closing * depth)
+    assert isinstance(condition.evaluate(SAMPLE), bool)
