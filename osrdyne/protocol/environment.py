@@ -13,6 +13,8 @@ from osrdyne.errors import ConfigurationError, InvalidKeyError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, decode_key, encode_key, parse_key
 
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+READY_FILE_VARIABLE = "WORKER_READY_FILE"
+"""Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -51,6 +52,19 @@ async def test_worker_says_ready_only_after_loading(pool: Stage) -> None:
     await pool.until_reported(worker, Event.STARTED)
     assert Event.READY not in pool.events(worker)
     await pool.until_reported(worker, Event.READY)
+
+
+async def test_ready_file_is_there_while_the_worker_takes_requests(pool: Stage, tmp_path: Path) -> None:
+    file = tmp_path / "ready"
+    file.touch()  # left behind by a former run
+    worker = await pool.start(config={"load_seconds": 0.5}, ready=False, variables={"WORKER_READY_FILE": str(file)})
+    await pool.until_reported(worker, Event.STARTED)
+    assert not file.exists()
+    await pool.caller.call("/info")
+    assert file.exists()
+    worker.signal(signal.SIGTERM)
+    await worker.wait()
+    assert not file.exists()
 
 
 async def test_failing_start_says_why_in_its_last_line(pool: Stage) -> None:

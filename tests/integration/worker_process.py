@@ -138,6 +138,7 @@ class Stage:
         spark: Mapping[str, Any] | None = None,
         queues: tuple[QueueName, ...] = (),
         max_message_bytes: int = 2**24,
+        variables: Mapping[str, str] | None = None,
         ready: bool = True,
     ) -> WorkerProcess:
         """Start a worker; with `ready`, wait until it takes requests."""
@@ -158,7 +159,7 @@ class Stage:
             "-m",
             "osrdyne_worker.runtime.main",
             app,
-            env={**inherited, **environment.to_variables()},
+            env={**inherited, **environment.to_variables(), **(variables or {})},
             cwd=ROOT,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

@@ -20,6 +20,7 @@ from osrdyne.logs import configure_logging, get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.runtime.ending import Ending, ExitCode, Stop
 from osrdyne_worker.runtime.loading import import_app
+from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.worker import Worker
 
 LOG_LEVEL_VARIABLE = "WORKER_LOG_LEVEL"
@@ -33,9 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     app_reference: str = parser.parse_args(arguments).app
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
+    ready_file = ReadyFile.from_variables(os.environ)
+    ready_file.delete()  # one of a former run would be believed while the application is imported
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
-        worker = Worker(import_app(app_reference), environment)
+        worker = Worker(import_app(app_reference), environment, ready_file=ready_file)
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.WRONG_CONFIGURATION)

@@ -33,6 +33,7 @@ from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link, open_link
 from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.settings import runtime_settings
 
@@ -49,8 +50,16 @@ log = get_logger("worker")
 class Worker:
     """One worker. Raises `ConfigurationError` when the environment or the application cannot be used."""
 
-    def __init__(self, app: App, environment: WorkerEnvironment, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        environment: WorkerEnvironment,
+        *,
+        ready_file: ReadyFile = NO_READY_FILE,
+        clock: Clock | None = None,
+    ) -> None:
         self._environment = environment
+        self._ready_file = ready_file
         self._clock = clock or SystemClock()
         self._settings = settings = runtime_settings(environment.config)
         # One thread for each request that runs, and two for questions about them. Loading uses the first.
@@ -126,6 +135,7 @@ class Worker:
         self._loading_done = self._ready = True
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
         self._reporter.report(Event.READY)
+        self._ready_file.write()
         self._update_queues()
 
     # -- serving -----------------------------------------------------------------------------------------------------
@@ -241,6 +251,7 @@ class Worker:
 
     async def _wind_up(self, ending: Ending) -> None:
         """Let go of the queues, finish or give back, stop the application, send the last reports."""
+        self._ready_file.delete()
         if isinstance(ending, Stop):
             log.info("stopping", in_flight=self._processor.in_flight)
             self._reporter.report(Event.STOPPING)
