@@ -20,15 +20,21 @@ from osrdyne.protocol.environment import WorkerEnvironment
 
 _FOR_EVER = 600.0  # a worker that a broken test forgot ends by itself
 
+_JOB = 0.5
+
 
 class Behaviour(StrEnum):
     """`run` until SIGTERM, `exit` at once with `code` after `lines` lines, be `stubborn` and ignore SIGTERM, be a
-    `parent` of a child that ignores it too."""
+    `parent` of a child that ignores it too, be `silent` and never ready, be `busy` with a job that SIGTERM lets finish,
+    or be `greedy` and take all the memory there is once it is ready."""
 
     RUN = "run"
     EXIT = "exit"
     STUBBORN = "stubborn"
     PARENT = "parent"
+    SILENT = "silent"
+    BUSY = "busy"
+    GREEDY = "greedy"
 
 
 def main() -> int:
@@ -37,19 +43,29 @@ def main() -> int:
     if behaviour is Behaviour.STUBBORN:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
-        signal.signal(signal.SIGTERM, _end)
+        signal.signal(signal.SIGTERM, _finish if behaviour is Behaviour.BUSY else _end)
     child = _start_child() if behaviour is Behaviour.PARENT else None
     print(json.dumps(_report(environment, child)), flush=True)  # noqa: T201 - its output is what the suite reads
     for number in range(int(str(environment.config.get("lines", 0)))):
         print(f"line {number}")  # noqa: T201
-    print("ready", flush=True)  # noqa: T201
+    if behaviour is not Behaviour.SILENT:
+        print("ready", flush=True)  # noqa: T201
     if behaviour is Behaviour.EXIT:
         return int(str(environment.config.get("code", 0)))
+    hoard = []
+    while behaviour is Behaviour.GREEDY:
+        hoard.append(b"x" * 2**20)
     time.sleep(_FOR_EVER)
     return 1
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)
+
+
+def _finish(_number: int, _frame: FrameType | None) -> None:
+    time.sleep(_JOB)
+    print("job finished", flush=True)  # noqa: T201
     sys.exit(0)
 
 

@@ -1,8 +1,9 @@
 """What every driver must do, as tests. Source: LIFECYCLE 16, 17, 22 and `osrdyne.drivers.base`.
 
 For the author of a driver: subclass `DriverConformance` in a test module, and give it a fixture `harness` that returns
-a `DriverHarness` of your backend; `WorkerConformance` adds what needs workers that really run. Needs pytest and
-pytest-asyncio in its automatic mode. The workers must run `python -m osrdyne.testing.conformance_worker`.
+a `DriverHarness` of your backend; `WorkerConformance` adds what needs workers that really run, `BackendConformance`
+what needs a backend that can be away. Needs pytest and pytest-asyncio in its automatic mode. The workers must run
+`python -m osrdyne.testing.conformance_worker`.
 
     pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
     from osrdyne.testing.driver_conformance import DriverConformance, DriverHarness
@@ -19,12 +20,13 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 import pytest
 
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec, new_worker_id
-from osrdyne.errors import SlotTakenError
+from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames
@@ -50,8 +52,16 @@ class DriverHarness(ABC):
         """A new driver object for a pool. Called again: what a restarted controller would have."""
 
     @abstractmethod
+    def changed_driver(self) -> Driver:
+        """A driver of the same pool whose settings were changed in something that shapes workers."""
+
+    @abstractmethod
     async def kill(self, instance: Instance) -> None:
         """Kill a worker from outside, as the system would that ran out of memory."""
+
+    def away(self) -> AbstractAsyncContextManager[None]:
+        """The backend does not answer the drivers inside of this; workers go on, and `kill` works all the same."""
+        raise NotImplementedError("A harness for BackendConformance cuts its drivers off from their backend.")
 
 
 def make_spec(
@@ -112,9 +122,12 @@ async def exited(driver: Driver, instance: Instance) -> Instance:
 
 async def clean_up(driver: Driver) -> None:
     """Stop and forget every worker of the driver's pool."""
-    for instance in await driver.list_instances():
+
+    async def end(instance: Instance) -> None:
         await driver.stop(instance.instance_id, grace=0)
         await driver.remove(instance.instance_id)
+
+    await asyncio.gather(*(end(instance) for instance in await driver.list_instances()))
     await driver.close()
 
 
@@ -168,6 +181,17 @@ class DriverConformance(DriverContract):
     async def test_listed_worker_carries_the_hash_it_was_started_with(self, driver: Driver) -> None:
         instance = await driver.start(make_spec())
         assert instance.spec_hash == driver.spec_hash()
+
+    async def test_changed_settings_shape_new_workers_and_leave_the_others_alone(
+        self, driver: Driver, harness: DriverHarness
+    ) -> None:
+        before = await driver.start(make_spec())
+        changed = harness.changed_driver()
+        after = await changed.start(make_spec(slot=1))
+        listed = {item.slot: item for item in await changed.list_instances()}
+        await changed.close()
+        assert after.spec_hash != before.spec_hash
+        assert listed == {0: before, 1: after}
 
     async def test_second_start_of_a_slot_is_refused(self, driver: Driver) -> None:
         first = await driver.start(make_spec())
@@ -323,11 +347,11 @@ class DriverConformance(DriverContract):
         assert await other.list_instances() == [theirs]
         await clean_up(other)
 
-    async def test_twenty_starts_at_once_give_twenty_workers(self, driver: Driver) -> None:
-        started = await asyncio.gather(*(driver.start(make_spec(Key(f"key {number}"))) for number in range(20)))
+    async def test_fifty_starts_at_once_give_fifty_workers(self, driver: Driver) -> None:
+        started = await asyncio.gather(*(driver.start(make_spec(Key(f"key {number}"))) for number in range(50)))
         listed = await driver.list_instances()
         assert {item.instance_id for item in listed} == {item.instance_id for item in started}
-        assert len(listed) == 20
+        assert len(listed) == 50
 
     async def test_logs_are_the_last_lines(self, driver: Driver) -> None:
         started = await driver.start(make_spec(lines=100))
@@ -355,3 +379,72 @@ class WorkerConformance(DriverConformance):
     async def test_password_is_not_on_the_command_line(self, driver: Driver) -> None:
         said = await is_ready(driver, await driver.start(make_spec()))
         assert SECRET not in json.dumps(said["arguments"])
+
+    async def test_worker_that_never_becomes_ready_is_listed_and_can_be_stopped(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(behaviour=Behaviour.SILENT))
+
+        async def has_begun() -> bool:
+            return bool(await driver.logs(started.instance_id))
+
+        await eventually(has_begun, what="the worker has begun")
+        assert await driver.list_instances() == [started]
+        await driver.stop(started.instance_id, grace=PATIENCE)
+        assert (await exited(driver, started)).exit is not None
+
+    async def test_worker_with_a_job_running_finishes_it_within_the_grace(self, driver: Driver) -> None:
+        started = await driver.start(make_spec(behaviour=Behaviour.BUSY))
+        await is_ready(driver, started)
+        await driver.stop(started.instance_id, grace=PATIENCE)
+        stopped = await exited(driver, started)
+        assert stopped.exit is not None
+        assert stopped.exit.code == 0
+        assert await driver.logs(started.instance_id, lines=1) == ("job finished",)
+
+
+class BackendConformance:
+    """What holds when the backend does not answer for a while; beside one of the classes above."""
+
+    async def test_every_call_says_that_the_backend_is_away(self, driver: Driver, harness: DriverHarness) -> None:
+        started = await driver.start(make_spec())
+        async with harness.away():
+            for call in (
+                driver.list_instances(),
+                driver.start(make_spec(slot=1)),
+                driver.stop(started.instance_id, grace=0),
+                driver.remove(started.instance_id),
+                driver.logs(started.instance_id),
+            ):
+                with pytest.raises(DriverUnavailableError):
+                    await call
+            assert [finding for finding in await driver.check() if not finding.ok] != []
+
+    async def test_workers_go_on_while_the_backend_is_away(self, driver: Driver, harness: DriverHarness) -> None:
+        started = await driver.start(make_spec())
+        await is_ready(driver, started)
+        async with harness.away():
+            with pytest.raises(DriverUnavailableError):
+                await driver.list_instances()
+        assert await driver.list_instances() == [started]
+        await driver.start(make_spec(slot=1))
+
+    async def test_what_happened_while_the_backend_was_away_is_seen_through_events(
+        self, driver: Driver, harness: DriverHarness
+    ) -> None:
+        started = await driver.start(make_spec())
+        await is_ready(driver, started)
+        seen = asyncio.Event()
+
+        async def watch() -> None:
+            async for _ in driver.events():
+                with suppress(DriverUnavailableError):
+                    found = await find(driver, started.instance_id)
+                    if found is not None and found.state is InstanceState.EXITED:
+                        return
+                seen.set()
+
+        async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
+            group.create_task(watch(), name="watch")
+            group.create_task(driver.start(make_spec(slot=1)), name="something to see")
+            await seen.wait()
+            async with harness.away():
+                await harness.kill(started)

@@ -15,8 +15,10 @@ from typing import ClassVar, NamedTuple
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.watch import WatchCell
 from osrdyne.drivers.base import Driver, Exit, Finding, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.errors import SlotTakenError
+from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.protocol.names import Key
+
+_AWAY = "The fake backend is away."
 
 
 class Call(NamedTuple):
@@ -38,9 +40,10 @@ class FakeWorker:
 
 
 class FakeBackend:
-    """What survives a controller: the workers of all pools."""
+    """What survives a controller: the workers of all pools. `away`: no driver gets an answer from it."""
 
     def __init__(self) -> None:
+        self.away = False
         self.workers: dict[InstanceId, FakeWorker] = {}
         self.changes = WatchCell(0)
         self._serial = itertools.count(1)
@@ -150,12 +153,14 @@ class FakeDriver(Driver):
     async def list_instances(self) -> list[Instance]:
         if self._list_errors:
             raise self._list_errors.popleft()
+        self._ask()
         listing = [worker.instance for worker in self._own()]
         await self._lists_allowed.wait()
         return listing
 
     async def start(self, spec: WorkerSpec) -> Instance:
         self.calls.append(Call("start", spec.key))
+        self._ask()
         self.starts_under_way += 1
         self.most_starts_under_way = max(self.most_starts_under_way, self.starts_under_way)
         try:
@@ -202,7 +207,13 @@ class FakeDriver(Driver):
             yield
 
     async def check(self) -> list[Finding]:
+        if self.backend.away:
+            return [Finding("driver", ok=False, message=_AWAY)]
         return [Finding("driver", ok=True, message="The fake driver keeps its workers in memory.")]
+
+    def _ask(self) -> None:
+        if self.backend.away:
+            raise DriverUnavailableError(_AWAY)
 
     def _own(self) -> list[FakeWorker]:
         return [worker for worker in self.backend.workers.values() if worker.spec.pool == self.pool]
@@ -210,4 +221,5 @@ class FakeDriver(Driver):
     def _record_call(self, method: str, instance_id: InstanceId) -> FakeWorker | None:
         worker = next((worker for worker in self._own() if worker.instance.instance_id == instance_id), None)
         self.calls.append(Call(method, worker.instance.key if worker is not None else None))
+        self._ask()
         return worker

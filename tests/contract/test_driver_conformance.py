@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from osrdyne.drivers.subprocess_options import SubprocessOptions  # noqa: E402
 from osrdyne.testing.conformance_worker import Behaviour  # noqa: E402
 from osrdyne.testing.driver_conformance import (  # noqa: E402
     POOL,
+    BackendConformance,
     DriverConformance,
     DriverContract,
     DriverHarness,
@@ -38,6 +40,9 @@ CONTEXT = DriverContext(
 class NoopHarness(DriverHarness):
     def driver(self, pool=POOL):
         return NoopDriver(DriverOptions(), replace(CONTEXT, pool=pool))
+
+    def changed_driver(self):
+        raise AssertionError("Nothing shapes what nobody starts.")
 
     async def kill(self, instance):
         raise AssertionError("There is nothing to kill.")
@@ -60,6 +65,18 @@ class FakeHarness(DriverHarness):
         driver.on_start = self._behave
         return driver
 
+    def changed_driver(self):
+        driver = self.driver()
+        driver.current_spec_hash = "changed"
+        return driver
+
+    @asynccontextmanager
+    async def away(self):
+        self.backend.away = True
+        yield
+        self.backend.away = False
+        self.backend.changed()
+
     async def kill(self, instance):
         FakeDriver(SystemClock(), backend=self.backend).exit_instance(instance.instance_id, signal="SIGKILL")
 
@@ -73,7 +90,7 @@ class FakeHarness(DriverHarness):
             )
 
 
-class TestFakeDriver(DriverConformance):
+class TestFakeDriver(BackendConformance, DriverConformance):
     @pytest.fixture
     def harness(self):
         return FakeHarness()
@@ -85,6 +102,9 @@ class SubprocessHarness(DriverHarness):
 
     def driver(self, pool=POOL):
         return SubprocessDriver(self.options, replace(CONTEXT, pool=pool))
+
+    def changed_driver(self):
+        return SubprocessDriver(self.options, replace(CONTEXT, worker_config={"changed": True}))
 
     async def kill(self, instance):
         os.kill(int(instance.external_id), signal.SIGKILL)
