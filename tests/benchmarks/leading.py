@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.amqp import Channel, Message
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
@@ -83,8 +83,8 @@ class AskedDriver(NoopDriver):
 class NotingPublisher(LeaderPublisher):
     """Notes what was confirmed."""
 
-    def __init__(self, connection: Connection, channel: Channel, activations: Activations) -> None:
-        super().__init__(connection, channel)
+    def __init__(self, channel: Channel, activations: Activations) -> None:
+        super().__init__(channel)
         self._activations = activations
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
@@ -110,7 +110,7 @@ async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations
     clock, activations, stop, leading = SystemClock(), Activations(), StopRequest(asyncio.Event()), asyncio.Event()
     async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=clock) as session:
         channel = await session.publishing.channel(confirms=True)
-        session.publisher = NotingPublisher(session.publishing, channel, activations)
+        session.publisher = NotingPublisher(channel, activations)
         _, token = await session.token.acquire()
         term = Term(
             settings,
