@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+from docker.models.containers import Container
+from testcontainers.core.container import DockerContainer
 
 from osrdyne import amqp
 from osrdyne.broker.embedded import EmbeddedBroker
@@ -20,7 +23,7 @@ from tests.integration.rabbitmqctl import rabbitmqctl
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = 120.0
-STOP_SECONDS = "20"
+STOP_SECONDS = 20
 
 
 class Node(Protocol):
@@ -62,14 +65,25 @@ class EmbeddedNode(EmbeddedBroker):
 
 
 class ContainerNode:
-    """A container of `image`; `async with` removes it, with its data, at the end."""
+    """A container of `image`, from testcontainers; `async with` removes it, with its data, at the end.
+
+    Needs `TESTCONTAINERS_RYUK_DISABLED=true` where Ryuk's image cannot be had.
+    """
 
     def __init__(self, image: str) -> None:
-        self._image = image
-        self._name = f"osrdyne-chaos-{secrets.token_hex(4)}"
         self._password = secrets.token_hex(16)
         self.amqp_port = free_port()
         self.management_port = free_port()
+        self._container = (
+            DockerContainer(image)
+            .with_env("RABBITMQ_DEFAULT_USER", "osrdyne")
+            .with_env("RABBITMQ_DEFAULT_PASS", self._password)
+            .with_kwargs(hostname="rabbitmq")  # part of the name of the node, and so of its data
+        )
+        # Not `with_bind_ports`, which would listen on every address.
+        ports: Any = {"5672/tcp": (LOOPBACK, self.amqp_port), "15672/tcp": (LOOPBACK, self.management_port)}
+        self._container.ports = ports
+        self._node: Container | None = None
 
     @property
     def amqp_uri(self) -> str:
@@ -82,27 +96,52 @@ class ContainerNode:
         return f"http://osrdyne:{self._password}@{LOOPBACK}:{self.management_port}"
 
     async def __aenter__(self) -> Self:
-        publish = (
-            f"--publish={LOOPBACK}:{self.amqp_port}:5672",
-            f"--publish={LOOPBACK}:{self.management_port}:15672",
-        )
-        user = ("--env=RABBITMQ_DEFAULT_USER", "--env=RABBITMQ_DEFAULT_PASS")  # their values are in our environment
         try:
-            # The host's name is part of the name of the node, and so of its data.
-            await self._docker("create", f"--name={self._name}", "--hostname=rabbitmq", *publish, *user, self._image)
             await self.start()
         except BaseException:
-            await self._remove()
+            await self.close()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._remove()
+        await self.close()
+
+    async def close(self) -> None:
+        """Remove it, running or not."""
+        await asyncio.to_thread(self._container.stop)
 
     async def start(self) -> None:
-        await self._docker("start", self._name)
+        if self._node is None:
+            await asyncio.to_thread(self._container.start)
+            self._node = self._container.get_wrapped_container()
+        else:
+            await asyncio.to_thread(self._node.start)
+        await self._until_serving()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._started.stop, timeout=STOP_SECONDS)
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self._started.kill)
+
+    async def freeze(self) -> None:
+        await asyncio.to_thread(self._started.pause)
+
+    async def thaw(self) -> None:
+        await asyncio.to_thread(self._started.unpause)
+
+    async def control(self, *arguments: str) -> None:
+        code, output = await asyncio.to_thread(self._container.exec, ["rabbitmqctl", *arguments])
+        assert code == 0, f"rabbitmqctl {arguments[0]}: {output.decode(errors='replace')}"
+
+    @property
+    def _started(self) -> Container:
+        assert self._node is not None, "start() first"
+        return self._node
+
+    async def _until_serving(self) -> None:
         async with asyncio.timeout(START_TIMEOUT):
             while not await self._serves():
                 await asyncio.sleep(0.2)
@@ -117,36 +156,6 @@ class ContainerNode:
             return False
         await connection.close()
         return True
-
-    async def stop(self) -> None:
-        await self._docker("stop", "-t", STOP_SECONDS, self._name)
-
-    async def kill(self) -> None:
-        await self._docker("kill", self._name)
-
-    async def freeze(self) -> None:
-        await self._docker("pause", self._name)
-
-    async def thaw(self) -> None:
-        await self._docker("unpause", self._name)
-
-    async def control(self, *arguments: str) -> None:
-        await self._docker("exec", self._name, "rabbitmqctl", *arguments)
-
-    async def _remove(self) -> None:
-        await self._docker("rm", "--force", "--volumes", self._name)
-
-    async def _docker(self, *arguments: str) -> None:
-        own = {"RABBITMQ_DEFAULT_USER": "osrdyne", "RABBITMQ_DEFAULT_PASS": self._password}
-        process = await asyncio.create_subprocess_exec(
-            "docker",
-            *arguments,
-            env={**os.environ, **own},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        output, _ = await process.communicate()
-        assert process.returncode == 0, f"docker {arguments[0]}: {output.decode(errors='replace')}"
 
 
 @asynccontextmanager
