@@ -33,6 +33,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
+from osrdyne.pool.fresh_totals import FreshTotals
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.instances import InstanceBook
 from osrdyne.pool.request_queues import RequestQueuesLoop
@@ -147,11 +148,13 @@ class Term:
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
         self.limits = group_limits(self._settings)
         listing = RequestQueueListing(self._management, self.names)
+        self._totals = FreshTotals(listing, clock=clock)
         self.queues_loop = RequestQueuesLoop(
             tracker=self.tracker,
             queues=self._commands,
             board=self.queue_board,
             workers=self.worker_board,
+            totals=self._totals,
             settle_delay=lifecycle.settle_delay,
             clock=clock,
             metrics=metrics,
@@ -203,9 +206,8 @@ class Term:
         self._judge = IdleJudge(
             tracker=self.tracker,
             board=self.queue_board,
-            totals=listing,
+            totals=self._totals,
             settle_delay=lifecycle.settle_delay,
-            clock=clock,
         )
         self._resync = Resync(
             tracker=self.tracker,
@@ -296,6 +298,7 @@ class Term:
         await apply_policies(self._management, pool_policy(self._settings, self._session.version))
         await self._resync.seed()
         await self.groups_loop.list_instances()
+        self._resync.retire_unused(self.worker_board)
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         return [
@@ -303,6 +306,7 @@ class Term:
             start_endless(group, "request queues loop", self.queues_loop.run()),
             start_endless(group, "worker groups loop", self.groups_loop.run()),
             start_endless(group, "worker credentials", self._credentials.run()),
+            start_endless(group, "fresh totals", self._totals.run()),
             start_endless(group, "idle judge", self._judge.run()),
             start_endless(group, "room maker", self._room_maker.run()),
             start_endless(group, "resync", self._resync.run()),

@@ -12,11 +12,20 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
-    """A request queue as listed. `ready` may be seconds old."""
+    """A request queue as listed; `ready` and `messages` (None: not told) may be seconds old."""
 
     key: Key
     bound: bool
     ready: int
+    messages: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTotal:
+    """All messages of a running queue, in a sample taken after `sampled_after` (monotonic)."""
+
+    messages: int
+    sampled_after: float
 
 
 class RequestQueueListing:
@@ -41,17 +50,22 @@ class RequestQueueListing:
         bindings = await self._management.list_bindings(self._names.requests_exchange)
         bound = {(binding.queue, binding.routing_key) for binding in bindings}
         return [
-            ListedQueue(key, bound=(queue.name, str(key)) in bound, ready=queue.ready or 0)
+            ListedQueue(
+                key,
+                bound=(queue.name, str(key)) in bound,
+                ready=queue.ready or 0,
+                messages=queue.messages if queue.is_running else None,
+            )
             for key, queue in queues.items()
         ]
 
-    async def list_message_totals(self) -> dict[Key, int]:
+    async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
 
         Queues that are not running say zero whatever they hold, so they are left out.
         """
         return {
-            key: queue.messages
+            key: MessageTotal(queue.messages, queue.sampled_after)
             for key, queue in (await self._list()).items()
             if queue.is_running and queue.messages is not None
         }

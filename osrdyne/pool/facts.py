@@ -50,11 +50,15 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (LIFECYCLE 18)."""
+    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (LIFECYCLE 18).
+
+    `empty_since`: monotonic time since when it is known that there is none, while there is a queue.
+    """
 
     instances: tuple[Instance, ...] = ()
     stopping: bool = False
     starting: bool = False
+    empty_since: float | None = None
     failure: StartFailure | None = None
     waiting_for: str | None = None
 

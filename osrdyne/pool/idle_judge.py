@@ -2,92 +2,66 @@
 
 Before the workers of a group are stopped, a listing must show that its queue is empty, unacknowledged deliveries
 included; so a lost activity report costs nothing but a cycle, and a busy worker is never stopped (LIFECYCLE 21).
-One listing answers for all groups that are due.
 """
 
 from __future__ import annotations
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
-from osrdyne.errors import BrokerError
+import asyncio
+
+from osrdyne.aio.changes import Subscription
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard
-from osrdyne.pool.planning import stop_evidence_from
-from osrdyne.pool.roles import Totals
+from osrdyne.pool.fresh_totals import FreshTotals
+from osrdyne.pool.planning import stop_evidence_after
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
-LISTING_RETRY = Backoff(initial=1.0, maximum=30.0)
-NO_EVIDENCE_RETRY = 10.0
-"""Between listings that say nothing of a group, because its queue does not answer, seconds."""
-GATHER_DELAY = 1.0
-"""How long the judge waits for further groups before it asks for a listing, seconds."""
+LOOK_INTERVAL = 10.0
+"""Between looks at groups that cannot be judged yet, because their queue has not answered, seconds."""
 
 
 class IdleJudge:
-    """Decides about the end of groups, one listing at a time."""
+    """Decides about the end of groups."""
 
     def __init__(
         self,
         *,
         tracker: PoolStateTracker,
         board: QueueBoard,
-        totals: Totals,
+        totals: FreshTotals,
         settle_delay: float,
-        clock: Clock,
     ) -> None:
         self._tracker = tracker
         self._board = board
         self._totals = totals
         self._settle_delay = settle_delay
-        self._clock = clock
+        self._interval = min(LOOK_INTERVAL, max(1.0, settle_delay))
         self._log: Logger = get_logger("idle_judge")
 
     async def run(self) -> None:
         """Judge the groups that become due, for ever."""
-        pause: float | None = None
-        failures = 0
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the idle judge")
+            while True:
+                due = bool(self._tracker.stop_due_keys())
+                await self._tracker.stop_due.wait(self._interval if due else None)
+                self.judge()
+
+    async def _look_again_on(self, totals: Subscription[Key]) -> None:
         while True:
-            await self._tracker.stop_due.wait(pause)
-            await self._clock.sleep(min(GATHER_DELAY, self._settle_delay))
-            try:
-                pause = await self.judge()
-                failures = 0
-            except BrokerError as error:
-                failures += 1
-                pause = LISTING_RETRY.delay(failures)
-                self._log.warning("listing failed, nothing is stopped meanwhile", error=str(error))
+            await totals.wait()
+            self._tracker.stop_due.set()
 
-    async def judge(self) -> float | None:
-        """One pass. Returns seconds until a group that is due may be judged, or None when none is due."""
-        now = self._clock.monotonic()
-        evidence_from = {key: self._evidence_from(key) for key in self._tracker.stop_due_keys()}
-        ripe = {key for key, at in evidence_from.items() if at is not None and at <= now}
-        missing = {key for key in evidence_from if not self._board[key].exists}
-        for key in missing:
-            self._tracker.end(key)  # no queue, so nothing that could be lost
-        if ripe:
-            totals = await self._totals.list_message_totals()
-            # What was unbound anew during the listing was sampled too early.
-            self._apply({key for key in ripe if self._evidence_from(key) == evidence_from[key]}, totals)
-        left = self._tracker.stop_due_keys() & evidence_from.keys()
-        return min((self._wait(evidence_from[key], now) for key in left), default=None)
-
-    def _evidence_from(self, key: Key) -> float | None:
-        return stop_evidence_from(self._board[key], settle_delay=self._settle_delay)
-
-    def _wait(self, evidence_from: float | None, now: float) -> float:
-        """Seconds until a group that is still due may be judged; a listing that said nothing of it is asked again."""
-        if evidence_from is None:
-            return self._settle_delay
-        return evidence_from - now if evidence_from > now else NO_EVIDENCE_RETRY
-
-    def _apply(self, ripe: set[Key], totals: dict[Key, int]) -> None:
-        for key in ripe:
-            messages = totals.get(key)
-            if messages == 0:
-                if self._tracker.end(key):
-                    self._log.info("group ends", key=key)
-            elif messages is not None and key in self._tracker.stop_due_keys():
+    def judge(self) -> None:
+        """One pass over the groups that are due."""
+        for key in self._tracker.stop_due_keys():
+            if not self._board[key].exists:
+                self._tracker.end(key)  # no queue, so nothing that could be lost
+                continue
+            after = stop_evidence_after(self._board[key], settle_delay=self._settle_delay)
+            messages = None if after is None else self._totals.messages(key, after=after)
+            if messages == 0 and self._tracker.end(key):
+                self._log.info("group ends", key=key)
+            elif messages:
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle after all", key=key, messages=messages)

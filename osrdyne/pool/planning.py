@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.pool.state import GroupStatus
@@ -29,13 +28,24 @@ class QueueStep(StrEnum):
     WAIT_FOR_STOP = "wait for stop"
     WAIT_FOR_SETTLE = "wait for settle"
     WAIT_FOR_WORKERS = "wait for workers"
+    WAIT_FOR_TOTAL = "wait for total"
+    KEEP = "keep"
     DONE = "done"
 
 
 def plan_queue(
-    wish: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, *, now: float, settle_delay: float
+    wish: GroupStatus | None,
+    queue: QueueFacts,
+    workers: WorkerFacts,
+    *,
+    now: float,
+    settle_delay: float,
+    messages: int | None,
 ) -> QueueStep:
-    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 30)."""
+    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 28, 30).
+
+    `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
+    """
     if wish is GroupStatus.ACTIVE:
         return _plan_bound(queue, workers)
     if not queue.exists:
@@ -46,7 +56,11 @@ def plan_queue(
         return QueueStep.DONE
     if now < queue.unbound_at + settle_delay:
         return QueueStep.WAIT_FOR_SETTLE
-    return QueueStep.DELETE if workers.is_empty else QueueStep.WAIT_FOR_WORKERS
+    if not workers.is_empty:
+        return QueueStep.WAIT_FOR_WORKERS
+    if messages is None:
+        return QueueStep.WAIT_FOR_TOTAL
+    return QueueStep.KEEP if messages else QueueStep.DELETE
 
 
 def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
@@ -58,14 +72,25 @@ def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
     return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
 
 
-def stop_evidence_from(queue: QueueFacts, *, settle_delay: float) -> float | None:
-    """Monotonic time from which a listing may show that an UNBOUND queue is empty, or None (LIFECYCLE 21).
+def stop_evidence_after(queue: QueueFacts, *, settle_delay: float) -> float | None:
+    """Monotonic time after which a sample shows that an UNBOUND queue is empty: its workers may be stopped (21).
 
-    A listing's counts are up to `TOTALS_MAX_AGE` old, so one asked for from then on was sampled after the settling.
+    None: nothing shows it yet, because its unbind has not been answered in this term.
     """
     if not queue.exists or queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
         return None
-    return queue.unbound_at + settle_delay + TOTALS_MAX_AGE
+    return queue.unbound_at + settle_delay
+
+
+def delete_evidence_after(queue: QueueFacts, workers: WorkerFacts, *, settle_delay: float) -> float | None:
+    """Monotonic time after which a sample shows that the queue may be deleted, or None: settled, no worker left (28).
+
+    The probe alone does not see dead letters that wait for their confirm, nor delayed messages.
+    """
+    settled = stop_evidence_after(queue, settle_delay=settle_delay)
+    if settled is None or workers.empty_since is None:
+        return None
+    return max(settled, workers.empty_since)
 
 
 # --- worker groups

@@ -18,7 +18,8 @@ from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
-from osrdyne.pool.planning import QueueStep, plan_queue
+from osrdyne.pool.fresh_totals import FreshTotals
+from osrdyne.pool.planning import QueueStep, delete_evidence_after, plan_queue
 from osrdyne.pool.roles import RequestQueues
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
@@ -26,6 +27,8 @@ from osrdyne.protocol.names import Key
 
 DELETE_RETRY = Backoff(initial=1.0, maximum=30.0)
 """Between attempts to delete a queue that somebody still uses, or that gave no evidence."""
+EVIDENCE_INTERVAL = 15.0
+"""How often the total of a queue that gave none is asked for again, seconds."""
 RECHECK_INTERVAL = 60.0
 """How long an actor waits for a change before it looks again all the same, seconds."""
 CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
@@ -42,6 +45,7 @@ class RequestQueuesLoop:
         queues: RequestQueues,
         board: QueueBoard,
         workers: WorkerBoard,
+        totals: FreshTotals,
         settle_delay: float,
         clock: Clock,
         metrics: Metrics,
@@ -50,6 +54,7 @@ class RequestQueuesLoop:
         self._queues = queues
         self._board = board
         self._workers = workers
+        self._totals = totals
         self._settle_delay = settle_delay
         self._clock = clock
         self._metrics = metrics
@@ -62,6 +67,7 @@ class RequestQueuesLoop:
         sources = [
             self._tracker.subscribe(),
             self._workers.feed.subscribe(already=self._board.keys()),
+            self._totals.feed.subscribe(),
             self._asked.subscribe(),
         ]
         async with asyncio.TaskGroup() as group:
@@ -82,12 +88,15 @@ class RequestQueuesLoop:
             group.create_task(self._act(key), name=f"queue of {key!r}")
 
     def _next_step(self, key: Key) -> QueueStep:
+        wish, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
+        after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if wish is None else None
         return plan_queue(
-            self._tracker.status(key),
-            self._board[key],
-            self._workers[key],
+            wish,
+            queue,
+            workers,
             now=self._clock.monotonic(),
             settle_delay=self._settle_delay,
+            messages=None if after is None else self._totals.messages(key, after=after),
         )
 
     async def _act(self, key: Key) -> None:
@@ -130,6 +139,11 @@ class RequestQueuesLoop:
                 return await self._delete(key, failures)
             case QueueStep.WAIT_FOR_SETTLE:
                 return self._settle_delay
+            case QueueStep.KEEP:
+                self._keep(key, DeleteOutcome.NOT_EMPTY)
+                return None
+            case QueueStep.WAIT_FOR_TOTAL:
+                return EVIDENCE_INTERVAL
             case QueueStep.WAIT_FOR_STOP | QueueStep.WAIT_FOR_WORKERS:
                 return RECHECK_INTERVAL
         self._metrics.queue_commands.labels(command=step.value).inc()
@@ -143,12 +157,14 @@ class RequestQueuesLoop:
             self._metrics.queue_commands.labels(command="delete").inc()
             self._log.info("request queue deleted", key=key)
             return None
+        self._keep(key, outcome)
+        return None if self._tracker.status(key) is not None else DELETE_RETRY.delay(failures + 1)
+
+    def _keep(self, key: Key, outcome: DeleteOutcome) -> None:
         self._metrics.deletes_refused.inc()
         self._log.info("request queue kept", key=key, reason=outcome.value)
         if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
             self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
-            return None
-        return DELETE_RETRY.delay(failures + 1)
 
     def look_at(self, key: Key) -> None:
         """Somebody found that the facts of this key have changed."""

@@ -11,11 +11,12 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.listing import ListedQueue
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.facts import Binding, QueueBoard
+from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.roles import Listing, RequestQueues
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
 
 
 def seed_status(queue: ListedQueue) -> GroupStatus:
@@ -45,6 +46,7 @@ class Resync:
         self._interval = interval
         self._clock = clock
         self._changed = board.feed.subscribe()
+        self._found_empty: set[Key] = set()
         self._log: Logger = get_logger("resync")
 
     async def seed(self) -> int:
@@ -53,7 +55,19 @@ class Resync:
         for queue in listed:
             self._queues.adopt(queue.key)
             self._tracker.adopt(queue.key, seed_status(queue))
+            if queue.messages == 0:
+                self._found_empty.add(queue.key)
         return len(listed)
+
+    def retire_unused(self, workers: WorkerBoard) -> None:
+        """End groups that were found without request, binding or worker, as soon as that is proven.
+
+        A worker that is started for one would be stopped after `stop_delay`, when it has just loaded its data.
+        """
+        for key in self._found_empty:
+            if self._tracker.status(key) is GroupStatus.UNBOUND and not workers[key].instances:
+                self._tracker.retire(key)
+        self._found_empty.clear()
 
     async def run(self) -> None:
         """Compare every `interval` seconds, for ever."""

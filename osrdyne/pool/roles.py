@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from osrdyne.amqp import Message
-from osrdyne.broker.listing import ListedQueue
+from osrdyne.broker.listing import ListedQueue, MessageTotal
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.protocol.names import Key, WorkerId
 
@@ -37,7 +37,7 @@ class RequestQueues(Protocol):
 class Totals(Protocol):
     """Emptiness of request queues from a listing."""
 
-    async def list_message_totals(self) -> dict[Key, int]:
+    async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages (ready and unacknowledged) per key of the queues that are running; others are left out."""
         ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.changes import Subscription
@@ -315,17 +316,18 @@ class WorkerGroupsLoop:
         """Write the group's facts for everybody else."""
         acting: Iterable[GroupAction] = self._acting.get(key, ())
         instances = tuple(entry.instance for entry in self._book.of_key(key))
-        self._board.set(
-            key,
-            WorkerFacts(
-                instances=instances,
-                stopping=any(isinstance(action, Stop) for action in acting)
-                or any(instance.state is InstanceState.STOPPING for instance in instances),
-                starting=any(isinstance(action, Start) for action in acting),
-                failure=self._records[key].failure,
-                waiting_for=self._waiting_for(key),
-            ),
+        facts = WorkerFacts(
+            instances=instances,
+            stopping=any(isinstance(action, Stop) for action in acting)
+            or any(instance.state is InstanceState.STOPPING for instance in instances),
+            starting=any(isinstance(action, Start) for action in acting),
+            failure=self._records[key].failure,
+            waiting_for=self._waiting_for(key),
         )
+        if facts.is_empty and self._queue_board[key].exists:
+            known = self._board[key].empty_since
+            facts = replace(facts, empty_since=self._clock.monotonic() if known is None else known)
+        self._board.set(key, facts)
 
     def _waiting_for(self, key: Key) -> str | None:
         if self._tracker.status(key) is not None and not self._admission.is_admitted(key):

@@ -77,6 +77,8 @@ class FakeQueue:
         self.arguments = dict(arguments)
         self.ready: list[Stored] = []
         self.holders: list[Holder] = []
+        self.retained: list[tuple[Stored, Status]] = []
+        """Dead letters that wait for their confirm: only the total of a listing shows them (BROKER 1)."""
         self.running = True
         """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
         self._clock = clock
@@ -91,7 +93,7 @@ class FakeQueue:
 
     @property
     def messages(self) -> int:
-        return len(self.ready) + sum(len(holder.held) for holder in self.holders)
+        return len(self.ready) + sum(len(holder.held) for holder in self.holders) + len(self.retained)
 
     def bodies(self) -> list[bytes]:
         """Every message, ready or held, in the queue's order."""
@@ -155,6 +157,8 @@ class FakeBroker:
         self.exchanges: dict[str, FakeExchange] = {"": FakeExchange("direct", {})}
         self.policies: dict[str, PolicySpec] = {}
         self.parameters: dict[str, object] = {}
+        self.retains_dead_letters = False
+        """True: nobody takes dead letters, so that they stay in their queues until `release_dead_letters`."""
         self.commands: list[Command] = []
         """What has taken effect, in order."""
         self.hook: Hook | None = None
@@ -251,6 +255,15 @@ class FakeBroker:
             self._die(queue, stored, Status.EXPIRED)
         queue.changed()
 
+    def release_dead_letters(self) -> None:
+        """Dead letters are taken again, those that waited first."""
+        self.retains_dead_letters = False
+        for queue in self.queues.values():
+            retained, queue.retained = queue.retained, []
+            for stored, reason in retained:
+                self._die(queue, stored, reason)
+            queue.changed()
+
     def set_running(self, queue_name: str, running: bool) -> None:
         """Take the queue's Raft leader away, or bring it back."""
         queue = self.queues[queue_name]
@@ -274,6 +287,9 @@ class FakeBroker:
     def _die(self, queue: FakeQueue, stored: Stored, reason: Status) -> None:
         exchange = self._setting(queue, "dead-letter-exchange")
         if not isinstance(exchange, str):
+            return
+        if self.retains_dead_letters:
+            queue.retained.append((stored, reason))
             return
         headers = {"x-first-death-reason": str(reason), **stored.message.headers, "x-delivery-count": stored.returns}
         dead = replace(stored.message, headers=headers, expiration=None)

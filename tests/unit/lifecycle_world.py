@@ -195,6 +195,7 @@ class World:
         """Let every fault pass, and time enough for everything to come to its end."""
         self.notice()
         self.release()
+        self.broker.release_dead_letters()
         for _ in range(3):
             if self.leader.task.done():
                 await self.lead()

@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from osrdyne.broker.facts import TOTALS_MAX_AGE
+from osrdyne.broker.listing import MessageTotal
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.facts import Binding, QueueBoard
+from osrdyne.pool.fresh_totals import FreshTotals
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.state import Delays, GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
@@ -31,9 +33,10 @@ class Totals:
         self.allowed = asyncio.Event()
         self.allowed.set()
 
-    async def list_message_totals(self) -> dict[Key, int]:
-        self.asked_at.append(self.clock.monotonic())
-        answer = dict(self.messages)
+    async def list_message_totals(self) -> dict[Key, MessageTotal]:
+        now = self.clock.monotonic()
+        self.asked_at.append(now)
+        answer = {key: MessageTotal(count, now - TOTALS_MAX_AGE) for key, count in self.messages.items()}
         await self.allowed.wait()
         if self.failures:
             self.failures -= 1
@@ -49,10 +52,9 @@ class Setting:
         self.clock = self.totals.clock
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
         self.board = QueueBoard()
-        self.judge = IdleJudge(
-            tracker=self.tracker, board=self.board, totals=self.totals, settle_delay=SETTLE, clock=self.clock
-        )
-        self.tasks = [asyncio.create_task(self.judge.run()), asyncio.create_task(self.tracker.run())]
+        fresh = FreshTotals(self.totals, clock=self.clock)
+        self.judge = IdleJudge(tracker=self.tracker, board=self.board, totals=fresh, settle_delay=SETTLE)
+        self.tasks = [asyncio.create_task(loop.run()) for loop in (self.judge, self.tracker, fresh)]
 
     async def idle_group(self, key: Key = A) -> None:
         """A group that has been unbound for the whole of its `stop_delay` but one second."""

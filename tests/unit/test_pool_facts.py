@@ -78,7 +78,7 @@ class TestInstanceBook:
         assert book.apply_listing([instance("1")], now=0.0) == ({A}, [])
         assert book.apply_listing([instance("1")], now=1.0) == (set(), [])
         assert book.apply_listing([instance("1", state=InstanceState.EXITED)], now=2.0) == ({A}, [])
-        assert book[InstanceId("1")].seen_at == 0.0
+        assert [entry.seen_at for entry in book.of_key(A)] == [0.0]
 
     def test_instance_that_vanished_is_reported_and_forgotten(self) -> None:
         book = InstanceBook()
@@ -97,7 +97,7 @@ class TestInstanceBook:
         book.apply_listing([instance("adopted")], now=0.0)
         book.note(instance("ours", B), now=0.0, started_here=True)
         assert book.loading() == 1
-        book[InstanceId("ours")].served = True
+        book.of_key(B)[0].served = True
         assert book.loading() == 0
 
     def test_dropping_twice_is_harmless(self) -> None:

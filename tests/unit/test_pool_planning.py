@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.pool.planning import (
@@ -14,9 +13,10 @@ from osrdyne.pool.planning import (
     Start,
     Stop,
     Wait,
+    delete_evidence_after,
     plan_group,
     plan_queue,
-    stop_evidence_from,
+    stop_evidence_after,
 )
 from osrdyne.pool.state import GroupStatus
 from osrdyne.protocol.names import Key, WorkerId
@@ -46,7 +46,7 @@ def instance(number: int = 1, *, state: InstanceState = InstanceState.RUNNING, s
     )
 
 
-NOBODY = WorkerFacts()
+NOBODY = WorkerFacts(empty_since=NOW - 50)
 RUNNING = WorkerFacts(instances=(instance(),))
 STOP_DECIDED = WorkerFacts(instances=(instance(),), stopping=True)
 STARTING = WorkerFacts(starting=True)
@@ -76,24 +76,45 @@ QUEUE_ROWS = {
 
 @pytest.mark.parametrize(("wish", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
 def test_queue_plan(wish: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, step: QueueStep) -> None:
-    assert plan_queue(wish, queue, workers, now=NOW, settle_delay=SETTLE) is step
+    assert plan_queue(wish, queue, workers, now=NOW, settle_delay=SETTLE, messages=0) is step
+
+
+@pytest.mark.parametrize(
+    ("messages", "step"), [(None, QueueStep.WAIT_FOR_TOTAL), (0, QueueStep.DELETE), (1, QueueStep.KEEP)]
+)
+def test_queue_is_deleted_only_with_a_total_of_zero(messages: int | None, step: QueueStep) -> None:
+    """LIFECYCLE 28."""
+    assert plan_queue(ABSENT, SETTLED, NOBODY, now=NOW, settle_delay=SETTLE, messages=messages) is step
 
 
 def test_settling_ends_at_its_time_and_not_before() -> None:
     early, late = (
-        plan_queue(ABSENT, UNBOUND_NOW, NOBODY, now=NOW + wait, settle_delay=SETTLE) for wait in (SETTLE - 0.1, SETTLE)
+        plan_queue(ABSENT, UNBOUND_NOW, NOBODY, now=NOW + wait, settle_delay=SETTLE, messages=0)
+        for wait in (SETTLE - 0.1, SETTLE)
     )
     assert (early, late) == (QueueStep.WAIT_FOR_SETTLE, QueueStep.DELETE)
 
 
-def test_evidence_begins_after_unbind_settling_and_the_age_of_a_sample() -> None:
+def test_evidence_is_sampled_after_unbind_and_settling() -> None:
     """LIFECYCLE 21."""
-    assert stop_evidence_from(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE + TOTALS_MAX_AGE
+    assert stop_evidence_after(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE
+
+
+@pytest.mark.parametrize(
+    ("empty_since", "after"), [(NOW - 50, NOW), (NOW + 7, NOW + 7), (None, None)], ids=["before", "after", "unknown"]
+)
+def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
+    empty_since: float | None, after: float | None
+) -> None:
+    """LIFECYCLE 28."""
+    workers = WorkerFacts(empty_since=empty_since)
+    assert delete_evidence_after(SETTLED, workers, settle_delay=SETTLE) == after
 
 
 @pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
 def test_no_evidence_without_unbind_ok_of_this_term(queue: QueueFacts) -> None:
-    assert stop_evidence_from(queue, settle_delay=SETTLE) is None
+    assert stop_evidence_after(queue, settle_delay=SETTLE) is None
+    assert delete_evidence_after(queue, NOBODY, settle_delay=SETTLE) is None
 
 
 RUNS, ENDS, GONE = instance(1), instance(2, state=InstanceState.STOPPING), instance(3, state=InstanceState.EXITED)

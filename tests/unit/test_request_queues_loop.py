@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from osrdyne.amqp import Message
+from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import BrokerConflictError, PublishRefusedError
 from osrdyne.pool.state import GroupStatus
@@ -38,12 +39,19 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return FakeBroker(clock)
 
 
-def hold(name: str, target: str = QUEUE, *, done: bool = False) -> tuple[asyncio.Event, Hook]:
+class Released(asyncio.Event):
+    """Lets go of what is held. `reached`: whether anything was held."""
+
+    reached = False
+
+
+def hold(name: str, target: str = QUEUE, *, done: bool = False) -> tuple[Released, Hook]:
     """A hook that holds one kind of command, before it takes effect or before its answer, until it is released."""
-    released = asyncio.Event()
+    released = Released()
 
     async def hook(command: Command) -> None:
         if command == (name, target, done):
+            released.reached = True
             await released.wait()
 
     return released, hook
@@ -128,6 +136,29 @@ class TestEnd:
             assert stopped - unbound >= 20.0
             assert (deleted >= stopped, steps(stack)) == (True, ["declare", "bind", "unbind", "delete"])
 
+    async def test_last_total_is_sampled_after_the_last_worker(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 28: what the judge saw is from before the workers were stopped."""
+        async with leading(clock, settings=quick()) as stack:
+            await require(stack)
+            stack.driver.workers_of(A)[0].stubborn = True
+            stopped = await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: not stack.driver.workers_of(A))
+            deleted = await until(stack, lambda: not stack.has_queue("a"))
+            assert deleted >= stopped + TOTALS_MAX_AGE
+
+    async def test_one_listing_proves_the_end_of_many(self, clock: VirtualClock) -> None:
+        listings = 0
+
+        async def count(command: Command) -> None:
+            nonlocal listings
+            listings += command.name == "list_queues"
+
+        async with leading(clock, settings=quick()) as stack:
+            stack.broker.hook = count
+            await require(stack, *(f"k{number}" for number in range(50)))
+            await until(stack, lambda: not stack.term.queue_board.existing())
+            assert listings <= 4  # before the stops, before the deletions, and at most two of the resync
+
     async def test_publish_under_way_during_unbind_is_served(self, clock: VirtualClock) -> None:
         """LIFECYCLE 20 [nosettle]: routed before the unbind, in the queue 8 s after it."""
         broker = FakeBroker(clock, transit=8.0)
@@ -187,7 +218,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("look_up")
-            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: released.reached)
             stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
             released.set()
             await clock.settle()
@@ -198,7 +229,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("consume")
-            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: released.reached)
             stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
             released.set()
             await clock.settle()
@@ -213,7 +244,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("consume")
-            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: released.reached)
             stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
 
             async def refuse(command: Command) -> None:
@@ -232,7 +263,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("look_up")
-            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: released.reached)
             stack.broker.queues[QUEUE].put(Message(body=b"1"), exchange="", routing_key="a")
             stack.broker.set_running(QUEUE, False)
             released.set()
@@ -247,7 +278,7 @@ class TestEnd:
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("delete")
-            await until(stack, lambda: stack.term.tracker.status(A) is None and stack.running("a") == 0)
+            await until(stack, lambda: released.reached)
             await stack.publish("a", b"1")
             await clock.settle()
             assert stack.orphans() == [b"1"]
@@ -423,6 +454,25 @@ class TestSeed:
         )
         async with leading(clock, broker=broker) as stack:
             assert (stack.term.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
+
+    async def test_unused_queue_ends_without_a_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """Found unbound, empty and without a worker: nobody is started only to be stopped after `stop_delay`."""
+        broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
+        async with leading(clock, broker=broker) as stack:
+            await clock.advance(60.0)
+            assert (stack.has_queue("a"), stack.driver.count("start")) == (False, 0)
+
+    async def test_queue_that_a_worker_was_found_for_keeps_it_for_its_time(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        driver = FakeDriver(clock, pool=POOL)
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await require(stack)
+            stack.term.tracker.retire(A)
+            await clock.advance(1.0)
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await clock.advance(500.0)
+            assert (stack.has_queue("a"), stack.running("a")) == (True, 1)
 
     async def test_clocks_start_with_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """DEFECTS 17: the idle clock ran while nobody led, and then stopped every group at once."""

@@ -7,6 +7,7 @@ net where two protect a request (LIFECYCLE 20), in both runs of a history; `brea
 from __future__ import annotations
 
 import asyncio
+import math
 import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import pytest
 from lifecycle_world import KEY, NAMES, QUEUE, REPLIES, Fault, World
 
 from osrdyne.amqp import Channel, Delivery, Message, QueueInfo
+from osrdyne.broker.listing import MessageTotal
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import judge_cheaply
 from osrdyne.errors import DriverError, StartFailedError
@@ -58,11 +60,12 @@ def no_hold(_: World) -> Callable[..., None]:
 
 
 def unsettled_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda *facts, now, settle_delay: planning.plan_queue(*facts, now=now, settle_delay=0.0)
+    return lambda *facts, settle_delay, **known: planning.plan_queue(*facts, settle_delay=0.0, **known)
 
 
 def unsettled_evidence(_: World) -> Callable[..., float | None]:
-    return lambda queue, settle_delay: queue.unbound_at
+    """Any sample will do."""
+    return lambda *_, settle_delay: -math.inf
 
 
 def believed(queue: QueueFacts) -> QueueFacts:
@@ -76,7 +79,7 @@ def believing_plan(_: World) -> Callable[..., QueueStep]:
 
 
 def believing_evidence(_: World) -> Callable[..., float | None]:
-    return lambda queue, settle_delay: planning.stop_evidence_from(believed(queue), settle_delay=settle_delay)
+    return lambda queue, *_, settle_delay: planning.stop_evidence_after(believed(queue), settle_delay=settle_delay)
 
 
 def hasty_plan(_: World) -> Callable[..., QueueStep]:
@@ -111,13 +114,28 @@ def plan_known_only(_: World) -> Callable[..., list[GroupAction]]:
     )
 
 
-def everything_is_empty(_: World) -> Callable[..., Awaitable[dict[Any, int]]]:
+def everything_is_empty(_: World) -> Callable[..., Awaitable[dict[Any, MessageTotal]]]:
     """The workers of a group are stopped on the timer alone."""
 
-    async def totals(listing: Any) -> dict[Any, int]:
-        return {queue.key: 0 for queue in await listing.list_request_queues()}
+    async def totals(listing: Any) -> dict[Any, MessageTotal]:
+        return {queue.key: MessageTotal(0, math.inf) for queue in await listing.list_request_queues()}
 
     return totals
+
+
+def blind_judge(_: World) -> Callable[..., None]:
+    """The workers of every group whose time is over are stopped."""
+
+    def end_all(self: Any) -> None:
+        for key in self._tracker.stop_due_keys():
+            self._tracker.end(key)
+
+    return end_all
+
+
+def no_last_total(_: World) -> Callable[..., QueueStep]:
+    """The probe alone decides about a queue."""
+    return lambda *facts, messages, **known: planning.plan_queue(*facts, messages=0, **known)
 
 
 def busy_not_full(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:
@@ -250,7 +268,8 @@ async def miss_everything(_: object) -> int:
 
 PLAN_QUEUE = "osrdyne.pool.request_queues.plan_queue"
 PLAN_GROUP = "osrdyne.pool.worker_groups.plan_group"
-EVIDENCE = "osrdyne.pool.idle_judge.stop_evidence_from"
+EVIDENCE = "osrdyne.pool.idle_judge.stop_evidence_after"
+LAST_EVIDENCE = "osrdyne.pool.request_queues.delete_evidence_after"
 FORWARD = "osrdyne.processors.orphans.OrphanProcessor._publish"
 DELETE = "osrdyne.broker.request_queues.delete_if_proven_empty"
 HOLD: Patch = ("osrdyne.pool.tracker.PoolStateTracker.hold", no_hold)
@@ -428,6 +447,17 @@ async def worker_dies_unnoticed(world: World) -> None:
     await world.clock.advance(120)
 
 
+async def dead_letter_without_a_taker(world: World) -> None:
+    """A request expires, and stays in its queue for as long as nobody takes dead letters."""
+    for _ in range(30):
+        world.driver.fail_next_start(DriverError("The engine is busy."))
+    await serve_one(world)
+    world.broker.retains_dead_letters = True
+    world.broker.expire(QUEUE)
+    world.retire()
+    await world.clock.advance(120)
+
+
 async def found_without_a_worker(world: World) -> None:
     await serve_one(world)
     await world.kill()
@@ -490,7 +520,7 @@ VARIANTS = [
     Variant(
         "nosettle",
         publish_under_way_at_unbind,
-        [(PLAN_QUEUE, unsettled_plan), (EVIDENCE, unsettled_evidence)],
+        [(PLAN_QUEUE, unsettled_plan), (EVIDENCE, unsettled_evidence), (LAST_EVIDENCE, unsettled_evidence)],
         Fault.LOST,
     ),
     Variant(
@@ -505,7 +535,7 @@ VARIANTS = [
     Variant(
         "assumeunb",
         idle_before_it_is_bound_again,
-        [(PLAN_QUEUE, believing_plan), (EVIDENCE, believing_evidence)],
+        [(PLAN_QUEUE, believing_plan), (EVIDENCE, believing_evidence), (LAST_EVIDENCE, believing_evidence)],
         Fault.LOST,
         given=[SEEDED_IDLE],
     ),
@@ -535,6 +565,13 @@ VARIANTS = [
     Variant("ev2_passive", queue_unavailable_at_deletion, [(DELETE, passively)], Fault.LOST, given=[STOPBLIND]),
     Variant("ev4_listing", no_worker_until_later, [(DELETE, by_old_listing)], Fault.LOST, given=[STOPBLIND]),
     Variant("ev6_drain", worker_dies_unnoticed, [(DELETE, by_draining)], Fault.LOST, given=[STOPBLIND]),
+    Variant(
+        "retain",
+        dead_letter_without_a_taker,
+        [(PLAN_QUEUE, no_last_total)],
+        Fault.LOST,
+        given=[("osrdyne.pool.idle_judge.IdleJudge.judge", blind_judge)],
+    ),
     Variant(
         "misslist",
         found_without_a_worker,
