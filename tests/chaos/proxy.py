@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to cut, to hold up and to delay what passes through it."""
+"""A proxy of a TCP port or a Unix socket that can be told to cut, hold up and delay what passes through it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _CHUNK_BYTES = 65_536
 
 
 class Proxy:
-    """`async with Proxy(port) as proxy:` listens on `proxy.port` of the loopback and connects to `port` there."""
+    """`async with Proxy(backend) as proxy:` listens on `proxy.port` of the loopback and connects to the backend, which
+    is a port there or the path of a Unix socket."""
 
-    def __init__(self, backend: int) -> None:
+    def __init__(self, backend: int | str) -> None:
         self.port = 0
         self.delay = 0.0
         """Seconds by which each piece is late."""
@@ -59,7 +60,7 @@ class Proxy:
         try:
             if self.refusing:
                 return
-            backend_reader, backend_writer = await asyncio.open_connection("127.0.0.1", self._backend)
+            backend_reader, backend_writer = await self._connect()
             self._writers.add(backend_writer)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -74,6 +75,11 @@ class Proxy:
             self._serving.discard(task)
             self._writers.discard(writer)
             writer.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self._backend, str):
+            return await asyncio.open_unix_connection(self._backend)
+        return await asyncio.open_connection("127.0.0.1", self._backend)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(_CHUNK_BYTES):
