@@ -1,0 +1,320 @@
+"""The driver that starts workers as instances of a systemd template unit.
+
+systemd runs them, limits them and keeps their output; this driver writes one environment file for each, which is also
+the record by which the next controller finds the worker again. The unit says what runs, as whom and with which limits
+(`deploy/systemd`), so an administrator's means (`systemctl edit`, slices, drop-ins) work as for any service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import ClassVar, TypeVar
+
+from dbus_fast.constants import BusType
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.drivers.base import (
+    Driver,
+    DriverContext,
+    DriverOptions,
+    Exit,
+    Finding,
+    Instance,
+    InstanceId,
+    InstanceState,
+    WorkerSpec,
+    hash_options,
+)
+from osrdyne.drivers.systemd_dbus import DbusUnits
+from osrdyne.drivers.systemd_names import UnitEnd, UnitNames, environment_text, is_accepted
+from osrdyne.drivers.systemd_options import BusChoice, ManagerKind, SystemdOptions, runtime_directory
+from osrdyne.drivers.systemd_records import EnvironmentFiles, Record
+from osrdyne.drivers.systemd_systemctl import Journal, Systemctl
+from osrdyne.drivers.systemd_units import ActiveState, SystemdUnits
+from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.protocol.names import WorkerId, encode_key
+
+T = TypeVar("T")
+
+_SHORTEST_GRACE = 0.2
+"""Seconds that a stop without grace leaves for systemd to take the order."""
+_RECONNECT = Backoff(initial=0.2, maximum=10.0)
+_KILL_PATIENCE = 20.0
+"""Seconds within which a killed unit is gone, unless the kernel cannot end its processes."""
+
+
+class SystemdDriver(Driver):
+    """Starts, lists and stops units. Its options: `SystemdOptions`."""
+
+    name: ClassVar[str] = "systemd"
+    options_model: ClassVar[type[DriverOptions]] = SystemdOptions
+    same_host = True
+
+    def __init__(self, options: SystemdOptions, context: DriverContext) -> None:
+        super().__init__(options, context)
+        self._options = options
+        self._names = UnitNames(options.template, context.pool, context.stack)
+        self._files = EnvironmentFiles(runtime_directory(options), self._names.prefix)
+        self._systemctl = Systemctl(options.manager, self._names.pattern, clock=context.clock)
+        bus_type = BusType.SESSION if options.manager is ManagerKind.USER else BusType.SYSTEM
+        self._dbus = DbusUnits(bus_type, self._names.unit(self._names.prefix).removesuffix(".service"))
+        self._journal = Journal(options.manager, clock=context.clock)
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="systemd-driver")
+        self._starting: set[str] = set()
+
+    def spec_hash(self) -> str:
+        return hash_options(
+            {
+                "template": self._options.template,
+                "app": self.context.worker_app,
+                "environment": self._options.environment,
+                "config": self.context.worker_config,
+            }
+        )
+
+    async def list_instances(self) -> list[Instance]:
+        records = await self._in_thread(self._files.records)
+        units = await self._units()
+        states = await units.states(self._names.pattern)
+        instances = [
+            await self._instance(instance, record, states.get(self._names.unit(instance), ActiveState.DOWN), units)
+            for instance, record in records.items()
+        ]
+        return instances + self._without_record(records, states)
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        instance = self._names.instance(spec.key, spec.slot)
+        record = Record(
+            key=spec.key,
+            slot=spec.slot,
+            worker_id=spec.worker_id,
+            spec_hash=self.spec_hash(),
+            generation=str(spec.generation),
+            started_at=self.context.clock.time(),
+        )
+        units = await self._units()
+        self._starting.add(instance)
+        try:
+            await self._take_slot(instance, record, spec, units)
+            return await self._start_unit(instance, record, units)
+        finally:
+            self._starting.discard(instance)
+
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        instance = await self._find(instance_id)
+        if instance is None:
+            return
+        unit = self._names.unit(instance)
+        units = await self._units()
+        if not (await self._state(unit, units)).is_alive:
+            return
+        try:
+            async with asyncio.timeout(max(grace, _SHORTEST_GRACE)):
+                return await units.stop(unit)
+        except TimeoutError:
+            await units.kill(unit)
+        try:
+            async with asyncio.timeout(_KILL_PATIENCE):
+                await units.stop(unit)
+        except TimeoutError:
+            raise DriverUnavailableError("The worker was killed, but its processes do not end.", unit=unit) from None
+
+    async def remove(self, instance_id: InstanceId) -> None:
+        instance = await self._find(instance_id)
+        if instance is None:
+            return
+        unit = self._names.unit(instance)
+        units = await self._units()
+        state = await self._state(unit, units)
+        if state.is_alive:
+            return
+        if state is ActiveState.FAILED:
+            await units.forget_failure(unit)
+        await self._in_thread(lambda: self._files.remove(instance, WorkerId(instance_id)))
+
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        instance = await self._find(instance_id)
+        if instance is None:
+            return ()
+        record = await self._in_thread(lambda: self._files.read(instance))
+        since = 0.0 if record is None else record.started_at
+        unit = self._names.unit(instance)
+        ended = not (await self._state(unit, await self._units())).is_alive
+        return await self._journal.tail(unit, since=since, lines=lines, ended=ended)
+
+    async def events(self) -> AsyncIterator[None]:
+        failures = 0
+        while True:
+            try:
+                async for _ in (await self._units()).changes():
+                    failures = 0
+                    yield
+            except DriverUnavailableError:
+                failures += 1
+                await self.context.clock.sleep(_RECONNECT.delay(failures))
+            yield  # nobody knows what happened in between
+
+    async def check(self) -> list[Finding]:
+        return [await self._check_unit(), await self._check_bus(), await self._check_directory()]
+
+    async def close(self) -> None:
+        await self._dbus.close()
+        await asyncio.get_running_loop().run_in_executor(None, self._executor.shutdown)
+
+    # --- which systemd interface
+
+    async def _units(self) -> SystemdUnits:
+        """D-Bus where it answers; systemctl where it does not and the options allow it."""
+        if self._options.bus is BusChoice.SYSTEMCTL:
+            return self._systemctl
+        try:
+            await self._dbus.connect()
+        except DriverUnavailableError:
+            if self._options.bus is BusChoice.DBUS:
+                raise
+            return self._systemctl
+        return self._dbus
+
+    async def _state(self, unit: str, units: SystemdUnits) -> ActiveState:
+        return (await units.states(unit)).get(unit, ActiveState.DOWN)
+
+    # --- one instance
+
+    async def _instance(self, instance: str, record: Record, state: ActiveState, units: SystemdUnits) -> Instance:
+        listed = self._running(instance, record)
+        if state is ActiveState.UP or instance in self._starting:
+            return listed
+        if state is ActiveState.STOPPING:
+            return replace(listed, state=InstanceState.STOPPING)
+        if state is ActiveState.FAILED:
+            end = (await units.end_of(self._names.unit(instance))).to_exit()
+        else:  # systemd forgets a unit that ended well
+            end = Exit(code=0) if record.started else Exit(reason="it was never started")
+        return replace(listed, state=InstanceState.EXITED, exit=end)
+
+    def _running(self, instance: str, record: Record) -> Instance:
+        return Instance(
+            instance_id=InstanceId(record.worker_id),
+            key=record.key,
+            slot=record.slot,
+            worker_id=record.worker_id,
+            state=InstanceState.RUNNING,
+            spec_hash=record.spec_hash,
+            started_at=record.started_at,
+            external_id=self._names.unit(instance),
+        )
+
+    def _without_record(self, records: Mapping[str, Record], states: Mapping[str, ActiveState]) -> list[Instance]:
+        """Units of ours that are up although somebody deleted their file: still workers, and theirs is the slot."""
+        found = []
+        for unit, state in states.items():
+            instance = self._names.instance_of(unit)
+            place = self._names.parse(instance)
+            if instance not in records and place is not None and state.is_alive:
+                lost = Record(*place, WorkerId(instance), spec_hash="", generation="", started_at=0.0)
+                stopping = InstanceState.STOPPING if state is ActiveState.STOPPING else InstanceState.RUNNING
+                found.append(replace(self._running(instance, lost), state=stopping))
+        return found
+
+    async def _find(self, instance_id: InstanceId) -> str | None:
+        """The instance name of a worker; that of one without a record is its id."""
+        records = await self._in_thread(self._files.records)
+        for instance, record in records.items():
+            if InstanceId(record.worker_id) == instance_id:
+                return instance
+        return str(instance_id) if self._names.parse(instance_id) is not None and instance_id not in records else None
+
+    # --- starting
+
+    async def _take_slot(self, instance: str, record: Record, spec: WorkerSpec, units: SystemdUnits) -> None:
+        unit = self._names.unit(instance)
+        if (await self._state(unit, units)).is_alive:
+            raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
+        text = environment_text(self._variables(spec))
+        if not await self._in_thread(lambda: self._files.create(instance, record, text)):
+            raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
+
+    def _variables(self, spec: WorkerSpec) -> dict[str, str]:
+        told = {
+            "PYTHONUNBUFFERED": "1",  # so that the last words of a killed worker are in the journal
+            **self._options.environment,
+            **spec.environment.to_variables(),
+            "OSRDYNE_WORKER_APP": self.context.worker_app,
+        }
+        if not is_accepted(spec.key):
+            told.pop("WORKER_KEY", None)
+            told["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
+        return told
+
+    async def _start_unit(self, instance: str, record: Record, units: SystemdUnits) -> Instance:
+        unit = self._names.unit(instance)
+        try:
+            if not await units.start(unit):
+                await self._raise_unless_it_ran(unit, record, units)
+        except StartFailedError:
+            await units.forget_failure(unit)
+            await self._in_thread(lambda: self._files.remove(instance, record.worker_id))
+            raise
+        await self._in_thread(lambda: self._files.mark_started(instance, record))
+        return self._running(instance, record)
+
+    async def _raise_unless_it_ran(self, unit: str, record: Record, units: SystemdUnits) -> None:
+        """The job failed: for good when systemd could not run the program; a worker that ended at once is none."""
+        if await self._state(unit, units) is not ActiveState.FAILED:
+            return
+        end: UnitEnd = await units.end_of(unit)
+        if end.not_started is None:
+            return
+        said = await self._journal.said_by_systemd(unit, since=record.started_at)
+        raise StartFailedError(
+            f"systemd could not run the worker: {end.not_started}. Check the unit {self._options.template}@.service.",
+            log_lines=said,
+        )
+
+    # --- doctor
+
+    async def _check_unit(self) -> Finding:
+        template = f"{self._options.template}@.service"
+        subject = "worker unit"
+        try:
+            unit = await self._systemctl.properties(
+                self._names.unit(f"{self._names.prefix}check"), ["LoadState", "EnvironmentFiles", "Restart"]
+            )
+        except DriverError as error:
+            return Finding(subject, ok=False, message=error.message, remedy="Is systemd running here?")
+        if unit["LoadState"] != "loaded":
+            remedy = "Install it from deploy/systemd and run `systemctl daemon-reload`."
+            return Finding(subject, ok=False, message=f"{template} is {unit['LoadState']}.", remedy=remedy)
+        if not unit.get("EnvironmentFiles", "").startswith(f"{self._files.path}/"):
+            remedy = f"Set EnvironmentFile={self._files.path}/%i.env in it."
+            return Finding(subject, ok=False, message=f"{template} reads no file of {self._files.path}.", remedy=remedy)
+        if unit["Restart"] != "no":
+            remedy = "Set Restart=no in it: osrdyne restarts workers itself, with back-off."
+            return Finding(subject, ok=False, message=f"{template} restarts by itself.", remedy=remedy)
+        return Finding(subject, ok=True, message=f"Workers are instances of {template}.")
+
+    async def _check_bus(self) -> Finding:
+        try:
+            units = await self._units()
+            await units.states(self._names.pattern)
+        except DriverError as error:
+            return Finding("systemd", ok=False, message=error.message, remedy="Is systemd running here?")
+        if units is self._dbus:
+            return Finding("systemd", ok=True, message="systemd answers over D-Bus.")
+        ok = self._options.bus is BusChoice.SYSTEMCTL
+        remedy = None if ok else "Install dbus: without it, changes are looked for every few seconds."
+        return Finding("systemd", ok=ok, message="systemd answers through systemctl.", remedy=remedy, fatal=False)
+
+    async def _check_directory(self) -> Finding:
+        try:
+            await self._in_thread(self._files.prepare)
+        except DriverError as error:
+            remedy = "Set RuntimeDirectory=osrdyne in the daemon's unit, or create it (mode 0700)."
+            return Finding("environment files", ok=False, message=error.message, remedy=remedy)
+        return Finding("environment files", ok=True, message=f"Environment files are written to {self._files.path}.")
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)

@@ -1,0 +1,69 @@
+"""The options of the systemd driver, and where its environment files are."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.systemd_names import is_accepted
+from osrdyne.drivers.variables import Variables
+
+
+class ManagerKind(StrEnum):
+    """Which systemd: that of the system, or that of the daemon's own user."""
+
+    SYSTEM = "system"
+    USER = "user"
+
+
+class BusChoice(StrEnum):
+    """How systemd is spoken to; `auto` is D-Bus wherever it answers."""
+
+    AUTO = "auto"
+    DBUS = "dbus"
+    SYSTEMCTL = "systemctl"
+
+
+class SystemdOptions(DriverOptions):
+    """`driver.options` of the systemd driver. What runs, as whom and with which limits, is in the unit."""
+
+    template: str = Field(
+        "osrdyne-worker", description="The template unit, without `@.service`. Pools may have one each."
+    )
+    manager: ManagerKind = Field(ManagerKind.SYSTEM, description="`system`, or `user` for `systemctl --user`.")
+    bus: BusChoice = Field(
+        BusChoice.AUTO, description="`dbus`, `systemctl`, or `auto`: D-Bus, and systemctl while D-Bus is not there."
+    )
+    environment: Variables = Field(default_factory=dict, description="Further environment variables of the workers.")
+    runtime_directory: str | None = Field(
+        None, description="Where the environment files are; the unit names the same directory in `EnvironmentFile=`."
+    )
+
+    @field_validator("template")
+    @classmethod
+    def _is_unit_name(cls, value: str) -> str:
+        if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", value) is None:
+            raise ValueError("must be 1 to 64 letters, digits, `_`, `-` and `.`, without `@.service`")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _is_accepted_by_systemd(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None or not is_accepted(text):
+                raise ValueError(f"{name!r} cannot be passed on by systemd")
+        return value
+
+
+def runtime_directory(options: SystemdOptions) -> Path:
+    """Where environment files are: gone after a reboot, like the workers."""
+    if options.runtime_directory is not None:
+        return Path(options.runtime_directory).absolute()
+    if options.manager is ManagerKind.USER:
+        return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}") / "osrdyne"
+    return Path("/run/osrdyne")

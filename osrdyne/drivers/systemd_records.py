@@ -1,0 +1,130 @@
+"""The environment files of workers under systemd: one for each instance, mode 0600, and the record of the worker too.
+
+The first line is a comment for systemd and the record for us; the rest are variables. Creating the file takes the
+slot, atomically; removing it frees the slot, and makes a start that lands late fail, because systemd finds no
+environment. Used by the systemd driver only. Every method blocks, and raises `DriverUnavailableError` when the disk
+refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from osrdyne.errors import DriverUnavailableError
+from osrdyne.protocol.names import Key, WorkerId
+
+_SUFFIX = ".env"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One worker as it is written down. `started`: systemd has said that it started the unit."""
+
+    key: Key
+    slot: int
+    worker_id: WorkerId
+    spec_hash: str
+    generation: str
+    started_at: float
+    started: bool = False
+
+
+_RECORD = TypeAdapter(Record)
+
+
+class EnvironmentFiles:
+    """The environment files of one pool: those whose name begins with `prefix`."""
+
+    def __init__(self, path: Path, prefix: str) -> None:
+        self.path = path
+        self._prefix = prefix
+
+    def prepare(self) -> None:
+        """Create the directory; refuse one that another user could write to."""
+        with self._translated():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.path.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise DriverUnavailableError(
+                f"The directory {self.path} belongs to, or can be written by, somebody else. "
+                "Remove it, or name another one in driver.options.runtime_directory and in the unit."
+            )
+
+    def records(self) -> dict[str, Record]:
+        """Every record by instance name."""
+        found = {}
+        with self._translated():
+            names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
+        for name in names:
+            if name.startswith(self._prefix) and name.endswith(_SUFFIX):
+                instance = name.removesuffix(_SUFFIX)
+                record = self.read(instance)
+                if record is not None:
+                    found[instance] = record
+        return found
+
+    def read(self, instance: str) -> Record | None:
+        """The record of an instance; None when there is none, or somebody else wrote the file."""
+        with self._translated():
+            try:
+                first = self._file(instance).read_bytes().partition(b"\n")[0]
+                return _RECORD.validate_json(first.removeprefix(b"# "))
+            except (FileNotFoundError, ValidationError):
+                return None
+
+    def create(self, instance: str, record: Record, variables: str) -> bool:
+        """Take the slot, whole or not at all. False: it is taken."""
+        self.prepare()
+        with self._translated(), self._written(record, variables) as temporary:
+            try:
+                self._file(instance).hardlink_to(temporary)
+            except FileExistsError:
+                return False
+        return True
+
+    def mark_started(self, instance: str, record: Record) -> None:
+        """Write down that systemd has started it, unless the slot is somebody else's by now."""
+        with self._translated():
+            if self.read(instance) == record:
+                variables = self._file(instance).read_text(encoding="utf-8").partition("\n")[2]
+                with self._written(replace(record, started=True), variables) as temporary:
+                    temporary.replace(self._file(instance))
+
+    def remove(self, instance: str, worker_id: WorkerId) -> None:
+        """Free the slot, if it is this worker's."""
+        record = self.read(instance)
+        if record is not None and record.worker_id == worker_id:
+            with self._translated():
+                self._file(instance).unlink(missing_ok=True)
+
+    def _file(self, instance: str) -> Path:
+        return self.path / f"{instance}{_SUFFIX}"
+
+    @contextmanager
+    def _written(self, record: Record, variables: str) -> Iterator[Path]:
+        """A temporary file (mode 0600) with the text."""
+        fd, name = tempfile.mkstemp(prefix=".new-", dir=self.path)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(f"# {json.dumps(asdict(record))}\n{variables}".encode())
+            yield Path(name)
+        finally:
+            with suppress(FileNotFoundError):
+                Path(name).unlink()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DriverUnavailableError(
+                f"The environment files cannot be used: {error.filename or self.path}: {error.strerror}."
+            ) from error

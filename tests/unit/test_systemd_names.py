@@ -1,0 +1,101 @@
+"""Names, texts and ends of units: what the systemd driver writes for systemd, and what it reads from it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from osrdyne.drivers.base import Exit
+from osrdyne.drivers.systemd_names import UnitEnd, UnitNames, environment_text, is_accepted, object_path
+from osrdyne.drivers.systemd_options import SystemdOptions
+from osrdyne.drivers.systemd_units import refusal
+from osrdyne.errors import DriverUnavailableError, StartFailedError
+from osrdyne.protocol.names import Key
+from osrdyne.testing.keys import ODD_KEYS
+
+NAMES = UnitNames("osrdyne-worker", "blue", "localhost:5672//")
+ANY_KEY = st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255).map(Key)
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_unit_name_of_odd_key_is_one_that_systemd_and_a_glob_take_as_it_is(key):
+    unit = NAMES.unit(NAMES.instance(key, 3))
+    assert re.fullmatch(r"osrdyne-worker@blue-[0-9a-f]{8}-3-[A-Za-z0-9:_]*\.service", unit)
+    assert len(unit) <= 190
+
+
+@given(ANY_KEY, ANY_KEY)
+def test_different_keys_have_different_instances(one, other):
+    assert (NAMES.instance(one, 0) == NAMES.instance(other, 0)) is (one == other)
+
+
+@given(ANY_KEY, st.integers(0, 99))
+def test_instance_name_leads_back_to_its_key_unless_shortened(key, slot):
+    assert NAMES.parse(NAMES.instance(key, slot)) in {(key, slot), None}
+    assert len(key.encode()) > 30 or NAMES.parse(NAMES.instance(key, slot)) is not None
+
+
+def test_instance_of_another_stack_is_not_ours():
+    other = UnitNames("osrdyne-worker", "blue", "elsewhere:5672//")
+    assert NAMES.parse(other.instance(Key("a"), 0)) is None
+
+
+def test_object_path_escapes_as_systemd_does():
+    assert object_path("osrdyne-worker@a:3D.service") == (
+        "/org/freedesktop/systemd1/unit/osrdyne_2dworker_40a_3a3D_2eservice"
+    )
+
+
+def test_values_are_quoted_and_keep_their_line_breaks():
+    assert environment_text({"A": 'a "b" $c `d` \\e\nf'}) == 'A="a \\"b\\" \\$c \\`d\\` \\\\e\nf"\n'
+
+
+@pytest.mark.parametrize(
+    ("value", "accepted"), [("漢\n\t", True), ("a\0", False), ("\ufffe", False), ("\U0010ffff", False), ("\ufdd0", False)]
+)
+def test_what_systemd_takes_as_a_value(value, accepted):
+    assert is_accepted(value) is accepted
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        (UnitEnd(1, 7, "exit-code"), Exit(code=7)),
+        (UnitEnd(1, 0, "success"), Exit(code=0)),
+        (UnitEnd(2, 15, "signal"), Exit(signal="SIGTERM")),
+        (UnitEnd(2, 9, "oom-kill"), Exit(signal="SIGKILL", reason="out of memory")),
+        (UnitEnd(2, 9, "signal"), Exit(signal="SIGKILL", reason="killed from outside, or the host ran out of memory")),
+        (UnitEnd(3, 11, "core-dump"), Exit(signal="SIGSEGV", reason="core dumped")),
+        (UnitEnd(2, 9, "timeout"), Exit(signal="SIGKILL", reason="it did not stop within TimeoutStopSec")),
+        (UnitEnd(1, 203, "exit-code"), Exit(reason="systemd could not run it: 203/EXEC")),
+        (UnitEnd(0, 0, "resources"), Exit(reason="systemd could not run it: resources")),
+    ],
+    ids=lambda value: value.result if isinstance(value, UnitEnd) else "",
+)
+def test_end_of_a_unit_in_the_words_of_all_drivers(end, expected):
+    assert end.to_exit() == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "hint"),
+    [
+        ("Unit osrdyne-worker@x.service not found.", StartFailedError, "deploy/systemd"),
+        ("Unit osrdyne-worker@x.service is masked.", StartFailedError, "daemon-reload"),
+        ("Interactive authentication required.", StartFailedError, "polkit"),
+        ("Transport endpoint is not connected", DriverUnavailableError, "Transport"),
+    ],
+)
+def test_refusal_of_systemd_names_the_remedy(said, error, hint):
+    raised = refusal(said, "osrdyne-worker@x.service")
+    assert type(raised) is error
+    assert hint in str(raised)
+
+
+@pytest.mark.parametrize("options", [{"template": "a@"}, {"environment": {"A-B": "1"}}, {"manager": "root"}])
+def test_option_that_systemd_cannot_take_is_refused(options):
+    with pytest.raises(ValidationError):
+        SystemdOptions.model_validate(options)

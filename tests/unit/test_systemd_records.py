@@ -1,0 +1,72 @@
+"""The environment files of the systemd driver: one worker each, taken and freed whole."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from osrdyne.drivers.systemd_records import EnvironmentFiles, Record
+from osrdyne.errors import DriverUnavailableError
+from osrdyne.protocol.names import Key, WorkerId
+
+RECORD = Record(Key('a\n"漢\0'), 2, WorkerId("w1"), "hash", "3.14", 1234.5)
+
+
+@pytest.fixture
+def files(tmp_path):
+    return EnvironmentFiles(tmp_path / "osrdyne", "blue-")
+
+
+def test_record_is_found_again(files):
+    assert files.create("blue-0-a", RECORD, 'A="1"\n')
+    assert EnvironmentFiles(files.path, "blue-").records() == {"blue-0-a": RECORD}
+
+
+def test_file_is_readable_by_its_owner_only(files):
+    files.create("blue-0-a", RECORD, 'A="1"\n')
+    assert stat.S_IMODE((files.path / "blue-0-a.env").stat().st_mode) == 0o600
+    assert stat.S_IMODE(files.path.stat().st_mode) == 0o700
+
+
+def test_record_is_one_comment_line_before_the_variables(files):
+    files.create("blue-0-a", RECORD, 'A="1"\n')
+    first, rest = (files.path / "blue-0-a.env").read_text().split("\n", 1)
+    assert first.startswith("# {") and first.isascii()
+    assert rest == 'A="1"\n'
+
+
+def test_second_creation_is_refused_and_changes_nothing(files):
+    files.create("blue-0-a", RECORD, "")
+    assert not files.create("blue-0-a", Record(Key("b"), 0, WorkerId("w2"), "", "", 0.0), "")
+    assert files.read("blue-0-a") == RECORD
+    assert [file.name for file in files.path.iterdir()] == ["blue-0-a.env"]
+
+
+def test_started_worker_is_marked_and_keeps_its_variables(files):
+    files.create("blue-0-a", RECORD, 'A="1"\n')
+    files.mark_started("blue-0-a", RECORD)
+    record = files.read("blue-0-a")
+    assert record is not None and record.started
+    assert (files.path / "blue-0-a.env").read_text().endswith('\nA="1"\n')
+
+
+def test_slot_of_another_worker_is_not_freed(files):
+    files.create("blue-0-a", RECORD, "")
+    files.remove("blue-0-a", WorkerId("w2"))
+    assert files.read("blue-0-a") == RECORD
+    files.remove("blue-0-a", WorkerId("w1"))
+    assert files.records() == {}
+
+
+def test_files_of_other_pools_and_people_are_ignored(files):
+    files.create("green-0-a", RECORD, "")
+    (files.path / "blue-notes.env").write_text("A=1\n")
+    assert files.records() == {}
+
+
+def test_directory_that_others_can_write_to_is_refused(files):
+    files.path.mkdir()
+    files.path.chmod(0o777)
+    with pytest.raises(DriverUnavailableError, match="somebody else"):
+        files.prepare()
