@@ -19,6 +19,7 @@ from osrdyne.cli.call import call
 from osrdyne.cli.check_config import check_config
 from osrdyne.cli.dev import dev
 from osrdyne.cli.doctor import doctor
+from osrdyne.cli.explain import explain
 from osrdyne.cli.run import run
 from osrdyne.cli.status import status
 from osrdyne.errors import (
@@ -75,6 +76,7 @@ app.command()(status)
 app.add_typer(groups.app, name="groups")
 app.add_typer(poison.app, name="poison")
 app.add_typer(routes.app, name="routes")
+app.command()(explain)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

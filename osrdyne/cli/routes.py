@@ -12,14 +12,57 @@ from typing import Annotated, TextIO
 import typer
 
 from osrdyne.cli.call import parse_header
+from osrdyne.cli.options import Output, OutputOption
+from osrdyne.cli.output import print_json, print_table, printable
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown
+from osrdyne.ingress.manifest import Manifest, load_manifest
+from osrdyne.ingress.routes import Route
 from osrdyne.protocol.messages import JSON_TYPE
 
-app = typer.Typer(help="Try the conditions of routes.", no_args_is_help=True)
+app = typer.Typer(help="Check route manifests, and try the conditions of routes.", no_args_is_help=True)
 
 _JSON_SYSTEM = {"contentType": JSON_TYPE, "contentEncoding": "utf-8"}
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A route manifest, JSON or YAML; - is standard input.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Check a route manifest: every error with its place, or what its routes mean."""
+    manifest = read_manifest(file)
+    for warning in manifest.warnings:
+        typer.echo(f"warning: {printable(warning)}", err=True)
+    if output is Output.JSON:
+        print_json(manifest.document())
+        return
+    print_routes(manifest)
+
+
+def read_manifest(file: str) -> Manifest:
+    """Raises `InvalidDocumentError`, a `ConfigurationError` that lists all errors."""
+    with _opened(file) as opened:
+        return load_manifest(opened.read())
+
+
+def print_routes(manifest: Manifest) -> None:
+    rows = (
+        (route.name, "default" if route.priority is None else route.priority, _ttl(route, manifest), route.text)
+        for route in sorted(manifest.routes, key=lambda route: route.rank)
+    )
+    print_table(
+        ("route", "priority", "ttl", "text"),
+        rows,
+        empty="The manifest has no route: every request is answered no-route.",
+    )
+
+
+def _ttl(route: Route, manifest: Manifest) -> str:
+    """What the manifest says; the pool's own `requests.ttl` is a limit to all of it."""
+    seconds = route.ttl or manifest.ttl or 0
+    return f"{seconds}s" if seconds > 0 else "none" if seconds < 0 else "the pool's"
 
 
 @app.command("eval")

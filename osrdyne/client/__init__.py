@@ -11,6 +11,7 @@ from osrdyne.client.errors import DeliveryLimitReached as DeliveryLimitReached
 from osrdyne.client.errors import ErrorBody as ErrorBody
 from osrdyne.client.errors import InvalidRequest as InvalidRequest
 from osrdyne.client.errors import NoCapacity as NoCapacity
+from osrdyne.client.errors import NoRoute as NoRoute
 from osrdyne.client.errors import NotRunning as NotRunning
 from osrdyne.client.errors import PoolNotFound as PoolNotFound
 from osrdyne.client.errors import QueueFull as QueueFull

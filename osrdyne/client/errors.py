@@ -140,6 +140,12 @@ class InvalidRequest(RequestError):
     summary = "The request is not valid"
 
 
+class NoRoute(RequestError):
+    """No route of a managed pool takes the request; `osrdyne explain` says why."""
+
+    summary = "No route takes the request"
+
+
 class UnknownStatus(RequestError):
     """The answer has an `x-status` that this version of the client does not know; see `status` and `detail`."""
 
@@ -187,6 +193,7 @@ _BY_STATUS: dict[str, type[RequestError]] = {
     Status.CAPACITY: NoCapacity,
     Status.NOT_RUNNING: NotRunning,
     Status.INVALID: InvalidRequest,
+    Status.NO_ROUTE: NoRoute,
 }
 
 

@@ -54,6 +54,11 @@ def read_yaml(file: str) -> Located | None:
         raise ConfigurationError(f"Cannot read the configuration file {file}: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"The configuration file {file} is not UTF-8.") from error
+    return parse_yaml(text, file)
+
+
+def parse_yaml(text: str, file: str) -> Located | None:
+    """The content of a text that was read from `file`; None when it is empty. Raises `ConfigurationError`."""
     try:
         node = yaml.compose(text, Loader=_CoreSchemaLoader)
         return None if node is None else _located(node, file, ())

@@ -140,6 +140,10 @@ class PoolNames:
     def leader_queue(self) -> QueueName:
         return QueueName(f"{self.pool}-leader")
 
+    def work_exchange(self, priority: int | None = None) -> str:
+        """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
+        return f"{self.pool}-work-xchg" if priority is None else f"{self.pool}-work-xchg_Pri{priority}"
+
     @property
     def request_queue_prefix(self) -> str:
         return f"{self.pool}-req-"

@@ -19,6 +19,7 @@ class Status(StrEnum):
     CAPACITY = "capacity"
     NOT_RUNNING = "not-running"
     INVALID = "invalid"
+    NO_ROUTE = "no-route"
 
 
 CODES: dict[Status, int] = {
@@ -33,6 +34,7 @@ CODES: dict[Status, int] = {
     Status.CAPACITY: 503,
     Status.NOT_RUNNING: 503,
     Status.INVALID: 400,
+    Status.NO_ROUTE: 404,
 }
 """The default `x-code` of each status; a handler's own code replaces it."""
 

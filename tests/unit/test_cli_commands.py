@@ -184,3 +184,44 @@ def test_routes_eval_of_a_batch_reads_standard_input() -> None:
 def test_routes_eval_says_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert execute(["routes", "eval", *arguments], debug=False) == 2
     assert capsys.readouterr().err.startswith(message)
+
+
+MANIFEST = '{"routes": {"low": "FROM /* INTO $upstream", "high": {"route": "FROM /* INTO $upstream", "priority": 2}}}'
+
+
+def test_routes_check_shows_the_most_urgent_first() -> None:
+    shown = CliRunner().invoke(app, ["routes", "check", "-"], input=MANIFEST).stdout
+    assert shown.index("high") < shown.index("low")
+
+
+def test_routes_check_tells_every_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("m.json").write_text('{"routes": {"a": "FROM x INTO $up"}}')
+    assert execute(["routes", "check", "m.json"], debug=False) == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "routes.a.route, column 6",
+        "routes.a.route, column 13",
+    ]
+
+
+def test_explain_says_which_route_decides() -> None:
+    Path("m.json").write_text(MANIFEST)
+    arguments = [
+        "explain",
+        "k",
+        "/p",
+        "--routes",
+        "m.json",
+        "-H",
+        "a=b",
+        "-d",
+        "{}",
+        "--app-id",
+        "x",
+        "--timeout",
+        "5s",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert "high: it matches and decides." in result.stdout
+    assert (
+        json.loads(CliRunner().invoke(app, [*arguments, "-o", "json"]).stdout)["passages"][0]["limited_by"] == "caller"
+    )

@@ -11,6 +11,7 @@ from osrdyne.client import (
     DeliveryLimitReached,
     InvalidRequest,
     NoCapacity,
+    NoRoute,
     NotRunning,
     QueueFull,
     Reply,
@@ -37,6 +38,7 @@ KINDS: dict[Status, type[RequestError]] = {
     Status.CAPACITY: NoCapacity,
     Status.NOT_RUNNING: NotRunning,
     Status.INVALID: InvalidRequest,
+    Status.NO_ROUTE: NoRoute,
 }
 
 

@@ -1,0 +1,143 @@
+"""Says of a sample request what the ingress would do with it, and why: the same decisions, told step by step.
+
+Used by `osrdyne explain` and `POST /v1/explain`. Pure; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from osrdyne.ingress.acceptance import Limiter, Passage, accept
+from osrdyne.ingress.conditions import Undefined
+from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.table import Examined, RouteTable
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.statuses import Status
+
+_LIMITS = {
+    Limiter.ROUTE: "the route's time-to-live",
+    Limiter.MANIFEST: "the manifest's time-to-live",
+    Limiter.POOL: "the pool's requests.ttl",
+    Limiter.CALLER: "the caller's own deadline",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was decided, for a person."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRoute:
+    """What came of one route: `condition` is true, false or `undefined`, None where it was not looked at."""
+
+    name: str
+    source: bool
+    condition: bool | str | None
+    taken: bool
+    wins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPassage:
+    """One delivery; `priority` None is the default class, `deadline` in seconds since the epoch."""
+
+    route: str | None
+    key: str
+    path: str
+    queue: str
+    exchange: str
+    priority: int | None
+    deadline: float
+    limited_by: str
+    keeps_reply: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The whole answer. `refused` is the status that the caller would get, None when the request passes."""
+
+    source: str
+    steps: tuple[Step, ...]
+    routes: tuple[ExplainedRoute, ...]
+    passages: tuple[ExplainedPassage, ...]
+    refused: str | None
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def explain(arrival: Arrival, table: RouteTable | None, *, names: PoolNames, pool_ttl: float) -> Explanation:
+    """What would happen to this request, the key of which is valid, in a managed pool."""
+    passages = accept(arrival, table, pool_ttl=pool_ttl)
+    winners = {passage.route for passage in passages}
+    routes = [_explained(one, winners) for one in (table.examine(arrival) if table else ())]
+    steps = [Step("source", f"The request comes from {arrival.source}."), *_told_routes(table, routes)]
+    for passage in passages:
+        steps += _told_passage(passage, names)
+    if not passages:
+        steps.append(Step("refusal", "No route takes the request: its caller is answered no-route."))
+    return Explanation(
+        source=arrival.source,
+        steps=tuple(steps),
+        routes=tuple(routes),
+        passages=tuple(_shown(passage, names) for passage in passages),
+        refused=None if passages else Status.NO_ROUTE,
+    )
+
+
+def _explained(one: Examined, winners: set[str | None]) -> ExplainedRoute:
+    condition = one.condition.value if isinstance(one.condition, Undefined) else one.condition
+    return ExplainedRoute(one.route.name, one.source, condition, one.taken, one.taken and one.route.name in winners)
+
+
+def _told_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:
+    if table is None:
+        yield Step("route", "The pool has no route manifest: everything goes to $upstream in the default class.")
+    for route in routes:
+        yield Step("route", f"{route.name}: {_why(route)}")
+
+
+def _why(route: ExplainedRoute) -> str:
+    if not route.source:
+        return "its source does not match."
+    if not route.taken:
+        return f"its condition is {str(route.condition).lower()}."
+    if not route.wins:
+        return "it matches, but another route to the same endpoint has a higher priority, or the same and comes first."
+    return "it matches and decides."
+
+
+def _told_passage(passage: Passage, names: PoolNames) -> Iterator[Step]:
+    reply = "" if passage.keeps_reply else ", as a one-way copy"
+    yield Step("delivery", f"To the group {passage.key!r} with the path {passage.path!r}{reply}.")
+    yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")
+    moment = datetime.fromtimestamp(passage.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
+    yield Step("deadline", f"{moment}, by {_LIMITS[passage.deadline.limiter]}.")
+
+
+def _class_name(priority: int | None) -> str:
+    return "The default class, below priority 9" if priority is None else f"Priority {priority}"
+
+
+def _queue(passage: Passage, names: PoolNames) -> str:
+    return names.request_queue(passage.key, passage.priority)
+
+
+def _shown(passage: Passage, names: PoolNames) -> ExplainedPassage:
+    return ExplainedPassage(
+        route=passage.route,
+        key=passage.key,
+        path=passage.path,
+        queue=_queue(passage, names),
+        exchange=names.work_exchange(passage.priority),
+        priority=passage.priority,
+        deadline=passage.deadline.at_ms / 1000,
+        limited_by=passage.deadline.limiter.value,
+        keeps_reply=passage.keeps_reply,
+    )

@@ -1,0 +1,176 @@
+"""Which routes a request takes, in which class it goes where, and until when; and the same, explained."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from osrdyne.ingress.acceptance import Deadline, Limiter, Passage, accept, deadline_of
+from osrdyne.ingress.explain import explain
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.requests import Arrival, sample_arrival
+from osrdyne.ingress.table import RouteTable
+from osrdyne.protocol.names import PoolNames
+
+NOW = 1_000_000.0
+NOW_MS = 1_000_000_000
+
+
+def table(routes: dict[str, object], ttl: int | None = None) -> RouteTable:
+    store = {} if ttl is None else {"storeAndForwardConfiguration": {"timeToLiveSecs": ttl}}
+    return RouteTable(load_manifest(json.dumps({"routes": routes, **store})))
+
+
+def arrival(
+    key: str = "a",
+    path: str = "/sql",
+    *,
+    app: str | None = "asa",
+    headers: dict[str, object] | None = None,
+    body: bytes | None = None,
+    timeout: float | None = None,
+) -> Arrival:
+    return sample_arrival(key, path, headers=headers or {}, body=body, app_id=app, timeout=timeout, now=NOW)
+
+
+def passages(routes: dict[str, object], request: Arrival) -> list[Passage]:
+    return accept(request, table(routes), pool_ttl=600)
+
+
+def to(text: str = "FROM /messages/* INTO $upstream", **members: object) -> dict[str, object]:
+    return {"route": text, **members}
+
+
+@pytest.mark.parametrize(
+    ("app", "headers", "path", "source"),
+    [
+        ("asa", {}, "/sql", "/messages/modules/asa/outputs/sql"),
+        ("asa", {"x-output": "Alerts"}, "/sql", "/messages/modules/asa/outputs/Alerts"),
+        ("asa", {"x-output": bytearray(b"Alerts")}, "/sql", "/messages/modules/asa/outputs/Alerts"),
+        ("asa", {}, "", "/messages/modules/asa"),
+        (None, {"x-output": "Alerts"}, "/sql", "/messages"),
+    ],
+)
+def test_source_of_a_request(app: str | None, headers: dict[str, object], path: str, source: str) -> None:
+    assert arrival(path=path, app=app, headers=headers).source == source
+
+
+@pytest.mark.parametrize(
+    ("source", "matches"),
+    [
+        ("/", True),
+        ("/*", True),
+        ("/messages", True),
+        ("/MESSAGES/modules/Asa/*", True),
+        ("/messages/modules/asa/outputs/sql", True),
+        ("/messages/modules/as", False),
+        ("/messages/modules/asa/outputs/sql/more", False),
+        ("/messages/*/asa", False),
+        ("/twin", False),
+    ],
+)
+def test_source_matches_by_whole_segments(source: str, *, matches: bool) -> None:
+    assert bool(passages({"r": f"FROM {source} INTO $upstream"}, arrival())) == matches
+
+
+def test_without_a_manifest_everything_goes_upstream_in_the_default_class() -> None:
+    found = accept(arrival(), None, pool_ttl=600)
+    assert found == [Passage("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
+
+
+def test_no_route_takes_it() -> None:
+    assert passages({"r": "FROM /messages/* WHERE level = 'x' INTO $upstream"}, arrival()) == []
+
+
+def test_undefined_condition_does_not_route() -> None:
+    assert passages({"r": "FROM /* WHERE NOT (missing = 'x') INTO $upstream"}, arrival()) == []
+
+
+def test_condition_sees_headers_system_properties_and_body() -> None:
+    text = "FROM /* WHERE level = '3' AND $key = 'a' AND $connectionModuleId = 'asa' AND $body.n > 1 INTO $upstream"
+    assert passages({"r": text}, arrival(headers={"Level": 3}, body=b'{"n": 2}'))
+
+
+def test_two_routes_to_one_endpoint_are_one_delivery_with_the_higher_priority_and_its_ttl() -> None:
+    routes = {"low": to(priority=3, timeToLiveSecs=10), "high": to(priority=1, timeToLiveSecs=20), "none": to()}
+    found = passages(routes, arrival())
+    assert [(one.route, one.priority, one.deadline.at_ms) for one in found] == [("high", 1, NOW_MS + 20_000)]
+
+
+def test_of_equal_priorities_the_first_declared_decides() -> None:
+    assert passages({"b": to(priority=1), "a": to(priority=1)}, arrival())[0].route == "b"
+
+
+def test_default_class_is_below_priority_9() -> None:
+    assert passages({"default": to(), "nine": to(priority=9)}, arrival())[0].priority == 9
+
+
+def test_two_endpoints_are_two_deliveries_and_the_first_keeps_the_reply() -> None:
+    elsewhere = to("FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", priority=0)
+    found = passages({"own": to(priority=5), "copy": elsewhere}, arrival())
+    assert [(one.key, one.path, one.priority, one.keeps_reply) for one in found] == [
+        ("a", "/sql", 5, True),
+        ("b", "/store", 0, False),
+    ]
+
+
+def test_endpoint_that_names_the_own_group_and_path_is_upstream() -> None:
+    same = to("FROM /* INTO BrokeredEndpoint('/modules/a/inputs/sql')", priority=0)
+    assert [one.route for one in passages({"own": to(priority=5), "same": same}, arrival())] == ["same"]
+
+
+@pytest.mark.parametrize(
+    ("route_ttl", "manifest_ttl", "own", "seconds", "limiter"),
+    [
+        (0, None, None, 600, Limiter.POOL),
+        (60, None, None, 60, Limiter.ROUTE),
+        (60, 30, None, 60, Limiter.ROUTE),
+        (0, 30, None, 30, Limiter.MANIFEST),
+        (0, 0, None, 600, Limiter.POOL),
+        (0, -1, None, 600, Limiter.POOL),
+        (3600, 30, None, 600, Limiter.POOL),
+        (60, None, 5, 5, Limiter.CALLER),
+        (60, None, 500, 60, Limiter.ROUTE),
+    ],
+)
+def test_deadline_is_the_earliest_limit(
+    route_ttl: int, manifest_ttl: int | None, own: int | None, seconds: int, limiter: Limiter
+) -> None:
+    deadline = deadline_of(
+        route_ttl=route_ttl,
+        manifest_ttl=manifest_ttl,
+        pool_ttl=600,
+        own_ms=None if own is None else NOW_MS + own * 1000,
+        accepted_ms=NOW_MS,
+    )
+    assert deadline == Deadline(NOW_MS + seconds * 1000, limiter)
+
+
+def test_explanation_says_what_became_of_every_route() -> None:
+    routes = {
+        "alerts": to("FROM /messages/modules/other INTO $upstream", priority=0),
+        "typed": to("FROM /* WHERE level = 'x' INTO $upstream", priority=1),
+        "data": to(priority=2),
+        "rest": to(),
+    }
+    told = explain(arrival(), table(routes), names=PoolNames("p"), pool_ttl=600)
+    assert [(one.name, one.source, one.condition, one.taken, one.wins) for one in told.routes] == [
+        ("alerts", False, None, False, False),
+        ("typed", True, "undefined", False, False),
+        ("data", True, None, True, True),
+        ("rest", True, None, True, False),
+    ]
+
+
+def test_explanation_names_queue_priority_and_deadline() -> None:
+    told = explain(arrival("k=1"), table({"data": to(priority=2)}), names=PoolNames("p"), pool_ttl=600)
+    [passage] = told.passages
+    assert (passage.queue, passage.exchange, passage.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
+    assert (passage.deadline, passage.limited_by, told.refused) == (NOW + 600, "pool", None)
+
+
+def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
+    told = explain(arrival(), table({}), names=PoolNames("p"), pool_ttl=600)
+    assert (told.refused, told.passages) == ("no-route", ())
+    assert json.dumps(told.to_json())
