@@ -18,117 +18,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import pytest
 
-from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
-from osrdyne.protocol.control import Generation
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key
 from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.driver_harness import (
+    AMQP_URI,
+    KEY,
+    OTHER_POOL,
+    PATIENCE,
+    POOL,
+    SECRET,
+    DriverHarness,
+    clean_up,
+    eventually,
+    exited,
+    find,
+    is_ready,
+    make_spec,
+)
 from osrdyne.testing.keys import ODD_KEYS
 
-T = TypeVar("T")
-
-POOL = "conformance"
-OTHER_POOL = "conformance_two"
-KEY = Key("infra=42,timetable=24")
-SECRET = "p4ssw0rd-of-the-broker"
-AMQP_URI = f"amqp://worker:{SECRET}@broker.example:5672/"
-PATIENCE = 30.0
-"""Seconds after which something that should have happened has not."""
-
-
-class DriverHarness(ABC):
-    """One backend for one test."""
-
-    @abstractmethod
-    def driver(self, pool: str = POOL) -> Driver:
-        """A new driver object for a pool. Called again: what a restarted controller would have."""
-
-    @abstractmethod
-    def changed_driver(self) -> Driver:
-        """A driver of the same pool whose settings were changed in something that shapes workers."""
-
-    @abstractmethod
-    async def kill(self, instance: Instance) -> None:
-        """Kill a worker from outside, as the system would that ran out of memory."""
-
-    def away(self) -> AbstractAsyncContextManager[None]:
-        """The backend does not answer the drivers inside of this; workers go on, and `kill` works all the same."""
-        raise NotImplementedError("A harness for BackendConformance cuts its drivers off from their backend.")
-
-
-def make_spec(
-    key: Key = KEY, *, slot: int = 0, pool: str = POOL, behaviour: Behaviour = Behaviour.RUN, **config: object
-) -> WorkerSpec:
-    """What the pool would ask for; `behaviour` and `config` say what the worker does."""
-    names = PoolNames(pool)
-    environment = WorkerEnvironment(
-        worker_id=new_worker_id(),
-        key=key,
-        pool=pool,
-        amqp_uri=AMQP_URI,
-        requests_queues=(names.request_queue(key),),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-        config={"behaviour": str(behaviour), **config},
-    )
-    return WorkerSpec(environment=environment, generation=Generation(3, 14), slot=slot)
-
-
-async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
-    """Ask until the answer is neither None, False nor empty."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not (answer := await ask()):  # noqa: ASYNC110 - nobody here could set an event
-                await asyncio.sleep(0.02)
-            return answer
-    except TimeoutError:
-        raise AssertionError(f"It never came true that {what}.") from None
-
-
-async def is_ready(driver: Driver, instance: Instance) -> Mapping[str, Any]:
-    """Wait until the worker has said that it is ready, and return what it said about itself."""
-
-    async def last_words() -> tuple[str, ...] | None:
-        lines = await driver.logs(instance.instance_id, lines=10_000)
-        return lines if "ready" in lines else None
-
-    lines = await eventually(last_words, what="the worker is ready")
-    said: Mapping[str, Any] = json.loads(lines[0])
-    return said
-
-
-async def find(driver: Driver, instance_id: InstanceId) -> Instance | None:
-    """The instance as it is listed now."""
-    return next((item for item in await driver.list_instances() if item.instance_id == instance_id), None)
-
-
-async def exited(driver: Driver, instance: Instance) -> Instance:
-    """Wait until the instance is listed as exited."""
-
-    async def ask() -> Instance | None:
-        found = await find(driver, instance.instance_id)
-        return found if found is not None and found.state is InstanceState.EXITED else None
-
-    return await eventually(ask, what="the worker has exited")
-
-
-async def clean_up(driver: Driver) -> None:
-    """Stop and forget every worker of the driver's pool."""
-
-    async def end(instance: Instance) -> None:
-        await driver.stop(instance.instance_id, grace=0)
-        await driver.remove(instance.instance_id)
-
-    await asyncio.gather(*(end(instance) for instance in await driver.list_instances()))
-    await driver.close()
+__all__ = [
+    "AMQP_URI", "KEY", "OTHER_POOL", "PATIENCE", "POOL", "SECRET", "BackendConformance", "DriverConformance",
+    "DriverContract", "DriverHarness", "WorkerConformance", "clean_up", "eventually", "exited", "find", "is_ready",
+    "make_spec",
+]  # fmt: skip
 
 
 class DriverContract:
@@ -331,8 +251,7 @@ class DriverConformance(DriverContract):
             group.create_task(harness.kill(started), name="kill")
 
     async def test_every_odd_key_has_a_worker_of_its_own(self, driver: Driver) -> None:
-        for key in ODD_KEYS.values():
-            await driver.start(make_spec(key))
+        await asyncio.gather(*(driver.start(make_spec(key)) for key in ODD_KEYS.values()))
         listed = await driver.list_instances()
         assert sorted(item.key for item in listed) == sorted(ODD_KEYS.values())
         assert len({item.instance_id for item in listed}) == len(ODD_KEYS)
@@ -444,7 +363,7 @@ class BackendConformance:
 
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             group.create_task(watch(), name="watch")
-            group.create_task(driver.start(make_spec(slot=1)), name="something to see")
+            await driver.start(make_spec(slot=1))
             await seen.wait()
             async with harness.away():
                 await harness.kill(started)
