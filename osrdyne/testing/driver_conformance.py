@@ -363,6 +363,7 @@ class BackendConformance:
 
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             group.create_task(watch(), name="watch")
+            await asyncio.sleep(0.1)  # until it listens
             await driver.start(make_spec(slot=1))
             await seen.wait()
             async with harness.away():
