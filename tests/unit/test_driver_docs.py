@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne.drivers.registry import known_drivers
-from osrdyne.drivers.subprocess_options import SubprocessOptions
+from osrdyne.drivers.registry import known_drivers, load_driver_class
 
 PAGE = (Path(__file__).parents[2] / "docs" / "drivers.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("option", SubprocessOptions.model_fields)
-def test_every_option_of_subprocess_has_a_line(option):
-    assert f"\n| `{option}` |" in PAGE
+@pytest.mark.parametrize("name", known_drivers())
+def test_every_option_has_a_line_in_the_section_of_its_driver(name):
+    section = PAGE.partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
+    options = load_driver_class(name).options_model.model_fields
+    assert section
+    assert [option for option in options if f"\n| `{option}` |" not in section] == []
 
 
 def test_every_driver_of_ours_is_described():

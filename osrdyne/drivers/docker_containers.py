@@ -1,0 +1,225 @@
+"""The containers of one pool: creating, starting, reading, signalling and removing them, one blocking call each.
+
+Used by the Docker driver, in its threads; keeps nothing but what helps to tell an interrupted start. Every container is
+looked at by its id and its labels before anything is done to it: those of other pools, and of people, are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from docker.errors import APIError, ImageNotFound, NotFound
+
+from osrdyne.aio.clock import Clock
+from osrdyne.drivers.base import Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.docker_engine import Engine
+from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
+from osrdyne.drivers.docker_launch import explain, host_settings, refuse_loopback, start_error
+from osrdyne.drivers.docker_options import BrokerUri, DockerOptions
+from osrdyne.drivers.docker_secret import URI_FILE, owner_of, secret_archive
+from osrdyne.errors import DriverUnavailableError, SlotTakenError
+from osrdyne.logs import mask_uri
+
+_CONFLICT = 409
+_START_CALLS = 3
+
+
+class ImageMissingError(Exception):
+    """The engine does not have the image, and may pull it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A container of the pool as the engine has it now: its id in full, and its `State`."""
+
+    container_id: str
+    name: str
+    labels: Mapping[str, str]
+    state: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        return str(self.state["Status"])
+
+    @property
+    def is_up(self) -> bool:
+        return self.status in {"running", "paused", "restarting"}
+
+
+class Containers:
+    """The containers of one pool of one stack."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: DockerOptions,
+        identity: Identity,
+        *,
+        command: tuple[str, ...],
+        spec_hash: str,
+        clock: Clock,
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._identity = identity
+        self._command = command
+        self._spec_hash = spec_hash
+        self._clock = clock
+        self._created: dict[str, float] = {}
+
+    # --- reading
+
+    def instances(self, stopping: frozenset[str]) -> list[Instance]:
+        """All workers, in whatever state; `stopping` are the ids of those that were asked to end."""
+        wanted = {"label": self._identity.filters()}
+        summaries = self._engine.call(lambda client: client.containers(all=True, filters=wanted))
+        self._note_created({item["Id"] for item in summaries if item["State"] == "created"})
+        found = (self._read_summary(item, stopping) for item in summaries)
+        return [instance for instance in found if instance is not None]
+
+    def find(self, instance_id: InstanceId) -> Seen | None:
+        """The container, if there is one and it is of this pool."""
+        try:
+            told = self._engine.call(lambda client: client.inspect_container(instance_id))
+        except NotFound:
+            return None
+        labels = told["Config"]["Labels"]
+        if not self._identity.owns(labels):
+            return None
+        return Seen(container_id=told["Id"], name=told["Name"], labels=labels, state=told["State"])
+
+    def find_started(self, instance_id: InstanceId) -> Seen | None:
+        """The same for a container that is to be stopped: one that was only created is removed, if it still can be."""
+        seen = self.find(instance_id)
+        if seen is None or seen.status != "created":
+            return seen
+        self.discard(seen.container_id)
+        return self.find(instance_id)
+
+    def logs(self, container_id: str, *, lines: int) -> tuple[str, ...]:
+        """The last lines; none where the log driver keeps nothing that can be read back."""
+        try:
+            output = self._engine.call(lambda client: client.logs(container_id, stdout=True, stderr=True, tail=lines))
+        except APIError:
+            return ()
+        text = output.decode("utf-8", errors="replace")
+        return tuple(mask_uri(line) for line in text.splitlines()[-lines:])
+
+    # --- starting
+
+    def start(self, spec: WorkerSpec, *, may_pull: bool) -> Instance:
+        """Create and start the container of a slot; one that cannot be started is removed again.
+
+        Raises `ImageMissingError` for an image that is not there, if it may be pulled.
+        """
+        name = self._identity.container_name(spec.key, spec.slot)
+        labels = self._identity.labels(spec, spec_hash=self._spec_hash, started_at=self._clock.time())
+        container_id = self._create(spec, name, labels, may_pull=may_pull)
+        try:
+            if self._options.broker_uri is BrokerUri.FILE:
+                self._put_uri(container_id, spec.environment.amqp_uri)
+            self._engine.call(lambda client: client.start(container_id))
+        except APIError as error:
+            lines = self.logs(container_id, lines=50)
+            self.discard(container_id)
+            raise start_error(error, log_lines=lines) from error
+        instance = read_instance(container_id, name, labels, state=InstanceState.RUNNING)
+        assert instance is not None
+        return instance
+
+    def _create(self, spec: WorkerSpec, name: str, labels: Mapping[str, str], *, may_pull: bool) -> str:
+        options = self._options
+        refuse_loopback(options, spec.environment.amqp_uri)
+        try:
+            created = self._engine.call(
+                lambda client: client.create_container(
+                    options.image,
+                    command=list(self._command),
+                    entrypoint=None if options.entrypoint is None else list(options.entrypoint),
+                    name=name,
+                    labels={**options.labels, **labels},
+                    environment=self._variables(spec),
+                    user=options.user,
+                    stop_signal="SIGTERM",
+                    host_config=client.create_host_config(**host_settings(options)),
+                )
+            )
+        except ImageNotFound as error:
+            if may_pull:
+                raise ImageMissingError from error
+            raise start_error(error) from error
+        except APIError as error:
+            if error.status_code == _CONFLICT:
+                raise SlotTakenError(f"There is a container {name} already.", container=name) from error
+            raise start_error(error) from error
+        return str(created["Id"])
+
+    def _variables(self, spec: WorkerSpec) -> dict[str, str]:
+        told = spec.environment.to_variables()
+        if self._options.broker_uri is BrokerUri.FILE:
+            del told["WORKER_AMQP_URI"]
+            told["WORKER_AMQP_URI_FILE"] = URI_FILE
+        return {"PYTHONUNBUFFERED": "1", **self._options.environment, **told}
+
+    def _put_uri(self, container_id: str, uri: str) -> None:
+        owner = owner_of(self._engine, container_id)
+        archive = secret_archive(uri, owner=owner)
+        self._engine.call(lambda client: client.put_archive(container_id, "/", archive))
+
+    # --- ending
+
+    def signal(self, container_id: str, name: str) -> None:
+        """Send a signal; a container that has ended meanwhile is no error."""
+        try:
+            self._engine.call(lambda client: client.kill(container_id, signal=name))
+        except APIError as error:
+            if error.status_code not in {404, _CONFLICT}:
+                raise DriverUnavailableError(f"The container was not sent {name}: {explain(error)}") from error
+
+    def remove(self, instance_id: InstanceId) -> None:
+        """Remove the container if it has ended; the engine itself refuses to remove one that runs."""
+        seen = self.find(instance_id)
+        if seen is not None and not seen.is_up and not self._is_being_started(seen.container_id, seen.status):
+            self.discard(seen.container_id)
+
+    def discard(self, container_id: str) -> None:
+        """Remove a container that does not run; one that does is left alone."""
+        try:
+            self._engine.call(lambda client: client.remove_container(container_id, v=True, force=False))
+        except APIError as error:
+            if error.status_code not in {404, _CONFLICT}:
+                raise DriverUnavailableError(f"A container could not be removed: {explain(error)}") from error
+
+    # --- what a listing means
+
+    def _read_summary(self, item: Mapping[str, Any], stopping: frozenset[str]) -> Instance | None:
+        container_id, status = str(item["Id"]), str(item["State"])
+        name, labels = str(item["Names"][0]), item["Labels"]
+        if status in {"exited", "dead", "removing"}:
+            return self._read_ended(container_id)
+        if status == "created" and not self._is_being_started(container_id, status):
+            return self._read_ended(container_id)
+        state = InstanceState.STOPPING if container_id in stopping else InstanceState.RUNNING
+        return read_instance(container_id, name, labels, state=state)
+
+    def _read_ended(self, container_id: str) -> Instance | None:
+        seen = self.find(InstanceId(container_id))
+        if seen is None:
+            return None
+        state = seen.state
+        if seen.status == "created":
+            state = {**seen.state, "Error": seen.state.get("Error") or "its start was interrupted"}
+        exit = read_exit(state)
+        return read_instance(seen.container_id, seen.name, seen.labels, state=InstanceState.EXITED, exit=exit)
+
+    def _note_created(self, created: set[str]) -> None:
+        self._created = {item: self._created.get(item, self._clock.monotonic()) for item in created}
+
+    def _is_being_started(self, container_id: str, status: str) -> bool:
+        """A container that stays created for longer than its start may take was left by a controller that died."""
+        since = self._created.get(container_id)
+        return status == "created" and (
+            since is None or self._clock.monotonic() - since < _START_CALLS * self._options.timeout
+        )

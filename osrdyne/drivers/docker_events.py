@@ -1,0 +1,75 @@
+"""Reads the engine's stream of events in a thread of its own, and says that something has changed.
+
+What an event says is not looked at: the listing tells. A stream that breaks is opened again with back-off, and an
+opened stream counts as a change, because something may have been missed. Used by the Docker driver.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from urllib3.exceptions import ReadTimeoutError
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.drivers.docker_engine import Engine
+from osrdyne.logs import Logger, get_logger
+
+SILENCE = 300.0
+"""Seconds without an event after which the stream is opened anew: an engine elsewhere may be gone without a word."""
+
+_BACKOFF = Backoff(initial=0.2, maximum=10.0)
+_KINDS = ["create", "start", "die", "oom", "destroy", "pause", "unpause"]
+_JOIN_TIMEOUT = 5.0
+
+
+class EventReader:
+    """`notify` is called in the reader's thread, after every event and every time the stream is opened."""
+
+    def __init__(self, engine: Engine, labels: list[str], notify: Callable[[], None]) -> None:
+        self._engine = engine
+        self._filters = {"type": "container", "event": _KINDS, "label": labels}
+        self._notify = notify
+        self._closed = threading.Event()
+        self._stream: Any = None
+        self._thread = threading.Thread(target=self._run, name="docker-events", daemon=True)
+        self._log: Logger = get_logger("docker_events")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; blocks until it has ended."""
+        self._closed.set()
+        self._close_stream()
+        self._thread.join(_JOIN_TIMEOUT)
+        self._engine.close()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                self._engine.call(self._read)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures == 1:
+                    self._log.warning("docker events lost", error=str(error))
+            finally:
+                self._close_stream()
+            self._closed.wait(_BACKOFF.delay(failures + 1))
+
+    def _read(self, client: Any) -> None:
+        self._stream = client.events(filters=self._filters, decode=True)
+        self._notify()
+        with suppress(ReadTimeoutError):  # nothing has happened for long: open another one
+            for _ in self._stream:
+                self._notify()
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError, AttributeError):  # the SDK reaches for a socket that may be gone
+                stream.close()

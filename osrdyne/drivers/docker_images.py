@@ -1,0 +1,61 @@
+"""Pulls the image of the workers, in a thread of its own: a pull may take minutes, and nothing else waits for it.
+
+Used by the Docker driver. Starts that ask while a pull is under way share its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from docker.errors import APIError
+
+from osrdyne.drivers.docker_engine import Engine
+from osrdyne.drivers.docker_launch import explain
+from osrdyne.errors import StartFailedError
+from osrdyne.logs import Logger, get_logger, mask_uri
+
+
+class Images:
+    """The one image of a pool. `engine` has the limit of a pull."""
+
+    def __init__(self, engine: Engine, image: str) -> None:
+        self._engine = engine
+        self._image = image
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="docker-pull")
+        self._pulls = 0
+        self._problem: str | None = None
+        self._log: Logger = get_logger("docker_images")
+
+    async def pull(self) -> None:
+        """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`."""
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._pull_after, self._pulls)
+
+    def close(self) -> None:
+        self._executor.shutdown(cancel_futures=True)
+        self._engine.close()
+
+    def _pull_after(self, pulls: int) -> None:
+        if self._pulls == pulls:
+            self._pulls += 1
+            self._problem = None
+            self._problem = self._pull()
+        if self._problem is not None:
+            raise StartFailedError(
+                f"The image {self._image} cannot be pulled: {self._problem}. Check driver.options.image, the registry "
+                "and driver.options.registry_config_file."
+            )
+
+    def _pull(self) -> str | None:
+        self._log.info("image is being pulled", image=self._image)
+        try:
+            return self._engine.call(self._follow)
+        except APIError as error:
+            return explain(error)
+
+    def _follow(self, client: Any) -> str | None:
+        """Read the steps of a pull to the end; a refusal may come after the engine has begun to answer."""
+        steps = list(client.pull(self._image, stream=True, decode=True))
+        error = next((str(step["error"]) for step in steps if "error" in step), None)
+        return None if error is None else mask_uri(error).rstrip(".")

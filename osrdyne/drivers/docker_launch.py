@@ -1,0 +1,85 @@
+"""How a container is shaped by the options, and what it means when the engine refuses to start it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from docker.errors import APIError
+
+from osrdyne.drivers.docker_options import HOST_NETWORK, DockerOptions
+from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
+from osrdyne.logs import mask_uri
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_REMEDIES = (
+    (re.compile(r"no such image", re.I), "Pull or build it, or correct driver.options.image."),
+    (re.compile(r"executable file not found|exec: ", re.I), "Check driver.options.command."),
+    (re.compile(r"network .* not found", re.I), "Check driver.options.network."),
+    (re.compile(r"unable to find user|no matching entries in passwd", re.I), "Check driver.options.user."),
+    (re.compile(r"mount|bind source path|volume", re.I), "Check driver.options.mounts."),
+    (re.compile(r"logger|log driver|log opt", re.I), "Check driver.options.log_driver and log_options."),
+)  # fmt: skip
+
+
+def host_settings(options: DockerOptions) -> dict[str, Any]:
+    """The part of a container that is not in its image, in the words of the SDK."""
+    return {
+        "network_mode": options.network,
+        "extra_hosts": options.extra_hosts or None,
+        "nano_cpus": None if options.cpus is None else round(options.cpus * 1e9),
+        "mem_limit": options.memory,
+        "memswap_limit": options.memory,
+        "init": options.init,
+        "log_config": {"Type": options.log_driver, "Config": options.log_options},
+        "mounts": [
+            {
+                "Type": "bind" if mount.source.startswith("/") else "volume",
+                "Source": mount.source,
+                "Target": mount.target,
+                "ReadOnly": mount.read_only,
+            }
+            for mount in options.mounts
+        ],
+        "security_opt": ["no-new-privileges"],
+    }
+
+
+def shape(options: DockerOptions, command: tuple[str, ...], config: Mapping[str, object]) -> dict[str, object]:
+    """Everything that shapes a worker, for the specification hash. How the engine is reached does not."""
+    names = {
+        "image", "entrypoint", "environment", "mounts", "network", "extra_hosts", "cpus", "memory", "user", "init",
+        "labels", "broker_uri", "log_driver", "log_options",
+    }  # fmt: skip
+    return {**options.model_dump(mode="json", include=names), "command": command, "config": config}
+
+
+def refuse_loopback(options: DockerOptions, amqp_uri: str) -> None:
+    """A worker in a network of its own cannot reach a broker on `localhost`: say so, rather than wait for it."""
+    network = options.network or ""
+    host = urlsplit(amqp_uri).hostname or "localhost"
+    if network != HOST_NETWORK and not network.startswith("container:") and host in _LOOPBACK:
+        raise StartFailedError(
+            f"The broker's address is {host}, which in a container is the container itself. "
+            "Set broker.worker_uri to where workers see the broker, or driver.options.network to host."
+        )
+
+
+def start_error(error: APIError, *, log_lines: tuple[str, ...] = ()) -> DriverError:
+    """The error of a start that the engine refused: with a remedy for what is wrong with the options."""
+    said = explain(error)
+    if error.status_code == 404 and "no such container" in said.lower():
+        return DriverUnavailableError("The container was removed while it was being started.")
+    remedy = next((text for pattern, text in _REMEDIES if pattern.search(said)), "")
+    return StartFailedError(f"The container could not be started: {said}. {remedy}".rstrip(), log_lines=log_lines)
+
+
+def explain(error: APIError) -> str:
+    """What the engine said, in one line, without the dot at its end."""
+    text = error.explanation or error
+    if isinstance(text, bytes):
+        text = text.decode("utf-8", errors="replace")
+    return mask_uri(" ".join(str(text).split())).rstrip(".")

@@ -1,0 +1,127 @@
+"""The options of the Docker driver."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from osrdyne.config.models import Model
+from osrdyne.config.types import Duration, Size
+from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.variables import Variables
+
+LABEL_PREFIX = "osrdyne."
+HOST_NETWORK = "host"
+
+_SHORT_MOUNT = re.compile(r"(?P<source>[^:]+):(?P<target>/[^:]*)(?::(?P<mode>ro|rw))?\Z")
+
+
+class Pull(StrEnum):
+    ALWAYS = "always"
+    MISSING = "missing"
+    NEVER = "never"
+
+
+class BrokerUri(StrEnum):
+    FILE = "file"
+    ENV = "env"
+
+
+class Mount(Model):
+    """A directory of the engine's host, or a named volume, in every worker."""
+
+    source: str = Field(description="An absolute path on the engine's host, or the name of a volume.")
+    target: str = Field(pattern=r"\A/", description="Where workers see it, an absolute path.")
+    read_only: bool = Field(False, description="Workers cannot write to it.")
+
+
+def _parse_mount(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = _SHORT_MOUNT.match(value)
+    if match is None:
+        raise ValueError(f"{value!r} is no mount; write SOURCE:/TARGET or SOURCE:/TARGET:ro")
+    return {"source": match["source"], "target": match["target"], "read_only": match["mode"] == "ro"}
+
+
+class DockerOptions(DriverOptions):
+    """`driver.options` of the Docker driver."""
+
+    image: str = Field(min_length=1, description="Image of the workers, with a tag or digest.")
+    command: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Program and arguments; by default `osrdyne-worker` with `worker.app`."
+    )
+    entrypoint: tuple[str, ...] | None = Field(
+        None, min_length=1, description="Takes the place of the image's entry point; the image's own by default."
+    )
+    environment: Variables = Field(
+        default_factory=dict, description="Further environment variables; everybody sees them in `docker inspect`."
+    )
+    mounts: tuple[Annotated[Mount, BeforeValidator(_parse_mount)], ...] = Field(
+        (), description="Directories and volumes, as `SOURCE:/TARGET`, `SOURCE:/TARGET:ro` or with these three names."
+    )
+    network: str | None = Field(
+        None, description="Network of the workers, `host` for that of the host; the engine's default when absent."
+    )
+    extra_hosts: dict[str, str] = Field(
+        default_factory=dict, description="Host names and addresses; `host-gateway` stands for the engine's host."
+    )
+    cpus: float | None = Field(None, gt=0, description="Processors that a worker may use, such as 1.5.")
+    memory: Size | None = Field(
+        None, ge=6 * 2**20, description="Memory of a worker, without swap; one that takes more is killed."
+    )
+    user: str | None = Field(None, min_length=1, description="User of the workers; the image's own by default.")
+    init: bool = Field(True, description="Run a small init as process 1, which passes signals and buries orphans.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Further labels of the containers.")
+    broker_uri: BrokerUri = Field(
+        BrokerUri.FILE,
+        description="How a worker gets the AMQP URI: as a `file` in its container, or in the environment (`env`) "
+        "where `docker inspect` shows it.",
+    )
+    log_driver: str = Field("json-file", description="Where workers' output goes; `local` and `journald` work as well.")
+    log_options: dict[str, str] = Field(
+        default={"max-size": "10m", "max-file": "3"}, description="Options of `log_driver`."
+    )
+    pull: Pull = Field(
+        Pull.MISSING, description="When the image is pulled: `always` before a start, where it is `missing`, `never`."
+    )
+    pull_timeout: Duration = Field(600.0, gt=0, description="How long a pull may stand still.")
+    registry_config_file: str | None = Field(
+        None, description="Docker's `config.json` with the credentials of the registry; the daemon's user's by default."
+    )
+    host: str | None = Field(
+        None, description="The engine, unix:///path or tcp://host:port; `DOCKER_HOST` or the local socket by default."
+    )
+    tls_directory: str | None = Field(
+        None, description="ca.pem, cert.pem and key.pem for a tcp:// engine; else as the `docker` command has it."
+    )
+    timeout: Duration = Field(60.0, gt=0, description="Limit for one call of the engine.")
+    stack: str | None = Field(
+        None,
+        min_length=1,
+        description="Tells this stack's containers from others with the same pool id on the same engine; "
+        "by default the broker's host, port and virtual host.",
+    )
+
+    @field_validator("labels")
+    @classmethod
+    def _own_labels(cls, value: dict[str, str]) -> dict[str, str]:
+        if taken := [name for name in value if name.startswith(LABEL_PREFIX)]:
+            raise ValueError(f"{taken[0]} is set by osrdyne itself (labels in {LABEL_PREFIX}*)")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _engine_address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("unix:///", "tcp://")):
+            raise ValueError("must look like unix:///var/run/docker.sock or tcp://host:2376")
+        return value
+
+    @model_validator(mode="after")
+    def _tls_for_tcp(self) -> Self:
+        if self.tls_directory is not None and not (self.host or "").startswith("tcp://"):
+            raise ValueError("tls_directory: is for a host that begins with tcp://")
+        return self

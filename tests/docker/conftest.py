@@ -1,0 +1,35 @@
+"""Images for tests, built once for a run from the checkout; the engine's cache makes the next run quick."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILD_TIMEOUT = 1200.0
+"""Seconds for a build with an empty cache on a busy machine: Java and Spark are downloaded."""
+
+
+def build_image(dockerfile: str, tag: str) -> str:
+    """Build from the checkout and return the tag."""
+    command = ["docker", "build", "--quiet", "--file", dockerfile, "--tag", tag, "."]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_TIMEOUT, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return tag
+
+
+@pytest.fixture(scope="session")
+def conformance_image() -> str:
+    return build_image("tests/docker/conformance.Dockerfile", "osrdyne-test/conformance")
+
+
+@pytest.fixture(scope="session")
+def controller_image() -> str:
+    return build_image("deploy/images/controller.Dockerfile", "osrdyne-test/controller")
+
+
+@pytest.fixture(scope="session")
+def spark_worker_image() -> str:
+    return build_image("deploy/images/spark-worker.Dockerfile", "osrdyne-test/spark-worker")

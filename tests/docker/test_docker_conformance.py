@@ -1,0 +1,68 @@
+"""The conformance suite on the Docker driver and a real engine, and what happens when the engine is away."""
+
+from __future__ import annotations
+
+import subprocess
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+
+from osrdyne.aio.clock import SystemClock  # noqa: E402
+from osrdyne.drivers.base import DriverContext  # noqa: E402
+from osrdyne.drivers.docker import DockerDriver  # noqa: E402
+from osrdyne.drivers.docker_options import DockerOptions  # noqa: E402
+from osrdyne.testing.driver_conformance import (  # noqa: E402
+    POOL,
+    BackendConformance,
+    DriverHarness,
+    WorkerConformance,
+)
+from tests.chaos.proxy import Proxy  # noqa: E402
+
+SOCKET = "/var/run/docker.sock"
+CONTEXT = DriverContext(pool=POOL, stack="broker.example:5672//", clock=SystemClock(), worker_command=())
+WORKER = ("python", "-m", "osrdyne.testing.conformance_worker")
+
+
+class DockerHarness(DriverHarness):
+    """Through a proxy of the engine's socket, which can be cut off; nobody else's engine is disturbed."""
+
+    def __init__(self, image, proxy):
+        self.options = DockerOptions(image=image, command=WORKER, host=f"tcp://127.0.0.1:{proxy.port}", timeout=60.0)
+        self.proxy = proxy
+
+    def driver(self, pool=POOL):
+        return DockerDriver(self.options, replace(CONTEXT, pool=pool))
+
+    def changed_driver(self):
+        return DockerDriver(self.options.model_copy(update={"environment": {"CHANGED": "1"}}), CONTEXT)
+
+    async def kill(self, instance):
+        subprocess.run(["docker", "kill", instance.instance_id], check=True, capture_output=True, timeout=60)
+
+    @asynccontextmanager
+    async def away(self):
+        self.proxy.refusing = True
+        self.proxy.cut()
+        yield
+        self.proxy.refusing = False
+
+
+@pytest.mark.usefixtures("no_leftovers")
+class TestDockerDriver(BackendConformance, WorkerConformance):
+    @pytest.fixture
+    async def harness(self, conformance_image):
+        async with Proxy(SOCKET) as proxy:
+            yield DockerHarness(conformance_image, proxy)
+
+
+@pytest.fixture
+def no_leftovers():
+    """A container that an earlier, killed run left behind must not fail this one."""
+    command = ["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={CONTEXT.stack}"]
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    if found:
+        subprocess.run(["docker", "rm", "-f", *found], check=True, capture_output=True, timeout=60)
