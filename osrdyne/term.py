@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
-from osrdyne.amqp import Channel, Consumer, Message
+from osrdyne.amqp import Channel, Consumer
 from osrdyne.broker.credentials import ScopedCredentials, SharedCredentials
 from osrdyne.broker.declare import apply_policies, declare_topology
 from osrdyne.broker.listing import RequestQueueListing
@@ -26,8 +26,8 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Driver, Instance, InstanceState, WorkerSpec, new_worker_id
-from osrdyne.errors import BrokerError, DriverError
+from osrdyne.drivers.base import Driver, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
@@ -43,14 +43,16 @@ from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
+from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
+from osrdyne.pool.worker_watch import WorkerWatch
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
-from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 
@@ -120,6 +122,7 @@ class Term:
         self.book = InstanceBook()
         self._credentials = self._choose_credentials()
         self._commands = session.request_queues(management)
+        self._control = WorkerControl(names=self.names, tracker=self.tracker, publisher=session.publisher)
         self._build_loops()
         self._build_processors()
         self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
@@ -160,7 +163,7 @@ class Term:
             metrics=metrics,
         )
         records = StartRecords()
-        actions = WorkerActions(
+        self._actions = WorkerActions(
             driver=self._driver,
             make_spec=self._make_spec,
             credentials=self._credentials,
@@ -178,7 +181,7 @@ class Term:
         self.groups_loop = WorkerGroupsLoop(
             tracker=self.tracker,
             driver=self._driver,
-            actions=actions,
+            actions=self._actions,
             book=self.book,
             records=records,
             queue_board=self.queue_board,
@@ -209,12 +212,22 @@ class Term:
             totals=self._totals,
             settle_delay=lifecycle.settle_delay,
         )
+        self._watch = WorkerWatch(
+            tracker=self.tracker,
+            registry=self.registry,
+            book=self.book,
+            ask=self._control.ask_for_reports,
+            replace=self.groups_loop.replace_hanging,
+            patience=self._settings.worker.silence_timeout,
+            clock=clock,
+        )
         self._resync = Resync(
             tracker=self.tracker,
             board=self.queue_board,
             queues=self.queues_loop,
             listing=listing,
             commands=self._commands,
+            on_listing=self._watch.take_listing,
             interval=lifecycle.resync_interval,
             clock=clock,
         )
@@ -310,6 +323,7 @@ class Term:
             start_endless(group, "idle judge", self._judge.run()),
             start_endless(group, "room maker", self._room_maker.run()),
             start_endless(group, "resync", self._resync.run()),
+            start_endless(group, "worker watch", self._watch.run()),
             start_endless(group, "start failure responder", self._start_failures.run()),
         ]
 
@@ -332,13 +346,7 @@ class Term:
     async def _ask_workers_for_reports(self) -> None:
         """Workers found at the start have reported to an earlier leader: ask what state they are in (DEFECTS 17)."""
         keys = {*self.tracker.keys(), *(entry.instance.key for entry in self.book.entries())}
-        body = ControlMessage(Command.RESUME, self.tracker.generation).wire_body()
-        for key in keys:
-            await self._session.publisher.publish(
-                Message(body=body, persistent=False),
-                exchange=self.names.control_exchange,
-                routing_key=self.names.control_group_routing_key(key),
-            )
+        await asyncio.gather(*(self._control.ask_for_reports(key) for key in keys))
 
     # --- the orderly end
 
@@ -354,21 +362,9 @@ class Term:
 
     async def _stop_workers(self) -> None:
         """End every worker of the pool; their queues stay, with what is in them."""
-        instances = await self._driver.list_instances()
-        self._log.info("stopping workers", workers=len(instances))
-        await asyncio.gather(*(self._stop_worker(instance) for instance in instances))
+        await self._actions.stop_all()
         with suppress(BrokerError):  # a later leader removes what is left
             await self._credentials.tidy()
-
-    async def _stop_worker(self, instance: Instance) -> None:
-        try:
-            await self._driver.stop(instance.instance_id, grace=self.limits.stop_grace)
-            await self._driver.remove(instance.instance_id)
-        except DriverError as error:
-            self._log.warning("worker not stopped", key=instance.key, instance=instance.external_id, error=str(error))
-            return
-        self.book.drop(instance.instance_id)
-        self._credentials.release(instance.worker_id)
 
 
 def group_limits(settings: Settings) -> GroupLimits:

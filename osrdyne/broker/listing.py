@@ -17,7 +17,7 @@ class ListedQueue:
     key: Key
     bound: bool
     ready: int
-    messages: int | None = None
+    messages: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,9 @@ class WorkerSettings(Model):
         60.0, gt=0, description="A worker without its queue, or refused by RabbitMQ, for so long exits."
     )
     stop_grace: Duration = Field(30.0, ge=0, description="How long a worker may finish after it was asked to stop.")
+    silence_timeout: Duration = Field(
+        30.0, ge=6, description="A busy worker that says nothing for so long is asked, and replaced if it goes on."
+    )
     skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
     debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")
     spark_master: str = Field("local[*]", description="`local[*]`, `spark://`, `k8s://`, `yarn` or Connect's `sc://`.")

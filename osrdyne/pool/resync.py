@@ -7,6 +7,8 @@ key with a command in flight since it began is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.listing import ListedQueue
 from osrdyne.errors import BrokerError
@@ -35,6 +37,7 @@ class Resync:
         queues: RequestQueuesLoop,
         listing: Listing,
         commands: RequestQueues,
+        on_listing: Callable[[Sequence[ListedQueue]], None],
         interval: float,
         clock: Clock,
     ) -> None:
@@ -43,6 +46,7 @@ class Resync:
         self._queues = queues
         self._listing = listing
         self._commands = commands
+        self._on_listing = on_listing
         self._interval = interval
         self._clock = clock
         self._changed = board.feed.subscribe()
@@ -84,7 +88,9 @@ class Resync:
         bound = {key for key in known if self._board[key].is_bound}
         busy = self._queues.busy_keys()
         self._changed.take()
-        listed = {queue.key: queue for queue in await self._listing.list_request_queues()}
+        listing = await self._listing.list_request_queues()
+        self._on_listing(listing)
+        listed = {queue.key: queue for queue in listing}
         busy |= self._queues.busy_keys().union(self._changed.take())
         for key in listed.keys() - known - busy:
             self._log.warning("unknown request queue adopted", key=key)

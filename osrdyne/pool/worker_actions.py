@@ -6,12 +6,13 @@ ends may still land; names are unique and surplus is stopped, so that does no ha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from osrdyne.aio.clock import Clock
-from osrdyne.drivers.base import Driver, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -175,6 +176,26 @@ class WorkerActions:
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
+
+    async def stop_all(self) -> None:
+        """End every worker of the pool, side by side."""
+        try:
+            instances = await self._driver.list_instances()
+        except DriverError as error:
+            self._log.error("workers cannot be stopped, they go on", error=str(error))
+            return
+        self._log.info("stopping workers", workers=len(instances))
+        await asyncio.gather(*(self._end(instance) for instance in instances))
+
+    async def _end(self, instance: Instance) -> None:
+        try:
+            await self._driver.stop(instance.instance_id, grace=self._limits.stop_grace)
+            await self._driver.remove(instance.instance_id)
+        except DriverError as error:
+            self._log.warning("worker not stopped", key=instance.key, instance=instance.external_id, error=str(error))
+            return
+        self._book.drop(instance.instance_id)
+        self._credentials.release(instance.worker_id)
 
     async def _remove(self, instance_id: InstanceId) -> None:
         entry = self._book.get(instance_id)

@@ -6,6 +6,7 @@ found at a take-over is STARTING until it has reported (DEFECTS 17), which the l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from osrdyne.aio.changes import ChangeFeed
@@ -25,12 +26,18 @@ _STATES: dict[Event, WorkerState] = {
     Event.STOPPING: WorkerState.STOPPING,
     Event.FAILED: WorkerState.FAILED,
 }
+WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
+"""Events that mean that requests are taken and worked on."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReportState:
     """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed;
-    `requests`: fingerprints of what it was running then."""
+    `requests`: fingerprints of what it was running then.
+
+    Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
+    told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
+    """
 
     worker_id: str
     key: Key
@@ -39,10 +46,16 @@ class WorkerReportState:
     at: float = 0.0
     reason: str | None = None
     requests: tuple[str, ...] = ()
+    heard_at: float = -math.inf
+    worked_at: float = -math.inf
+    counts_requests: bool = False
+    paused: bool = False
 
 
-def apply_report(before: WorkerReportState | None, report: ActivityReport, *, at: float) -> WorkerReportState:
-    """The state of a worker after a report."""
+def apply_report(
+    before: WorkerReportState | None, report: ActivityReport, *, at: float, now: float
+) -> WorkerReportState:
+    """The state of a worker after a report; `at` on the wall clock, `now` on the monotonic one."""
     after = before or WorkerReportState(report.worker_id, Key(report.key), WorkerState.STARTING)
     in_flight = report.details.get("in_flight")
     reason = report.details.get("reason")
@@ -57,6 +70,10 @@ def apply_report(before: WorkerReportState | None, report: ActivityReport, *, at
         at=at,
         reason=reason if isinstance(reason, str) else after.reason,
         requests=named_requests(report.details.get(REQUESTS_FIELD)),
+        heard_at=now,
+        worked_at=now if report.event in WORK else after.worked_at,
+        counts_requests=after.counts_requests or isinstance(in_flight, int),
+        paused=report.details.get("paused") is True,
     )
 
 
@@ -81,14 +98,15 @@ class WorkerRegistry:
 
     def report(self, report: ActivityReport) -> None:
         before = self._workers.get(report.worker_id)
-        after = apply_report(before, report, at=self._clock.time())
+        after = apply_report(before, report, at=self._clock.time(), now=self._clock.monotonic())
         self._put(after)
         if before is None or before.state is not after.state:
             self.feed.notify(after.key)
 
     def assume_ready(self, worker_id: str, key: Key) -> None:
         """A worker that reports nothing was seen consuming its queue (one that only knows part of the protocol)."""
-        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time()))
+        now = self._clock.monotonic()
+        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time(), heard_at=now))
         self.feed.notify(key)
 
     def _put(self, worker: WorkerReportState) -> None:

@@ -15,14 +15,11 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.workers import WorkerRegistry
-from osrdyne.protocol.activity import ActivityReport, Event, report_from_wire
+from osrdyne.pool.workers import WORK, WorkerRegistry
+from osrdyne.protocol.activity import ActivityReport, report_from_wire
 from osrdyne.protocol.names import Key, parse_key
 
 PREFETCH = 1000
-USE = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
-"""Events that mean the group is in use. That a worker has started or is ready is none: one that crashes again and again
-would keep its group for ever, and every take-over, which asks all workers for a report, would wake the idle ones."""
 
 
 class ActivityProcessor:
@@ -73,7 +70,9 @@ class ActivityProcessor:
         return self._tracker.status(key) is not None or self._board[key].exists
 
     def _count_use(self, key: Key, report: ActivityReport) -> None:
-        if report.event not in USE:
+        # That a worker has started or is ready is no use: one that crashes again and again would keep its group for
+        # ever, and every take-over, which asks all workers for a report, would wake the idle ones.
+        if report.event not in WORK:
             return
         now = self._clock.monotonic()
         counted_at = self._counted_at.get(key)

@@ -28,6 +28,20 @@ async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
     assert len(daemon.workers()) == 1
 
 
+async def test_worker_that_stands_still_is_replaced_and_its_request_answered(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    daemon = make_daemon(worker={"silence_timeout": "6s", "stop_grace": "1s"})
+    await daemon.start()
+    before = await caller.info("k")
+    request = await caller.send("k", "/sleep", {"seconds": 1})
+    await daemon.until_group("k", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
+    os.kill(int(str(before["pid"])), signal.SIGSTOP)
+    assert (await caller.answer(request)).status == "ok"
+    assert (await caller.info("k"))["pid"] != before["pid"]
+    assert len(daemon.events("worker does not work", key="k", why="it did not answer")) == 1
+
+
 BROKEN = {"exit": 3, "says": "cannot open the data of this key"}
 
 

@@ -34,13 +34,13 @@ ROWS = {
 
 @pytest.mark.parametrize(("told", "state", "in_flight"), ROWS.values(), ids=ROWS.keys())
 def test_report_sets_the_state(told: ActivityReport, state: WorkerState, in_flight: int) -> None:
-    after = apply_report(None, told, at=5.0)
+    after = apply_report(None, told, at=5.0, now=7.0)
     assert (after.worker_id, after.key, after.state, after.in_flight, after.at) == ("w", A, state, in_flight, 5.0)
 
 
 def test_reason_of_a_failure_is_kept_until_another_is_told() -> None:
-    failed = apply_report(None, report(Event.FAILED, reason="no data"), at=1.0)
-    assert apply_report(failed, report(Event.STOPPING), at=2.0).reason == "no data"
+    failed = apply_report(None, report(Event.FAILED, reason="no data"), at=1.0, now=1.0)
+    assert apply_report(failed, report(Event.STOPPING), at=2.0, now=2.0).reason == "no data"
 
 
 def test_only_a_change_of_state_wakes_anybody() -> None:

@@ -134,7 +134,7 @@ class Worker:
             return
         self._loading_done = self._ready = True
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
-        self._reporter.report(Event.READY)
+        self._reporter.report(Event.READY, in_flight=0)
         self._ready_file.write()
         self._update_queues()
 

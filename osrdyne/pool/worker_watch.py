@@ -1,0 +1,156 @@
+"""The worker watch: finds workers that are alive and do not work, and has them replaced.
+
+What a driver shows as running may stand still (SIGSTOP, a blocked event loop), be cut off from RabbitMQ, or have lost
+its consumer. A doubt arises when a worker that said it was busy says no more, when requests wait and nobody works, and
+when a worker was quiet for long. Then the group is asked for reports, twice, so that a lost one costs nothing. Who does
+not answer is replaced; so is who answers while requests go on waiting and nobody takes one. A worker that never told
+how much it runs speaks only part of the protocol, and is left to RabbitMQ's consumer timeout. It stops nobody itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.listing import ListedQueue
+from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.instances import InstanceBook
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.view import WorkerState
+from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
+from osrdyne.protocol.names import Key
+
+QUIET_AFTER = 300.0
+"""A worker that nothing was heard of for so long is asked, seconds."""
+ASKED = 2
+"""How often a group is asked before silence means something."""
+SILENT = "it did not answer"
+IDLE_ALL_THE_SAME = "it took no requests although some waited"
+
+Ask = Callable[[Key], Awaitable[None]]
+Replace = Callable[[Key, Mapping[str, str]], None]
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A group that may not work. Times are monotonic: `since` the doubt, `asked_at` the latest question.
+
+    `waiting_since` and `waiting_at`: the first and the latest listing in a row that showed requests that wait.
+    """
+
+    since: float
+    asked: int = 0
+    asked_at: float = 0.0
+    waiting_since: float | None = None
+    waiting_at: float = 0.0
+
+
+def is_doubtful(worker: WorkerReportState, *, now: float, patience: float) -> bool:
+    """Whether the worker should have been heard of by now."""
+    limit = patience if worker.state is WorkerState.BUSY else QUIET_AFTER
+    return is_judged(worker) and now - worker.heard_at > limit
+
+
+def is_judged(worker: WorkerReportState) -> bool:
+    """Whether reports can be expected of it, and requests are for it to take."""
+    return worker.counts_requests and worker.state.serves and not worker.paused
+
+
+def judge(
+    workers: Iterable[WorkerReportState], doubt: Doubt, *, now: float, patience: float
+) -> Mapping[str, str] | None:
+    """Who hangs, by worker id, and how that shows; empty when nobody does, None while nobody can tell."""
+    judged = [worker for worker in workers if is_judged(worker)]
+    silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < doubt.since}
+    if silent:
+        return silent if doubt.asked >= ASKED and now - doubt.asked_at > patience / 2 else None
+    if doubt.waiting_since is None or any(worker.worked_at >= doubt.waiting_since for worker in judged):
+        return {}
+    if doubt.waiting_at - doubt.waiting_since < patience:
+        return None
+    return {worker.worker_id: IDLE_ALL_THE_SAME for worker in judged}
+
+
+class WorkerWatch:
+    """Doubts, asks, and tells who is to be replaced. `patience`: seconds without a word that a busy worker has."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        registry: WorkerRegistry,
+        book: InstanceBook,
+        ask: Ask,
+        replace: Replace,
+        patience: float,
+        clock: Clock,
+    ) -> None:
+        self._tracker = tracker
+        self._registry = registry
+        self._book = book
+        self._ask = ask
+        self._replace = replace
+        self._patience = patience
+        self._clock = clock
+        self._doubts: dict[Key, Doubt] = {}
+        self._log: Logger = get_logger("worker_watch")
+
+    async def run(self) -> None:
+        """Look at what was reported, for ever."""
+        while True:
+            await self._clock.sleep(self._patience / 2)
+            await self.look()
+
+    def take_listing(self, listed: Iterable[ListedQueue]) -> None:
+        """A listing of the request queues: where requests are and nobody has worked for a while, there is a doubt."""
+        now = self._clock.monotonic()
+        for queue in listed:
+            doubt = self._doubts.get(queue.key)
+            if doubt is None and queue.messages and self._is_at_rest(queue.key, now):
+                doubt = self._doubts[queue.key] = Doubt(since=now)
+            if doubt is not None and queue.ready == 0:
+                doubt.waiting_since = None
+            elif doubt is not None:
+                doubt.waiting_at = now
+                doubt.waiting_since = now if doubt.waiting_since is None else doubt.waiting_since
+
+    def _is_at_rest(self, key: Key, now: float) -> bool:
+        judged = [worker for worker in self._registry.of_key(key) if is_judged(worker)]
+        return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
+
+    async def look(self) -> None:
+        """One pass."""
+        now = self._clock.monotonic()
+        for worker in self._registry.all():
+            if is_doubtful(worker, now=now, patience=self._patience):
+                self._doubts.setdefault(worker.key, Doubt(since=now))
+        for key, doubt in list(self._doubts.items()):
+            hanging = judge(self._registry.of_key(key), doubt, now=now, patience=self._patience)
+            if hanging is None and self._tracker.status(key) is not None:
+                await self._ask_group(key, doubt)
+            else:
+                del self._doubts[key]
+                self._give_up(key, hanging or {})
+
+    async def _ask_group(self, key: Key, doubt: Doubt) -> None:
+        if doubt.asked >= ASKED or self._clock.monotonic() - doubt.asked_at < self._patience / 2:
+            return
+        try:
+            await self._ask(key)  # waits as long as RabbitMQ blocks publishers: nobody could answer meanwhile
+        except (PublishRefusedError, BrokerSilentError) as error:
+            self._log.warning("workers cannot be asked for reports", key=key, error=str(error))
+            return
+        doubt.asked += 1
+        doubt.asked_at = self._clock.monotonic()
+
+    def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
+        """Have workers replaced that a driver can replace; forget the others, which somebody else has started."""
+        listed = {entry.instance.worker_id for entry in self._book.of_key(key)}
+        for worker_id, why in hanging.items():
+            self._log.warning("worker does not work", key=key, worker_id=worker_id, why=why)
+            if worker_id not in listed:
+                self._registry.forget(worker_id)
+        if hanging:
+            self._replace(key, hanging)

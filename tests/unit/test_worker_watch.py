@@ -1,0 +1,167 @@
+"""Workers that are alive and do not work: a real leader in virtual time, and workers that report what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from osrdyne.amqp import Message
+from osrdyne.pool.worker_watch import QUIET_AFTER
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.fingerprints import REQUESTS_FIELD
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import Command
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+A = Key("a")
+LONG_ENOUGH = 120.0
+"""Seconds in which a busy worker that says nothing is replaced."""
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock) -> AsyncIterator[Stack]:
+    """A leader with one worker that has loaded its data."""
+    async with leading(clock) as stack:
+        stack.term.tracker.require_worker_group(A)
+        await clock.settle()
+        await stack.report("a", Event.STARTED)
+        await stack.report("a", Event.READY, in_flight=0)
+        yield stack
+
+
+def first_worker(stack: Stack) -> str:
+    return stack.driver.workers_of(A)[0].instance.worker_id
+
+
+def questions(stack: Stack) -> int:
+    return stack.broker.count("publish", stack.names.control_exchange)
+
+
+def answering(stack: Stack, event: Event, **details: object) -> None:
+    """From now on the first worker answers when it is asked."""
+    report = ActivityReport("a", event, first_worker(stack), details)
+    message = Message(body=report.wire_body(), headers=report.wire_headers())
+
+    async def answer(command: Command) -> None:
+        if command == ("publish", stack.names.control_exchange, True):
+            await stack.broker.publish(message, exchange=stack.names.activity_exchange, routing_key="a")
+
+    stack.broker.hook = answer
+
+
+async def test_busy_worker_that_falls_silent_is_asked_twice_and_replaced(stack: Stack, clock: VirtualClock) -> None:
+    worker, asked = first_worker(stack), questions(stack)
+    await stack.report("a", Event.BUSY, in_flight=1)
+    await clock.advance(LONG_ENOUGH)
+    assert (questions(stack) - asked, stack.driver.count("stop"), stack.running("a")) == (2, 1, 1)
+    assert first_worker(stack) != worker
+
+
+async def test_worker_that_reports_stays_however_long_it_works(stack: Stack, clock: VirtualClock) -> None:
+    for _ in range(720):
+        await stack.report("a", Event.BUSY, in_flight=1)
+        await clock.advance(5.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_worker_whose_reports_got_lost_answers_and_stays(stack: Stack, clock: VirtualClock) -> None:
+    answering(stack, Event.BUSY, in_flight=1)
+    await stack.report("a", Event.BUSY, in_flight=1)
+    await clock.advance(1000.0)
+    assert (stack.driver.count("stop"), questions(stack) > 5) == (0, True)
+
+
+async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
+    stack.term.registry.forget(first_worker(stack))
+    await stack.report("a", Event.REQUEST_RECEIVED)
+    await clock.advance(500.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_requests_that_nobody_takes_replace_the_worker_that_says_it_is_idle(
+    stack: Stack, clock: VirtualClock
+) -> None:
+    answering(stack, Event.READY, in_flight=0)
+    await stack.publish("a", b"1")
+    await clock.advance(300.0)
+    assert (stack.driver.count("stop"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
+
+
+async def test_requests_that_wait_behind_others_replace_nobody(stack: Stack, clock: VirtualClock) -> None:
+    answering(stack, Event.READY, in_flight=0)
+    await stack.publish("a", b"1")
+    for _ in range(60):
+        await stack.report("a", Event.REQUEST_COMPLETED, in_flight=0)
+        await clock.advance(10.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_paused_worker_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
+    answering(stack, Event.READY, in_flight=0, paused=True)
+    await stack.report("a", Event.READY, in_flight=0, paused=True)
+    await stack.publish("a", b"1")
+    await clock.advance(500.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_request_held_by_a_connection_that_is_dead_replaces_nobody(stack: Stack, clock: VirtualClock) -> None:
+    """The queue counts a message, and the new worker is healthy: it answers."""
+    answering(stack, Event.READY, in_flight=0)
+    await stack.publish("a", b"1")
+    await stack.take("a")
+    await clock.advance(500.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_nobody_is_blamed_while_rabbitmq_blocks_publishers(stack: Stack, clock: VirtualClock) -> None:
+    blocked = True
+
+    async def block(command: Command) -> None:
+        while blocked and command == ("publish", stack.names.control_exchange, False):
+            await clock.sleep(10.0)
+
+    stack.broker.hook = block
+    await stack.report("a", Event.BUSY, in_flight=1)
+    await clock.advance(600.0)
+    blocked = False
+    await clock.advance(11.0)
+    await stack.report("a", Event.BUSY, in_flight=1)
+    await clock.advance(20.0)
+    assert stack.driver.count("stop") == 0
+
+
+async def test_quiet_worker_is_asked_now_and_then(stack: Stack, clock: VirtualClock) -> None:
+    asked = questions(stack)
+    answering(stack, Event.READY, in_flight=0)
+    await clock.advance(QUIET_AFTER - 20.0)
+    assert questions(stack) == asked
+    await clock.advance(QUIET_AFTER)
+    assert (questions(stack) - asked, stack.driver.count("stop")) == (1, 0)
+
+
+async def test_idle_worker_that_stands_still_is_replaced(stack: Stack, clock: VirtualClock) -> None:
+    await clock.advance(QUIET_AFTER + LONG_ENOUGH)
+    assert (stack.driver.count("stop"), stack.running("a")) == (1, 1)
+
+
+async def test_worker_of_nobody_knows_whom_is_forgotten_when_it_says_nothing(stack: Stack, clock: VirtualClock) -> None:
+    """Started by hand, replaced by hand: nothing else tells that it is gone."""
+    answering(stack, Event.READY, in_flight=0)
+    await stack.report("a", Event.READY, "by-hand", in_flight=0)
+    await clock.advance(2 * QUIET_AFTER + LONG_ENOUGH)
+    assert [worker.worker_id for worker in stack.term.registry.of_key(A)] == [first_worker(stack)]
+
+
+async def test_request_that_ran_in_a_hanging_worker_is_told_apart(stack: Stack, clock: VirtualClock) -> None:
+    """Should it reach the delivery limit, the evidence names the worker that hung with it."""
+    await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
+    await clock.advance(LONG_ENOUGH)
+    (death,) = stack.term.deaths.of_request(A, "print")
+    assert death.ended_with == "it did not answer"
