@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from osrdyne.broker.facts import QueueTotals
+from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.topology import request_queue_arguments
 from osrdyne.protocol.names import Key, PoolNames
@@ -31,41 +33,69 @@ class MessageTotal:
 class RequestQueueListing:
     """Lists the request queues of one pool; queues of anybody else are passed over."""
 
-    def __init__(self, management: ManagementClient, names: PoolNames) -> None:
+    def __init__(self, management: ManagementClient, names: PoolNames, layout: QueueLayout | None = None) -> None:
         self._management = management
         self._names = names
+        self._layout = layout or QueueLayout(names)
 
-    async def _list(self) -> dict[Key, QueueTotals]:
-        queues = {}
+    async def _list(self) -> dict[Key, list[tuple[GroupQueue, QueueTotals]]]:
+        """The queues that there are of each group; the layout notes them."""
+        found: dict[Key, dict[int | None, QueueTotals]] = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
-            key = self._names.key_of_queue(queue.name, dict(queue.arguments))
+            known = self._group_of(queue)
             # One with other arguments is not ours to use; who needs its name is told so by `declare` (LIFECYCLE 3).
-            if key is not None and dict(queue.arguments) == request_queue_arguments(key):
-                queues[key] = queue
-        return queues
+            if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
+                found.setdefault(known[0], {})[known[1]] = queue
+                self._layout.note(*known)
+        return {
+            key: [(queue, totals[queue.priority]) for queue in self._layout.queues(key) if queue.priority in totals]
+            for key, totals in found.items()
+        }
+
+    def _group_of(self, queue: QueueTotals) -> tuple[Key, int | None] | None:
+        """Key and priority of a request queue. The stores of a managed pool mean nothing to a direct one."""
+        arguments = dict(queue.arguments)
+        key = self._names.key_of_queue(queue.name, arguments)
+        if key is not None:
+            return key, None
+        return self._names.key_of_store(queue.name, arguments) if self._layout.managed else None
 
     async def list_request_queues(self) -> list[ListedQueue]:
-        """Every request queue of the pool, with whether it is bound to the request exchange by its own key."""
-        queues = await self._list()
-        bindings = await self._management.list_bindings(self._names.requests_exchange)
-        bound = {(binding.queue, binding.routing_key) for binding in bindings}
+        """Every group that has a queue, with whether all that it has are bound by its key."""
+        groups = await self._list()
+        exchanges = {queue.exchange for queues in groups.values() for queue, _ in queues}
+        bound = {
+            (exchange, binding.queue, binding.routing_key)
+            for exchange in exchanges
+            for binding in await self._management.list_bindings(exchange)
+        }
         return [
             ListedQueue(
                 key,
-                bound=(queue.name, str(key)) in bound,
-                ready=queue.ready or 0,
-                messages=queue.messages if queue.is_running else None,
+                bound=all((queue.exchange, queue.name, str(key)) in bound for queue, _ in queues),
+                ready=sum(totals.ready or 0 for _, totals in queues),
+                messages=_sum(totals for _, totals in queues),
             )
-            for key, queue in queues.items()
+            for key, queues in groups.items()
         ]
 
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
 
-        Queues that are not running say zero whatever they hold, so they are left out.
+        Queues that are not running say zero whatever they hold, so their groups are left out.
         """
         return {
-            key: MessageTotal(queue.messages, queue.sampled_after)
-            for key, queue in (await self._list()).items()
-            if queue.is_running and queue.messages is not None
+            key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
+            for key, queues in (await self._list()).items()
+            if (messages := _sum(totals for _, totals in queues)) is not None
         }
+
+
+def _sum(queues: Iterable[QueueTotals]) -> int | None:
+    """All messages of these queues; None when one of them does not tell."""
+    messages = 0
+    for queue in queues:
+        if not queue.is_running or queue.messages is None:
+            return None
+        messages += queue.messages
+    return messages

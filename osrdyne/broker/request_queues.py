@@ -12,6 +12,7 @@ from functools import partial
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
+from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
@@ -47,6 +48,7 @@ class RequestQueueCommands:
         publisher: LeaderPublisher,
         management: ManagementClient,
         quarantine: Quarantine,
+        layout: QueueLayout,
         clock: Clock,
     ) -> None:
         self._names = names
@@ -56,15 +58,20 @@ class RequestQueueCommands:
         self._publisher = publisher
         self._management = management
         self._quarantine = quarantine
+        self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
 
     async def declare(self, key: Key) -> None:
-        """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use.
+        """Make sure that the queues of the group exist. Raises `BrokerConflictError` when one is not ours to use.
 
         An existing queue is compared and never declared again: other arguments would cost the leader its token.
         """
-        queue = self._names.request_queue(key)
+        for queue in self._layout.queues(key):
+            await self._declare(key, queue.name)
+            self._layout.note(key, queue.priority)
+
+    async def _declare(self, key: Key, queue: QueueName) -> None:
         arguments = request_queue_arguments(key)
         if await self._exists(queue):
             await self._compare(queue, arguments)
@@ -104,31 +111,50 @@ class RequestQueueCommands:
                 )
 
     async def bind(self, key: Key) -> None:
-        queue = self._names.request_queue(key)
-        await self._command(
-            key, lambda channel: channel.bind_queue(queue, self._names.requests_exchange, routing_key=key)
-        )
+        """Bind the queues of the group. In a managed pool the classes in use may have changed since `declare`."""
+        if self._layout.managed:
+            await self._leave_requests_exchange(key)
+        for queue in self._layout.queues(key):
+            if self._layout.is_new(key, queue.priority):
+                await self._declare(key, queue.name)
+                self._layout.note(key, queue.priority)
+            await self._command(key, partial(_bind, queue=queue, key=key))
 
     async def unbind(self, key: Key) -> None:
+        if self._layout.managed:
+            await self._leave_requests_exchange(key)
+        for queue in self._layout.queues(key):
+            await self._token.do(partial(_unbind, queue=queue, key=key))
+
+    async def _leave_requests_exchange(self, key: Key) -> None:
+        """The pool may have been a direct one: its requests must not go past the ingress."""
         queue = self._names.request_queue(key)
         await self._token.do(
             lambda channel: channel.unbind_queue(queue, self._names.requests_exchange, routing_key=key)
         )
 
     async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
-        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it.
+        """Delete the queues of an unbound, settled group without workers, if nobody holds a message of them.
 
         A queue that does not answer is no evidence, and costs nobody but itself: probes have channels of their own.
+        Where one is kept, the group goes on and makes the others again.
         """
-        queue = self._names.request_queue(key)
+        for queue in self._layout.queues(key):
+            outcome = await self._delete(key, queue)
+            if outcome is not DeleteOutcome.DELETED:
+                return outcome
+            self._layout.forget(key, queue.priority)
+        return DeleteOutcome.DELETED
+
+    async def _delete(self, key: Key, queue: GroupQueue) -> DeleteOutcome:
         try:
             async with self._probing.borrow() as channel:
                 try:
                     return await delete_if_proven_empty(
                         channel,
-                        queue,
-                        delete=lambda: self._token.do(lambda token: token.delete_queue(queue)),
-                        give_back=partial(self._give_back, key),
+                        queue.name,
+                        delete=lambda: self._token.do(lambda token: token.delete_queue(queue.name)),
+                        give_back=partial(self._give_back, key, queue.exchange),
                     )
                 finally:
                     await channel.close()
@@ -137,7 +163,7 @@ class RequestQueueCommands:
             self._log.warning("probe failed", key=key, error=str(error))
             return DeleteOutcome.NO_EVIDENCE
 
-    async def _give_back(self, key: Key, delivery: Delivery) -> None:
+    async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:
         """Return once the broker has the request again; a deleted queue would not take it back."""
         request = delivery.to_request(now_ms=now_ms(self._clock))
         headers = dict(delivery.headers)
@@ -147,9 +173,7 @@ class RequestQueueCommands:
         failures = 0
         while True:
             try:
-                await self._publisher.publish(
-                    message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True
-                )
+                await self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True)
                 return
             except PublishRefusedError as error:
                 failures += 1
@@ -167,3 +191,11 @@ class RequestQueueCommands:
 
 async def _declare(channel: Channel, *, queue: QueueName, arguments: Mapping[str, object]) -> None:
     await channel.declare_queue(queue, arguments=arguments)
+
+
+async def _bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.bind_queue(queue.name, queue.exchange, routing_key=key)
+
+
+async def _unbind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.unbind_queue(queue.name, queue.exchange, routing_key=key)

@@ -15,6 +15,7 @@ from typing import Self
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
 from osrdyne.amqp.tls import ssl_context
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.quarantine import Quarantine
@@ -125,7 +126,8 @@ class LeaderSession:
     def version(self) -> BrokerVersion:
         return BrokerVersion.parse(self.control.server_version)
 
-    def request_queues(self, management: ManagementClient) -> RequestQueueCommands:
+    def request_queues(self, management: ManagementClient, layout: QueueLayout | None = None) -> RequestQueueCommands:
+        """Commands on request queues; without a layout, those of a direct pool."""
         return RequestQueueCommands(
             names=self.names,
             token=self.token,
@@ -134,6 +136,7 @@ class LeaderSession:
             publisher=self.publisher,
             management=management,
             quarantine=self._quarantine,
+            layout=layout or QueueLayout(self.names),
             clock=self._clock,
         )
 

@@ -28,6 +28,7 @@ PRIORITIES = range(10)
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _ESCAPE = re.compile(rb"\+([0-9A-F]{2})")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
+_STORE = re.compile(r"_Pri([0-9])\Z")
 _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
 _HASH_CHARS = 32  # 128 bits in hexadecimal
 
@@ -182,6 +183,23 @@ class PoolNames:
                 return None
             if self.request_queue(key) == queue:
                 return key
+        return None
+
+    def key_of_store(self, queue: str, arguments: dict[str, object]) -> tuple[Key, int] | None:
+        """Key and priority of a request queue of a priority class; None for any other queue. As `key_of_queue`."""
+        match = _STORE.search(queue)
+        if match is None or not queue.startswith(self.request_queue_prefix):
+            return None
+        priority = int(match[1])
+        told = arguments.get(KEY_ARGUMENT)
+        candidates = (decode_key(queue[: match.start()].removeprefix(self.request_queue_prefix)), told)
+        for candidate in candidates:
+            try:
+                key = parse_key(candidate) if isinstance(candidate, str) else None
+            except InvalidKeyError:
+                continue
+            if key is not None and self.request_queue(key, priority) == queue:
+                return key, priority
         return None
 
     def control_queue(self, worker_id: WorkerId) -> QueueName:

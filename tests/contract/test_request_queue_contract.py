@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -16,7 +16,8 @@ from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.listing import RequestQueueListing
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.listing import ListedQueue, RequestQueueListing
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.request_queues import RequestQueueCommands
@@ -264,3 +265,92 @@ async def wait_ready(leader: Leader, queue: str, ready: int) -> None:
     async with asyncio.timeout(10):
         while (await channel.declare_queue(queue, passive=True)).ready != ready:
             await asyncio.sleep(0.02)
+
+
+class TestPriorityClasses:
+    """The queues of a group in a managed pool."""
+
+    async def managed(self, leader: Leader, *priorities: int) -> Leader:
+        """The same leader with the layout of a managed pool."""
+        layout = QueueLayout(leader.names, managed=True, priorities=priorities)
+        await declare_topology(await leader.session.channel(), layout.exchanges)
+        management = leader.listing._management
+        return replace(
+            leader,
+            queues=leader.session.request_queues(management, layout),
+            listing=RequestQueueListing(management, leader.names, layout),
+        )
+
+    async def publish(self, leader: Leader, priority: int | None, body: bytes) -> None:
+        channel = await leader.channel(confirms=True)
+        await channel.publish(Message(body=body), exchange=leader.names.work_exchange(priority), routing_key="a")
+        await channel.close()
+
+    async def test_each_class_has_a_queue_of_its_own(self, leader: Leader) -> None:
+        leader = await self.managed(leader, 0, 7)
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        for priority in (0, 7, None):
+            await self.publish(leader, priority, str(priority).encode())
+        queues = [leader.names.request_queue(A, priority) for priority in (0, 7, None)]
+        assert [await leader.drain(queue) for queue in queues] == [[b"0"], [b"7"], [b"None"]]
+
+    async def test_request_of_a_client_is_an_orphan_although_the_group_is_bound(self, leader: Leader) -> None:
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        leader = await self.managed(leader, 0)
+        await leader.queues.bind(A)
+        await leader.publish("a")
+        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
+        assert (await consumer.get()).body == b"1"
+
+    async def test_class_that_came_later_is_there_after_the_next_bind(self, leader: Leader) -> None:
+        leader = await self.managed(leader)
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        leader = await self.managed(leader, 3)
+        await leader.queues.bind(A)
+        await self.publish(leader, 3, b"1")
+        assert await leader.drain(leader.names.request_queue(A, 3)) == [b"1"]
+
+    async def test_group_is_listed_once_with_what_all_classes_hold(self, leader: Leader) -> None:
+        leader = await self.managed(leader, 0)
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        await self.publish(leader, 0, b"1")
+        await self.publish(leader, None, b"2")
+        [listed] = await self.listed(leader, messages=2)
+        assert (listed.key, listed.bound) == ("a", True)
+
+    async def listed(self, leader: Leader, *, messages: int) -> list[ListedQueue]:
+        """RabbitMQ's totals are some seconds old."""
+        while [queue.messages for queue in await leader.listing.list_request_queues()] != [messages]:
+            await asyncio.sleep(0.2)
+        return await leader.listing.list_request_queues()
+
+    @pytest.mark.parametrize("priority", [0, None])
+    async def test_request_in_any_class_keeps_the_group(self, leader: Leader, priority: int | None) -> None:
+        leader = await self.managed(leader, 0)
+        await leader.queues.declare(A)
+        await leader.queues.bind(A)
+        await self.publish(leader, priority, b"1")
+        await leader.queues.unbind(A)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.NOT_EMPTY
+        await leader.queues.bind(A)
+        assert await leader.drain(leader.names.request_queue(A, priority)) == [b"1"]
+
+    async def test_empty_group_goes_with_all_its_queues(self, leader: Leader) -> None:
+        leader = await self.managed(leader, 0, 1)
+        await leader.queues.declare(A)
+        await leader.queues.unbind(A)
+        assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+        assert await leader.listing.list_request_queues() == []
+
+    async def test_class_that_is_not_used_any_more_goes_with_its_group(self, leader: Leader) -> None:
+        before = await self.managed(leader, 5)
+        await before.queues.declare(A)
+        after = await self.managed(leader)
+        await after.listing.list_request_queues()
+        await after.queues.unbind(A)
+        assert await after.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
+        assert await before.listing.list_request_queues() == []

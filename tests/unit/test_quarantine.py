@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.quarantine import DURATION, Quarantine
 from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.broker.token import TokenChannel
@@ -61,6 +62,7 @@ async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(c
         publisher=unused,
         management=unused,
         quarantine=Quarantine(clock),
+        layout=QueueLayout(PoolNames("pool")),
         clock=clock,
     )
     for _ in range(2):

@@ -1,0 +1,50 @@
+"""Which queues a group has, in a direct and in a managed pool."""
+
+from __future__ import annotations
+
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.protocol.names import Key, PoolNames
+
+A = Key("a")
+NAMES = PoolNames("p")
+
+
+def names_of(layout: QueueLayout) -> list[tuple[str, str]]:
+    return [(queue.name, queue.exchange) for queue in layout.queues(A)]
+
+
+def test_direct_group_has_one_queue_and_no_exchange_of_its_own() -> None:
+    layout = QueueLayout(NAMES)
+    layout.note(A, 3)
+    assert names_of(layout) == [("p-req-a", "p-req-xchg")]
+    assert layout.exchanges.declarations == ()
+
+
+def test_managed_group_has_a_queue_for_each_class_the_most_urgent_first() -> None:
+    assert names_of(QueueLayout(NAMES, managed=True, priorities=[7, 0])) == [
+        ("p-req-a_Pri0", "p-work-xchg_Pri0"),
+        ("p-req-a_Pri7", "p-work-xchg_Pri7"),
+        ("p-req-a", "p-work-xchg"),
+    ]
+
+
+def test_what_a_class_cannot_route_becomes_an_orphan() -> None:
+    exchanges = QueueLayout(NAMES, managed=True, priorities=[1]).exchanges.exchanges
+    assert [exchange.name for exchange in exchanges] == ["p-work-xchg", "p-work-xchg_Pri1"]
+    assert {exchange.arguments["alternate-exchange"] for exchange in exchanges} == {"p-orphan-xchg"}
+
+
+def test_group_keeps_a_store_that_is_not_used_any_more() -> None:
+    layout = QueueLayout(NAMES, managed=True, priorities=[1])
+    layout.note(A, 1)
+    layout.use([2])
+    assert [queue.priority for queue in layout.queues(A)] == [1, 2, None]
+    assert [queue.priority for queue in layout.queues(Key("b"))] == [2, None]
+
+
+def test_deleted_store_is_new_again() -> None:
+    layout = QueueLayout(NAMES, managed=True, priorities=[1])
+    layout.note(A, 1)
+    assert not layout.is_new(A, 1)
+    layout.forget(A, 1)
+    assert layout.is_new(A, 1)
