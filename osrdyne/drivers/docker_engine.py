@@ -7,6 +7,7 @@ engine answers, also a refusal (`APIError`), is for the caller to read. Knows no
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +80,7 @@ class Engine:
 
     def _connect(self) -> _Client:
         where = connection(self._options)
+        _knock(str(where["base_url"]), timeout=self._timeout)
         client = _Client(**where, version="auto", timeout=self._timeout, max_pool_size=THREADS)
         if self._options.registry_config_file is not None:
             client.reload_config(self._options.registry_config_file)
@@ -99,6 +101,15 @@ class Engine:
         address = engine_address(self._options)
         message = f"The Docker engine at {address} does not answer: {said.rstrip('.')}."
         return DriverUnavailableError(f"{message} {remedy}".rstrip())
+
+
+def _knock(address: str, *, timeout: float) -> None:
+    """Connect to a local socket, to hear from the system what is wrong; the SDK would also leave a socket open."""
+    scheme, _, path = address.partition("://")
+    if scheme.endswith("unix"):
+        with socket.socket(socket.AF_UNIX) as door:
+            door.settimeout(timeout)
+            door.connect("/" + path.lstrip("/"))
 
 
 def connection(options: DockerOptions) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _REMEDIES = (
     (re.compile(r"network .* not found", re.I), "Check driver.options.network."),
     (re.compile(r"unable to find user|no matching entries in passwd", re.I), "Check driver.options.user."),
     (re.compile(r"mount|bind source path|volume", re.I), "Check driver.options.mounts."),
-    (re.compile(r"logger|log driver|log opt", re.I), "Check driver.options.log_driver and log_options."),
+    (re.compile(r"logger|logging|log driver|log opt", re.I), "Check driver.options.log_driver and log_options."),
 )  # fmt: skip
 
 

@@ -1,0 +1,247 @@
+"""What the Docker driver promises beyond the conformance suite: secrets, limits, refusals, and containers of others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import subprocess
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext, InstanceId, InstanceState
+from osrdyne.drivers.docker import DockerDriver
+from osrdyne.drivers.docker_labels import Identity
+from osrdyne.drivers.docker_options import DockerOptions
+from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.conformance_worker import Behaviour
+from osrdyne.testing.driver_conformance import AMQP_URI, KEY, POOL, SECRET, clean_up, exited, is_ready, make_spec
+
+WORKER = ("python", "-m", "osrdyne.testing.conformance_worker")
+
+
+def docker(*arguments):
+    """What the command prints; it must succeed."""
+    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@pytest.fixture
+def context():
+    """A stack of the test's own, so that nothing of another test is in its way."""
+    stack = f"test-{secrets.token_hex(4)}.example:5672//"
+    return DriverContext(pool=POOL, stack=stack, clock=SystemClock(), worker_command=())
+
+
+@pytest.fixture
+def driver_with(context, conformance_image):
+    """Drivers with these options; what they leave is removed."""
+
+    @asynccontextmanager
+    async def make(clock=None, **options):
+        settings = DockerOptions.model_validate({"image": conformance_image, "command": WORKER, **options})
+        driver = DockerDriver(settings, replace(context, clock=clock or context.clock))
+        try:
+            yield driver
+        finally:
+            await clean_up(driver)
+
+    return make
+
+
+@pytest.fixture
+def container(context, conformance_image):
+    """Makes containers that no driver has made; they are removed at the end."""
+    made = []
+
+    def make(*arguments, verb="run", command=("sleep", "600")):
+        made.append(docker(verb, *(["-d"] if verb == "run" else []), *arguments, conformance_image, *command))
+        return made[-1]
+
+    yield make
+    for identity in made:
+        docker("rm", "-f", identity)
+
+
+def labels_of(context, **changes):
+    """The marks of a worker of this pool, as options of `docker run`."""
+    identity = Identity(changes.get("pool", context.pool), changes.get("stack", context.stack))
+    labels = identity.labels(make_spec(), spec_hash="abc", started_at=1.0)
+    return [part for name, value in labels.items() for part in ("--label", f"{name}={value}")]
+
+
+def start_time(container_id):
+    return docker("inspect", "--format", "{{.State.Running}} {{.State.StartedAt}}", container_id)
+
+
+async def test_secret_is_in_no_inspection_but_in_a_file_for_the_worker_alone(driver_with):
+    async with driver_with() as driver:
+        started = await driver.start(make_spec())
+        said = await is_ready(driver, started)
+        assert SECRET not in docker("inspect", started.instance_id)
+        assert said["variables"]["WORKER_AMQP_URI_FILE"] == "/run/osrdyne/amqp-uri"
+        shown = docker("exec", started.instance_id, "stat", "-c", "%a %U", "/run/osrdyne/amqp-uri")
+        assert shown == "400 worker"
+
+
+async def test_worker_that_only_knows_the_variable_gets_it(driver_with):
+    async with driver_with(broker_uri="env") as driver:
+        said = await is_ready(driver, await driver.start(make_spec()))
+        assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
+        assert "WORKER_AMQP_URI" in said["variables"]
+        assert "WORKER_AMQP_URI_FILE" not in said["variables"]
+
+
+async def test_options_shape_the_container(driver_with, tmp_path):
+    (tmp_path / "data").touch()
+    options = {
+        "environment": {"COLOUR": "blue"}, "cpus": 0.5, "memory": "64MiB", "labels": {"team": "a"}, "user": "0",
+        "extra_hosts": {"broker.example": "192.0.2.1"}, "network": "none", "mounts": [f"{tmp_path}:/mnt:ro"],
+    }  # fmt: skip
+    async with driver_with(**options) as driver:
+        started = await driver.start(make_spec())
+        said = await is_ready(driver, started)
+        told = json.loads(docker("inspect", started.instance_id))[0]
+        limits = told["HostConfig"]
+        assert said["variables"]["COLOUR"] == "blue"
+        assert (limits["NanoCpus"], limits["Memory"], limits["MemorySwap"]) == (500_000_000, 2**26, 2**26)
+        assert (limits["ExtraHosts"], limits["NetworkMode"]) == (["broker.example:192.0.2.1"], "none")
+        assert (told["Config"]["User"], told["Config"]["Labels"]["team"]) == ("0", "a")
+        assert docker("exec", started.instance_id, "ls", "/mnt") == "data"
+
+
+async def test_worker_that_takes_too_much_memory_is_said_to_be_out_of_memory(driver_with):
+    async with driver_with(memory="64MiB") as driver:
+        started = await driver.start(make_spec(behaviour=Behaviour.GREEDY))
+        ended = await exited(driver, started)
+        assert ended.exit is not None
+        assert str(ended.exit).startswith("signal SIGKILL (out of memory")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"init": False, "command": ["no-such-program"]}, r"driver\.options\.command", id="command"),
+        pytest.param({"network": "no-such-network"}, r"driver\.options\.network", id="network"),
+        pytest.param({"mounts": ["/no/such/directory:/data"]}, r"driver\.options\.mounts", id="mount"),
+        pytest.param({"user": "nobody-knows"}, r"driver\.options\.user", id="user"),
+        pytest.param({"log_driver": "no-such-driver"}, r"driver\.options\.log_driver", id="log-driver"),
+        pytest.param({"image": "no.such.registry.invalid/x:1", "pull": "never"}, r"No such image", id="never"),
+        pytest.param({"image": "no.such.registry.invalid/x:1"}, r"cannot be pulled", id="missing"),
+        pytest.param({"pull": "always"}, r"cannot be pulled", id="always"),
+    ],
+)
+async def test_start_that_the_engine_refuses_leaves_nothing_and_says_what_to_look_at(driver_with, options, message):
+    async with driver_with(**options) as driver:
+        with pytest.raises(StartFailedError, match=message) as raised:
+            await driver.start(make_spec())
+        assert SECRET not in str(raised.value)
+        assert await driver.list_instances() == []
+
+
+async def test_command_that_the_init_does_not_find_is_in_the_last_lines(driver_with):
+    async with driver_with(command=["no-such-program"]) as driver:
+        ended = await exited(driver, await driver.start(make_spec()))
+        assert ended.exit is not None
+        assert ended.exit.code == 127
+        assert "exec no-such-program failed" in "".join(await driver.logs(ended.instance_id))
+
+
+async def test_broker_on_loopback_is_refused_before_anything_is_made(driver_with):
+    spec = make_spec()
+    spec = replace(spec, environment=replace(spec.environment, amqp_uri="amqp://localhost:5672/"))
+    async with driver_with() as driver:
+        with pytest.raises(StartFailedError, match=r"broker\.worker_uri"):
+            await driver.start(spec)
+        assert await driver.list_instances() == []
+
+
+@pytest.mark.parametrize("change", [{"pool": "other"}, {"stack": "other"}], ids=["pool", "stack"])
+async def test_containers_of_others_are_neither_seen_nor_touched(driver_with, container, context, change):
+    theirs = container(*labels_of(context, **change))
+    before = start_time(theirs)
+    async with driver_with() as driver:
+        assert await driver.list_instances() == []
+        await driver.stop(InstanceId(theirs), grace=0)
+        await driver.remove(InstanceId(theirs))
+        assert await driver.logs(InstanceId(theirs)) == ()
+    assert start_time(theirs) == before
+
+
+async def test_container_of_a_person_is_not_touched_by_its_name(driver_with, container):
+    name = f"osrdyne-test-person-{secrets.token_hex(4)}"
+    theirs = container("--name", name)
+    async with driver_with() as driver:
+        await driver.stop(InstanceId(name), grace=0)
+        await driver.remove(InstanceId(name))
+    assert start_time(theirs).startswith("true ")
+
+
+async def test_name_that_a_person_has_taken_is_a_taken_slot(driver_with, container, context):
+    container("--name", Identity(context.pool, context.stack).container_name(KEY, 0))
+    async with driver_with() as driver:
+        with pytest.raises(SlotTakenError):
+            await driver.start(make_spec())
+        assert await driver.list_instances() == []
+
+
+async def test_start_that_a_dead_controller_left_unfinished_frees_its_slot_in_the_end(driver_with, container, context):
+    container(
+        *labels_of(context), "--name", Identity(context.pool, context.stack).container_name(KEY, 0), verb="create"
+    )
+    clock = VirtualClock()
+    async with driver_with(clock, timeout=10) as driver:
+        [unfinished] = await driver.list_instances()
+        assert unfinished.state is InstanceState.RUNNING
+        await driver.remove(unfinished.instance_id)
+        await clock.advance(31)
+        [unfinished] = await driver.list_instances()
+        assert str(unfinished.exit) == "exit code 0 (its start was interrupted)"
+        await driver.remove(unfinished.instance_id)
+        assert await driver.list_instances() == []
+
+
+async def test_stop_of_an_unfinished_start_removes_it(driver_with, container, context):
+    container(*labels_of(context), verb="create")
+    async with driver_with() as driver:
+        [unfinished] = await driver.list_instances()
+        await driver.stop(unfinished.instance_id, grace=5)
+        assert await driver.list_instances() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "subject", "message"),
+    [
+        pytest.param({"image": "no-such-image", "pull": "never"}, "worker image", "Pull or build it", id="image"),
+        pytest.param({"image": "no.such.registry.invalid/x"}, "worker image", "registry_config_file", id="registry"),
+        pytest.param({"network": "no-such-network"}, "worker network", "docker network create", id="network"),
+        pytest.param({"registry_config_file": "/no/file"}, "registry credentials", "Correct", id="credentials"),
+    ],
+)
+async def test_doctor_names_what_is_wrong(driver_with, options, subject, message):
+    async with driver_with(**options) as driver:
+        [wrong] = [finding for finding in await driver.check() if not finding.ok]
+        assert wrong.subject == subject
+        assert message in f"{wrong.message} {wrong.remedy}"
+
+
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [
+        pytest.param("unix:///no/such/socket", "Is the engine installed and running?", id="no-socket"),
+        pytest.param("tcp://127.0.0.1:1", "Is the engine running there?", id="refused"),
+    ],
+)
+async def test_engine_that_is_not_there_is_unavailable_and_doctor_says_so(context, host, message):
+    driver = DockerDriver(DockerOptions(image="x", host=host), context)
+    with pytest.raises(DriverUnavailableError, match=message):
+        await driver.list_instances()
+    [wrong] = await driver.check()
+    assert (wrong.subject, wrong.ok) == ("docker engine", False)
+    assert message in wrong.message
+    await driver.close()
