@@ -103,6 +103,8 @@ class Callers:
 
     async def poison(self, key: Key) -> None:
         """A request that kills each worker that takes it, and must never be answered `ok`."""
+        while self._publisher is None:
+            await asyncio.sleep(0.2)
         await self._request(key, Work("/crash", {}, None))
 
     async def _request(self, key: Key, work: Work) -> None:

@@ -26,7 +26,7 @@ from tests.chaos.callers import Callers
 from tests.chaos.checker import Verdict, judge
 from tests.chaos.pool import POOL, PoolUnderAttack, pool_under_attack
 from tests.chaos.saboteur import lose_requests
-from tests.chaos.schedule import Family, Fault, count_families, make_schedule
+from tests.chaos.schedule import INTERVAL, Family, Fault, count_families, make_schedule
 from tests.chaos.watcher import Watcher
 
 ANSWERS_TIMEOUT = 150.0
@@ -63,8 +63,11 @@ class Run:
                 async with watcher.watching(), callers.collecting():
                     async with callers.calling(), self._sabotage(pool):
                         await attacker.run(self._faults)
+                    self._say("the last fault is over")
                     await _until_answered(callers)
+                    self._say(f"{len(callers.waiting())} requests wait for an answer")
                     await watcher.until_idle(timeout=IDLE_TIMEOUT)
+                    self._say("end")
                 aftermath = await watcher.aftermath()
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
             finally:
@@ -81,10 +84,12 @@ class Run:
                 task.cancel()
 
     def _note(self, fault: Fault, victim: str) -> None:
-        at = time.monotonic() - self._began_at
-        print(f"{time.strftime('%H:%M:%S')} {at:7.1f} s  {fault.family:8} {fault.action:8} {victim}"
-              f" for {fault.seconds:g} s", flush=True)  # fmt: skip
+        self._say(f"{fault.family:8} {fault.action:8} {victim} for {fault.seconds:g} s")
         self._append({"fault": asdict(fault), "victim": victim, "at": time.time()})
+
+    def _say(self, text: str) -> None:
+        at = time.monotonic() - self._began_at
+        print(f"{time.strftime('%H:%M:%S')} {at:7.1f} s  {text}", flush=True)
 
     def _write_history(self, callers: Callers) -> None:
         for one in callers.sent:
@@ -124,11 +129,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Attack a pool and judge what became of every request.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--interval", type=float, default=INTERVAL, help="seconds between two faults, on average")
     parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
     parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
     parser.add_argument("--sabotage", action="store_true", help="lose requests on purpose: the run must fail")
     arguments = parser.parse_args()
-    faults = make_schedule(arguments.seed, arguments.minutes * 60, arguments.family or Family)
+    faults = make_schedule(
+        arguments.seed, arguments.minutes * 60, arguments.family or Family, interval=arguments.interval
+    )
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
     passed = False
     try:

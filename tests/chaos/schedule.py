@@ -125,23 +125,29 @@ def drawn(fault: Fault, candidates: Sequence[T]) -> T:
     return candidates[int(fault.draw * len(candidates))]
 
 
-def make_schedule(seed: int, length: float, families: Iterable[Family] = Family) -> tuple[Fault, ...]:
-    """Faults for `length` seconds: in each round every family once, in an order of chance; long ones overlap."""
+def make_schedule(
+    seed: int, length: float, families: Iterable[Family] = Family, *, interval: float = INTERVAL
+) -> tuple[Fault, ...]:
+    """Faults for `length` seconds: in each round every family once, in an order of chance; long ones overlap.
+
+    With a shorter `interval` between two of them they last as much shorter.
+    """
     random = Random(seed)
     rounds: list[Family] = []
     wanted = list(families)
     faults: list[Fault] = []
-    while (beginning := len(faults) * INTERVAL) + INTERVAL <= length:
+    while (beginning := len(faults) * interval) + interval <= length:
         if not rounds:
             rounds = random.sample(wanted, len(wanted))
-        faults.append(_draw_fault(random, rounds.pop(), at=beginning + random.uniform(0, INTERVAL)))
+        at = beginning + random.uniform(0, interval)
+        faults.append(_draw_fault(random, rounds.pop(), at=at, scale=interval / INTERVAL))
     return tuple(faults)
 
 
-def _draw_fault(random: Random, family: Family, *, at: float) -> Fault:
+def _draw_fault(random: Random, family: Family, *, at: float, scale: float) -> Fault:
     targets, actions = POSSIBLE[family]
     action, target = random.choice(actions), random.choice(targets)
-    seconds = random.uniform(0, LONGEST[action])
+    seconds = random.uniform(0, LONGEST[action]) * scale
     return Fault(round(at, 2), family, action, target, round(seconds, 2), random.random())
 
 

@@ -38,6 +38,14 @@ def test_run_that_is_shorter_than_an_interval_has_no_fault() -> None:
     assert make_schedule(1, INTERVAL - 1) == ()
 
 
+def test_shorter_interval_gives_as_many_faults_in_less_time() -> None:
+    usual, dense = make_schedule(3, 10 * INTERVAL), make_schedule(3, 10.0, interval=1.0)
+    assert [(fault.family, fault.action, fault.target) for fault in dense] == [
+        (fault.family, fault.action, fault.target) for fault in usual
+    ]
+    assert all(fault.seconds <= LONGEST[fault.action] / INTERVAL for fault in dense)
+
+
 def test_chosen_families_are_the_only_ones() -> None:
     assert {fault.family for fault in make_schedule(1, 300, [Family.CUT, Family.KILL])} == {Family.CUT, Family.KILL}
 

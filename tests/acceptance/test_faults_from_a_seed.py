@@ -1,0 +1,22 @@
+"""The fault suite, short: every family of faults once, faster than one can recover. `make chaos` has more of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.run import Run, report
+from tests.chaos.schedule import Family, make_schedule
+
+SEED = 13579
+"""Hits leader, broker, workers and callers in this time, each of them hard."""
+LENGTH, INTERVAL = 10.5, 1.5
+
+
+@pytest.mark.timeout(600)
+async def test_pool_survives_every_family_of_faults_one_upon_the_other(tmp_path: Path) -> None:
+    faults = make_schedule(SEED, LENGTH, interval=INTERVAL)
+    verdict, done = await Run(SEED, faults, tmp_path).execute()
+    assert verdict.passed, report(verdict, done, seed=SEED)
+    assert {fault.family for fault in done} == set(Family)
