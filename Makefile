@@ -2,8 +2,9 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo run check test test-docker test-kubernetes bench docs model chaos
+.PHONY: help setup demo run check test test-docker test-kubernetes bench docs model chaos histories
 
 help: ## List the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,12 +29,22 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
 
+# Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
+test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
+test-docker: setup ## RabbitMQ 4 in a container: the tests that are about RabbitMQ, and some chaos; the Docker driver
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -n 2 --dist loadfile tests/contract tests/integration tests/acceptance $(ARGS)
+	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests/docker $(ARGS)
+
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)
 
 chaos: setup ## Kill, stop and cut off everything for a while, and look for lost requests: make chaos SEED=1 MINUTES=30
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
+
+histories: setup ## 10,000 histories of requests and faults in memory, in about a minute: make histories COUNT=10000
+	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/unit/test_histories.py $(ARGS)
 
 bench: setup ## Benchmarks beside their bare floors, as JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
