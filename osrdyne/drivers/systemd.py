@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
-from dbus_fast.constants import BusType
-
 from osrdyne.aio.backoff import Backoff
 from osrdyne.drivers.base import (
     Driver,
@@ -30,7 +28,7 @@ from osrdyne.drivers.base import (
 )
 from osrdyne.drivers.systemd_dbus import DbusUnits
 from osrdyne.drivers.systemd_names import UnitEnd, UnitNames, environment_text, is_accepted
-from osrdyne.drivers.systemd_options import BusChoice, ManagerKind, SystemdOptions, runtime_directory
+from osrdyne.drivers.systemd_options import BusChoice, SystemdOptions, bus_address, runtime_directory
 from osrdyne.drivers.systemd_records import EnvironmentFiles, Record
 from osrdyne.drivers.systemd_systemctl import Journal, Systemctl
 from osrdyne.drivers.systemd_units import ActiveState, SystemdUnits
@@ -59,8 +57,9 @@ class SystemdDriver(Driver):
         self._names = UnitNames(options.template, context.pool, context.stack)
         self._files = EnvironmentFiles(runtime_directory(options), self._names.prefix)
         self._systemctl = Systemctl(options.manager, self._names.pattern, clock=context.clock)
-        bus_type = BusType.SESSION if options.manager is ManagerKind.USER else BusType.SYSTEM
-        self._dbus = DbusUnits(bus_type, self._names.unit(self._names.prefix).removesuffix(".service"))
+        self._dbus = DbusUnits(
+            bus_address(options.manager), self._names.unit(self._names.prefix).removesuffix(".service")
+        )
         self._journal = Journal(options.manager, clock=context.clock)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="systemd-driver")
         self._starting: set[str] = set()

@@ -55,10 +55,10 @@ class DbusConnection:
         bus.add_message_handler(self._handle)
 
     @classmethod
-    async def open(cls, bus_type: BusType, prefix: str) -> DbusConnection:
-        """Connect and subscribe. Raises `DriverUnavailableError`."""
-        bus = MessageBus(bus_type=bus_type, auth_timeout=CALL_TIMEOUT)
+    async def open(cls, address: str | None, prefix: str) -> DbusConnection:
+        """Connect and subscribe; without an address to the system's bus. Raises `DriverUnavailableError`."""
         try:
+            bus = MessageBus(address, BusType.SYSTEM, auth_timeout=CALL_TIMEOUT)
             async with asyncio.timeout(CALL_TIMEOUT):
                 await bus.connect()
         except (OSError, EOFError, DBusFastError, TimeoutError) as error:
@@ -168,8 +168,8 @@ class DbusConnection:
 class DbusUnits(SystemdUnits):
     """systemd's manager over one `DbusConnection` at a time."""
 
-    def __init__(self, bus_type: BusType, prefix: str) -> None:
-        self._bus_type = bus_type
+    def __init__(self, address: str | None, prefix: str) -> None:
+        self._address = address
         self._prefix = prefix
         self._connection: DbusConnection | None = None
         self._connecting = asyncio.Lock()
@@ -178,7 +178,7 @@ class DbusUnits(SystemdUnits):
         """The connection, made anew when it was lost. Raises `DriverUnavailableError`."""
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
-                self._connection = await DbusConnection.open(self._bus_type, self._prefix)
+                self._connection = await DbusConnection.open(self._address, self._prefix)
             return self._connection
 
     async def states(self, pattern: str) -> Mapping[str, ActiveState]:

@@ -65,5 +65,14 @@ def runtime_directory(options: SystemdOptions) -> Path:
     if options.runtime_directory is not None:
         return Path(options.runtime_directory).absolute()
     if options.manager is ManagerKind.USER:
-        return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}") / "osrdyne"
+        return _user_directory() / "osrdyne"
     return Path("/run/osrdyne")
+
+
+def bus_address(manager: ManagerKind) -> str | None:
+    """Where D-Bus is for this systemd; None is the system's own place."""
+    return f"unix:path={_user_directory() / 'bus'}" if manager is ManagerKind.USER else None
+
+
+def _user_directory() -> Path:
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}")

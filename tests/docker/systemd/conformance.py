@@ -1,0 +1,79 @@
+"""The conformance suite on the systemd driver. Run inside the container, by `test_systemd`, not from outside.
+
+`SYSTEMD_MANAGER` and `SYSTEMD_BUS` are the driver's options. Workers are instances of the shipped unit, with another
+program in it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+
+from osrdyne.aio.clock import SystemClock  # noqa: E402
+from osrdyne.drivers.base import DriverContext  # noqa: E402
+from osrdyne.drivers.systemd import SystemdDriver  # noqa: E402
+from osrdyne.drivers.systemd_options import SystemdOptions  # noqa: E402
+from osrdyne.testing.driver_conformance import (  # noqa: E402
+    POOL,
+    BackendConformance,
+    DriverHarness,
+    WorkerConformance,
+    clean_up,
+)
+
+MANAGER = os.environ["SYSTEMD_MANAGER"]
+OPTIONS = SystemdOptions.model_validate(
+    {"template": "osrdyne-worker-conformance", "manager": MANAGER, "bus": os.environ["SYSTEMD_BUS"]}
+)
+CONTEXT = DriverContext(
+    pool=POOL,
+    stack="localhost:5672//",
+    clock=SystemClock(),
+    worker_command=("osrdyne-worker", "conformance:app"),
+    worker_app="conformance:app",
+)
+
+
+class SystemdHarness(DriverHarness):
+    def driver(self, pool=POOL):
+        return SystemdDriver(OPTIONS, replace(CONTEXT, pool=pool))
+
+    def changed_driver(self):
+        return SystemdDriver(OPTIONS.model_copy(update={"environment": {"NEW": "1"}}), CONTEXT)
+
+    async def kill(self, instance):
+        subprocess.run(["systemctl", f"--{MANAGER}", "kill", "--signal=KILL", instance.external_id], check=True)
+
+    @asynccontextmanager
+    async def away(self):
+        """Without D-Bus; only root can do this, and only a driver that may not use systemctl instead notices."""
+        units = ["dbus.socket", "dbus.service"]
+        subprocess.run(["systemctl", "stop", *units], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["systemctl", "start", *units], check=True)
+
+
+class TestSystemdDriver(WorkerConformance):
+    @pytest.fixture
+    def harness(self):
+        return SystemdHarness()
+
+
+class TestWithoutDbus(BackendConformance):
+    @pytest.fixture
+    def harness(self):
+        return SystemdHarness()
+
+    @pytest.fixture
+    async def driver(self, harness):
+        driver = harness.driver()
+        yield driver
+        await clean_up(driver)

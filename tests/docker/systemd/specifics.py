@@ -1,0 +1,194 @@
+"""What only the systemd driver does. Run inside the container as root, by `test_systemd`, not from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from conformance import CONTEXT, OPTIONS, SystemdHarness
+
+from osrdyne.drivers.base import InstanceState
+from osrdyne.drivers.systemd import SystemdDriver
+from osrdyne.drivers.systemd_options import BusChoice
+from osrdyne.errors import SlotTakenError, StartFailedError
+from osrdyne.testing.driver_conformance import SECRET, clean_up, exited, find, is_ready, make_spec
+
+FILES = Path("/run/osrdyne")
+UNITS = Path("/etc/systemd/system")
+
+
+@pytest.fixture
+def make_driver():
+    def make(**options):
+        return SystemdDriver(OPTIONS.model_copy(update={"bus": BusChoice.AUTO, **options}), CONTEXT)
+
+    return make
+
+
+@pytest.fixture
+async def driver(make_driver):
+    driver = make_driver()
+    yield driver
+    await clean_up(driver)
+
+
+@pytest.fixture
+def other_unit():
+    """A template of somebody else's making, installed for one test."""
+    path = UNITS / "osrdyne-worker-other@.service"
+
+    def install(change):
+        path.write_text(change((UNITS / "osrdyne-worker-conformance@.service").read_text()))
+        systemctl("daemon-reload")
+
+    yield install
+    path.unlink(missing_ok=True)
+    systemctl("daemon-reload")
+
+
+def systemctl(*arguments):
+    return subprocess.run(["systemctl", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+async def test_environment_file_is_private_and_goes_with_the_worker(driver):
+    started = await driver.start(make_spec())
+    [file] = FILES.glob("*.env")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    await driver.stop(started.instance_id, grace=5)
+    await driver.remove(started.instance_id)
+    assert list(FILES.iterdir()) == []
+
+
+async def test_password_is_not_shown_by_systemd(driver):
+    started = await driver.start(make_spec())
+    await is_ready(driver, started)
+    shown = systemctl("show", started.external_id)
+    assert f"Id={started.external_id}" in shown
+    assert SECRET not in shown
+
+
+async def test_worker_runs_as_its_own_user_in_the_slice(driver):
+    started = await driver.start(make_spec())
+    shown = systemctl("show", "--property=User,Slice", started.external_id)
+    assert set(shown.split()) == {"User=osrdyne-worker", "Slice=osrdyne.slice"}
+
+
+async def test_units_of_others_are_neither_listed_nor_touched(driver):
+    (FILES / "somebody.env").write_text("A=1\n")
+    systemctl("start", "osrdyne-worker-other-people@somebody.service")
+    started = await driver.start(make_spec())
+    assert await driver.list_instances() == [started]
+    await driver.stop(started.instance_id, grace=0)
+    assert systemctl("is-active", "osrdyne-worker-other-people@somebody.service").strip() == "active"
+    systemctl("stop", "osrdyne-worker-other-people@somebody.service")
+    (FILES / "somebody.env").unlink()
+
+
+async def test_missing_unit_is_refused_for_good_and_names_the_remedy(make_driver):
+    driver = make_driver(template="osrdyne-worker-nowhere")
+    with pytest.raises(StartFailedError, match="deploy/systemd"):
+        await driver.start(make_spec())
+    assert await driver.list_instances() == []
+    await driver.close()
+
+
+@pytest.mark.parametrize("bus", [BusChoice.DBUS, BusChoice.SYSTEMCTL])
+async def test_missing_program_is_refused_for_good_with_what_systemd_said(make_driver, other_unit, bus):
+    other_unit(lambda text: text.replace("ExecStart=/opt/osrdyne/bin/python", "ExecStart=/nowhere/python"))
+    driver = make_driver(template="osrdyne-worker-other", bus=bus)
+    with pytest.raises(StartFailedError, match="203/EXEC") as caught:
+        await driver.start(make_spec())
+    assert any("No such file or directory" in line for line in caught.value.log_lines)
+    assert await driver.list_instances() == []
+    await driver.close()
+
+
+async def test_start_that_a_dead_controller_left_half_done_frees_its_slot(driver, make_driver, monkeypatch):
+    dead = make_driver()
+    monkeypatch.setattr(dead, "_start_unit", never_returns)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dead.start(make_spec()), 0.5)
+    await dead.close()
+    [left] = await driver.list_instances()
+    assert (left.state, left.exit.reason) == (InstanceState.EXITED, "it was never started")
+    await driver.remove(left.instance_id)
+    assert (await driver.start(make_spec())).state is InstanceState.RUNNING
+
+
+async def never_returns(*_):
+    await asyncio.Event().wait()
+
+
+async def test_start_that_lands_after_its_file_was_removed_starts_nothing(driver):
+    unit = driver._names.unit(driver._names.instance(make_spec().key, 0))
+    late = subprocess.run(["systemctl", "start", unit], check=False, capture_output=True)
+    systemctl("reset-failed", unit)
+    assert late.returncode != 0
+
+
+async def test_worker_whose_file_was_deleted_is_still_listed_and_holds_its_slot(driver):
+    started = await driver.start(make_spec())
+    [file] = FILES.glob("*.env")
+    file.unlink()
+    [listed] = await driver.list_instances()
+    assert (listed.key, listed.external_id, listed.spec_hash) == (started.key, started.external_id, "")
+    with pytest.raises(SlotTakenError):
+        await driver.start(make_spec())
+    await driver.stop(listed.instance_id, grace=5)
+    assert await driver.list_instances() == []
+
+
+async def test_worker_with_too_little_memory_is_killed_and_says_so(make_driver, other_unit):
+    hungry = "ExecStart=/opt/osrdyne/bin/python -c 'print(len(b\"1\" * 10**9))'"
+    other_unit(lambda text: re.sub("ExecStart=.*", hungry, text).replace("#MemoryMax=8G", "MemoryMax=64M"))
+    driver = make_driver(template="osrdyne-worker-other")
+    ended = await exited(driver, await driver.start(make_spec()))
+    assert ended.exit.signal == "SIGKILL"
+    assert "memory" in ended.exit.reason
+    await clean_up(driver)
+
+
+async def test_worker_stopped_by_an_administrator_is_seen_as_ended(driver):
+    started = await driver.start(make_spec())
+    await is_ready(driver, started)
+    systemctl("stop", started.external_id)
+    ended = await find(driver, started.instance_id)
+    assert (ended.state, ended.exit.code) == (InstanceState.EXITED, 0)
+
+
+async def test_without_dbus_systemctl_does_it_all(driver):
+    async with SystemdHarness().away():
+        started = await driver.start(make_spec())
+        assert await driver.list_instances() == [started]
+        await driver.stop(started.instance_id, grace=5)
+        assert (await find(driver, started.instance_id)).state is InstanceState.EXITED
+        assert [(finding.subject, finding.fatal) for finding in await driver.check() if not finding.ok] == [
+            ("systemd", False)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.replace("Restart=no", "Restart=always"), "restarts by itself"),
+        (lambda text: text.replace("%t/osrdyne/%i", "/elsewhere/%i"), "reads no file"),
+    ],
+    ids=["restart", "directory"],
+)
+async def test_unit_that_does_not_fit_is_found_by_doctor(make_driver, other_unit, change, message):
+    other_unit(change)
+    driver = make_driver(template="osrdyne-worker-other")
+    assert any(message in finding.message for finding in await driver.check() if not finding.ok)
+    await driver.close()
+
+
+async def test_missing_unit_is_found_by_doctor(make_driver):
+    driver = make_driver(template="osrdyne-worker-nowhere")
+    assert [finding.message for finding in await driver.check() if not finding.ok] == [
+        "osrdyne-worker-nowhere@.service is not-found."
+    ]
+    await driver.close()

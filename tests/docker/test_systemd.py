@@ -1,0 +1,183 @@
+"""The systemd driver under a real systemd: the conformance suite inside its container, and a pool of Spark workers.
+
+The driver's own tests run inside (`systemd/conformance.py`, `systemd/specifics.py`), as an unprivileged user with the
+shipped polkit rule, as root, and as a user of the machine with a systemd of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+import yaml
+from systemd_container import SOURCE, SystemdContainer
+
+CONFIG = "/etc/osrdyne/osrdyne.yaml"
+KEY = "demo/day=2026-11-20"
+PATIENCE = 90.0
+UNIT_OF_TESTS = r"""
+set -e
+cd /etc/systemd/system
+program='ExecStart=/opt/osrdyne/bin/python -m osrdyne.testing.conformance_worker'
+sed "s|^ExecStart=.*|$program|" osrdyne-worker@.service > osrdyne-worker-conformance@.service
+sed 's|^ExecStart=.*|ExecStart=/bin/sleep infinity|' osrdyne-worker@.service > osrdyne-worker-other-people@.service
+usermod -aG systemd-journal osrdyne
+useradd -m -u 1500 -G systemd-journal somebody
+install -d -o somebody /home/somebody/.config/systemd/user
+sed "s|^ExecStart=.*|$program|" /src/deploy/systemd/user/osrdyne-worker@.service \
+  > /home/somebody/.config/systemd/user/osrdyne-worker-conformance@.service
+systemctl daemon-reload
+loginctl enable-linger somebody
+"""
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[SystemdContainer]:
+    container = SystemdContainer()
+    try:
+        container.start()
+        container.run("bash", "-c", UNIT_OF_TESTS)
+        yield container
+    finally:
+        container.close()
+
+
+def run_inside(machine: SystemdContainer, file: str, *options: str, user: str, manager: str, bus: str) -> int:
+    """Run pytest in the container; the number of tests that passed. Anything else than passing is a failure."""
+    environment = [
+        f"SYSTEMD_MANAGER={manager}", f"SYSTEMD_BUS={bus}", "PYTHONDONTWRITEBYTECODE=1", f"PYTHONPATH={SOURCE}",
+        "HOME=/tmp", "XDG_RUNTIME_DIR=/run/user/1500",
+    ]  # fmt: skip
+    owner = "osrdyne" if user == "osrdyne" else "root"
+    machine.run("bash", "-c", f"rm -rf /run/osrdyne && install -d -m 700 -o {owner} /run/osrdyne")
+    done = machine.attempt(
+        "env", "-C", SOURCE, *environment, "/opt/osrdyne/bin/pytest", "-p", "no:cacheprovider", "-q", "--tb=short",
+        "-o", "addopts=", f"tests/docker/systemd/{file}", *options, user=user, timeout=270.0,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    summary = re.search(r"^(\d+) passed(, \d+ deselected)? in ", done.stdout, re.MULTILINE)
+    assert summary is not None, done.stdout[-2000:]
+    return int(summary[1])
+
+
+def test_unprivileged_daemon_passes_the_conformance_suite(machine: SystemdContainer) -> None:
+    passed = run_inside(
+        machine, "conformance.py", "-k", "not WithoutDbus", user="osrdyne", manager="system", bus="auto"
+    )
+    assert passed >= 52
+
+
+def test_driver_comes_back_after_dbus_was_away(machine: SystemdContainer) -> None:
+    assert run_inside(machine, "conformance.py", "-k", "WithoutDbus", user="root", manager="system", bus="dbus") == 3
+
+
+def test_systemctl_alone_is_enough(machine: SystemdContainer) -> None:
+    chosen = "TestSystemdDriver and not odd and not fifty"
+    passed = run_inside(machine, "conformance.py", "-k", chosen, user="root", manager="system", bus="systemctl")
+    assert passed >= 31
+
+
+def test_systemd_of_a_user_is_enough(machine: SystemdContainer) -> None:
+    chosen = "TestSystemdDriver and not odd and not fifty"
+    assert run_inside(machine, "conformance.py", "-k", chosen, user="somebody", manager="user", bus="dbus") >= 31
+
+
+def test_what_only_systemd_does(machine: SystemdContainer) -> None:
+    assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 16
+
+
+# --- a pool of Spark workers, as docs/drivers.md installs it
+
+
+class Pool:
+    """The daemon's own unit, and what a person sees of it."""
+
+    def __init__(self, machine: SystemdContainer, api: str) -> None:
+        self.machine = machine
+        self.api = api
+
+    def is_led(self) -> bool:
+        try:
+            return "leading in term" in httpx.get(f"{self.api}/ready", trust_env=False).text
+        except httpx.HTTPError:
+            return False
+
+    def ask(self) -> object:
+        answer = self.machine.run(
+            "/opt/osrdyne/bin/osrdyne", "call", "--config", CONFIG, "--output", "json", "--timeout", "150s",
+            "--data", json.dumps({"query": "SELECT sum(n) AS total FROM numbers"}), KEY, "/sql", timeout=200.0,
+        )  # fmt: skip
+        return json.loads(answer)["rows"]
+
+    def osrdyne(self, *arguments: str) -> str:
+        return self.machine.run("/opt/osrdyne/bin/osrdyne", *arguments, "--config", CONFIG)
+
+    def workers(self) -> dict[str, str]:
+        """The worker units that are up, and their main processes."""
+        shown = self.machine.run("systemctl", "show", "--property=Id,MainPID,ActiveState", "osrdyne-worker@*.service")
+        units = [dict(line.split("=", 1) for line in block.splitlines()) for block in shown.split("\n\n") if block]
+        return {unit["Id"]: unit["MainPID"] for unit in units if unit["ActiveState"] == "active"}
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"this did not happen: {what}"
+        time.sleep(0.5)
+
+
+@pytest.fixture
+def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    settings = {
+        "pool": {"id": pool_id},
+        "broker": {"uri_file": "/etc/osrdyne/uri", "management_uri": broker.management_uri},
+        "driver": {"name": "systemd", "options": {"environment": {"SPARK_LOCAL_IP": "127.0.0.1"}}},
+        "worker": {
+            "spark_master": "local[2]",
+            "spark_conf": {
+                "spark.ui.enabled": "false", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2",
+            },
+            "config": {
+                "base_directory": "/srv/osrdyne/data",
+                "datasets": [{"key": "demo/day={day}", "tables": [{"view": "numbers", "path": "{day}.parquet"}]}],
+            },
+        },
+        "lifecycle": {"settle_delay": "1s", "stop_delay": "1s"},
+        "api": {"port": port},
+    }  # fmt: skip
+    machine.write(CONFIG, yaml.safe_dump(settings), mode="640", owner="osrdyne")
+    machine.write("/etc/osrdyne/uri", broker.amqp_uri, mode="400", owner="osrdyne")
+    table = "pyarrow.table({'n': range(101)})"
+    write = f"import pyarrow, pyarrow.parquet as p; p.write_table({table}, '/srv/osrdyne/data/2026-11-20.parquet')"
+    machine.run("install", "-d", "/srv/osrdyne/data")
+    machine.run("/opt/osrdyne/bin/python", "-c", write)
+    machine.run("bash", "-c", "rm -rf /run/osrdyne")
+    machine.run("systemctl", "start", "osrdyne.service")
+    pool = Pool(machine, f"http://127.0.0.1:{port}")
+    until(pool.is_led, "the daemon leads")
+    yield pool
+    machine.run("systemctl", "stop", "osrdyne.service", "osrdyne-worker@*.service", check=False)
+
+
+@pytest.mark.timeout(600)
+def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
+    assert pool.ask() == [[5050]]
+    [(unit, pid)] = pool.workers().items()
+    assert "demo:2Fday:3D2026:2D11:2D20" in unit
+
+    pool.machine.run("systemctl", "restart", "osrdyne.service")
+    assert pool.ask() == [[5050]]
+    assert pool.workers() == {unit: pid}
+
+    assert pool.osrdyne("groups", "logs", KEY).strip()
+
+    pool.osrdyne("groups", "stop", KEY)
+    until(lambda: pool.machine.run("ls", "/run/osrdyne") == "", "the idle worker has gone and left nothing")
+    assert pool.workers() == {}
