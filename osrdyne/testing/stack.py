@@ -55,6 +55,8 @@ class Stack:
     stop: StopRequest = field(default_factory=lambda: StopRequest(asyncio.Event()))
     term: Term = field(init=False)
     leading: asyncio.Event = field(default_factory=asyncio.Event)
+    pinned: set[Key] = field(default_factory=set)
+    """Keys pinned by a person before the term, besides those of the settings."""
     task: asyncio.Task[None] = field(init=False)
     killed: bool = False
 
@@ -132,7 +134,7 @@ class Stack:
                 token=token,
                 driver=self.driver,
                 management=self.management,
-                pinned=[Key(key) for key in self.settings.pool.pinned_keys],
+                pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
                 census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
                 clock=self.clock,
                 metrics=self.metrics,
@@ -154,6 +156,7 @@ def make_stack(
     broker: FakeBroker | None = None,
     driver: FakeDriver | None = None,
     settings: Settings | None = None,
+    metrics: Metrics | None = None,
 ) -> Stack:
     broker = broker or FakeBroker(clock)
     return Stack(
@@ -162,6 +165,7 @@ def make_stack(
         management=FakeManagement(broker),
         driver=driver or FakeDriver(clock, pool=POOL),
         settings=settings or settings_for(),
+        metrics=metrics or Metrics(),
     )
 
 

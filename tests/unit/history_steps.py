@@ -1,0 +1,168 @@
+"""The steps that histories are made of: what clients, workers, daemons, the broker, the driver and time may do.
+
+A history is a list of these, drawn and shrunk by hypothesis, which prefers the earlier ones of `STEPS`. A step only
+begins something; what follows from it happens while turns or time pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from history_worker import Kind, Manner
+from history_world import KEYS, NAMES, HistoryWorld
+
+from osrdyne.errors import (
+    BrokerError,
+    BrokerSilentError,
+    DriverError,
+    DriverUnavailableError,
+    PublishRefusedError,
+    QueueFullError,
+    StartFailedError,
+)
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import Status
+
+Act = Callable[[HistoryWorld], Awaitable[object] | object]
+"""It may return something to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`name` is how a history is written down."""
+
+    name: str
+    act: Act = field(compare=False)
+
+    def __repr__(self) -> str:
+        return repr(self.name)
+
+    async def take(self, world: HistoryWorld) -> None:
+        result = self.act(world)
+        if isinstance(result, Awaitable):
+            await result
+
+
+def setting(attribute: str, value: object) -> Act:
+    return lambda world: setattr(world, attribute, value)
+
+
+def of_time() -> Iterator[Step]:
+    """Mostly little of it: what is under way at once is what goes wrong."""
+    for seconds in (1, 0.3, 5, 12, 25, 45):
+        yield Step(f"{seconds} s pass", partial(pass_time, seconds=seconds))
+    for turns in (2, 7, 25):
+        yield Step(f"{turns} turns", partial(take_turns, turns=turns))
+
+
+async def pass_time(world: HistoryWorld, *, seconds: float) -> None:
+    await world.clock.advance(seconds)
+
+
+async def take_turns(_: HistoryWorld, *, turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+def of_clients() -> Iterator[Step]:
+    for kind in Kind:
+        for key in KEYS:
+            yield Step(f"send {kind} {key}", partial(HistoryWorld.send, kind=kind, key=key))
+    yield Step("cancel", HistoryWorld.cancel)
+    yield Step("orphans expire", partial(HistoryWorld.expire, queue=NAMES.orphan_queue))
+
+
+def of_key(key: Key) -> Iterator[Step]:
+    """What befalls one group."""
+    queue = NAMES.request_queue(key)
+    yield Step(f"worker {key} dies", partial(HistoryWorld.crash, key=key))
+    yield Step(f"requests {key} expire", partial(HistoryWorld.expire, queue=queue))
+    yield Step(f"retire {key}", lambda world: world.with_leader(lambda leader: leader.term.tracker.retire(key)))
+    yield Step(f"pin {key}", partial(HistoryWorld.pin, key=key))
+    yield Step(f"unpin {key}", partial(HistoryWorld.unpin, key=key))
+    yield Step(f"queue {key} loses its leader", partial(set_running, queue=queue, running=False))
+    yield Step(f"queue {key} has a leader", partial(set_running, queue=queue, running=True))
+
+
+def set_running(world: HistoryWorld, *, queue: str, running: bool) -> None:
+    if queue in world.broker.queues:
+        world.broker.set_running(queue, running)
+
+
+def of_workers() -> Iterator[Step]:
+    for manner in Manner:
+        yield Step(f"next worker is {manner}", partial(be_next, manner=manner))
+    yield Step("deaths go unnoticed", setting("deaths_are_noticed", False))
+    yield Step("deaths are noticed", HistoryWorld.notice_deaths)
+    yield Step("reports are lost", setting("reports_arrive", False))
+    yield Step("reports arrive", setting("reports_arrive", True))
+
+
+def be_next(world: HistoryWorld, *, manner: Manner) -> None:
+    world.manners.append(manner)
+
+
+def of_driver() -> Iterator[Step]:
+    yield Step("start fails for good", partial(fail_start, error=StartFailedError("There is no such image.")))
+    yield Step("start fails for now", partial(fail_start, error=DriverError("The engine is busy.")))
+    yield Step("starts hang", lambda world: world.driver.hang_starts())
+    yield Step("starts go on", lambda world: world.driver.release_starts())
+    yield Step("lists hang", lambda world: world.driver.hang_lists())
+    yield Step("lists go on", lambda world: world.driver.release_lists())
+    yield Step("list fails", lambda world: world.driver.fail_next_list(DriverUnavailableError("No answer.")))
+    yield Step("stop fails", lambda world: world.driver.fail_next_stop(DriverError("No answer.")))
+
+
+def fail_start(world: HistoryWorld, *, error: DriverError) -> None:
+    world.driver.fail_next_start(error)
+
+
+def of_daemons() -> Iterator[Step]:
+    yield Step("kill the daemon", HistoryWorld.kill)
+    for commands in (1, 3, 8, 20):
+        yield Step(f"kill at command {commands}", setting("kill_in", commands))
+    yield Step("cut the daemon off", HistoryWorld.cut)
+    yield Step("token is lost", partial(HistoryWorld.cut, connection=0))
+    yield Step("publisher is lost", partial(HistoryWorld.cut, connection=1))
+    yield Step("one more daemon", HistoryWorld.appoint)
+    yield Step("commands stand still", lambda world: world.moving.clear())
+    yield Step("commands go on", lambda world: world.moving.set())
+
+
+def of_broker() -> Iterator[Step]:
+    yield Step("broker restarts", HistoryWorld.restart_broker)
+    silence = BrokerSilentError("No confirm in time.")
+    yield Step("forward is dropped, not confirmed", partial(refuse, error=silence, arrives=False))
+    yield Step("forward arrives, not confirmed", partial(refuse, error=silence, arrives=True))
+    yield Step("forward refused", partial(refuse, error=PublishRefusedError("There is no queue for it.")))
+    yield Step("forward too much", partial(refuse, error=QueueFullError("The queue is full.")))
+    yield Step("API away", setting("api_answers", False))
+    yield Step("API back", setting("api_answers", True))
+    yield Step("totals get old", lambda world: setattr(world.broker, "totals_age", 9.8))
+    for seconds in (0.0, 0.5, 5.0):
+        yield Step(f"transit takes {seconds} s", partial(slow_down, transit=seconds))
+
+
+def slow_down(world: HistoryWorld, *, transit: float) -> None:
+    world.broker.transit = transit
+
+
+def refuse(world: HistoryWorld, *, error: BrokerError, arrives: bool = False) -> None:
+    if isinstance(error, QueueFullError):
+        world.forgiven.add(Status.MAXLEN)
+    world.refusals.append((arrives, error))
+
+
+STEPS: tuple[Step, ...] = (
+    *[step for step in of_time() for _ in range(5)],
+    *[step for step in of_clients() for _ in range(2)],
+    *[step for key in KEYS[:2] for step in of_key(key)],
+    *of_workers(),
+    *of_driver(),
+    *[step for step in of_daemons() for _ in range(2)],
+    *of_broker(),
+)
+BY_NAME = {step.name: step for step in STEPS}

@@ -1,0 +1,173 @@
+"""A worker as the leader and the broker see it: it loads, reports, consumes, answers, and has its faults.
+
+Made by `history_world` for each worker that the driver starts. The real worker's own code is tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from enum import StrEnum
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Delivery, Message
+from osrdyne.errors import BrokerError
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.statuses import Status
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker, Holder, Stored
+from osrdyne.testing.drivers import FakeDriver, FakeWorker
+
+LOAD_TIME = 1.0
+SLOW_LOAD_TIME = 20.0
+LONG_WORK = 70.0
+"""Longer than it takes an idle group to end."""
+BUSY_INTERVAL = 5.0
+
+
+class Manner(StrEnum):
+    """What a worker is like."""
+
+    ORDINARY = "ordinary"
+    SLOW = "slow"
+    DEAF = "deaf"
+    """Runs, and neither consumes nor says anything."""
+    SILENT = "silent"
+    """Consumes, and says nothing: it knows part of the protocol only."""
+    STUBBORN = "stubborn"
+    """Ends only when it is killed."""
+
+
+class Kind(StrEnum):
+    """What a request is like."""
+
+    PLAIN = "plain"
+    LONG = "long"
+    DEADLY = "deadly"
+    """Ends every worker that takes it."""
+    BRIEF = "brief"
+    """With five seconds to live."""
+    MODEST = "modest"
+    """With `x-no-activate`."""
+
+
+class SimulatedWorker:
+    """One worker, from its start to its end."""
+
+    def __init__(
+        self,
+        fake: FakeWorker,
+        manner: Manner,
+        *,
+        names: PoolNames,
+        broker: FakeBroker,
+        driver: FakeDriver,
+        clock: Clock,
+    ) -> None:
+        self.fake = fake
+        self.key = fake.spec.key
+        self.manner = manner
+        self.reports_arrive: Callable[[], bool] = lambda: True
+        self.interrupted: bytes | None = None
+        """The request that it was working on when somebody ended it."""
+        self.channel = FakeChannel(broker)
+        fake.stubborn = manner is Manner.STUBBORN
+        self._names = names
+        self._broker = broker
+        self._driver = driver
+        self._clock = clock
+        self._state = Event.STARTED
+        self._working_on: Delivery | None = None
+        self._cancelled = asyncio.Event()
+        self._control_queue = names.control_queue(fake.spec.worker_id)
+
+    async def live(self) -> None:
+        """Until it ends; its last channel stays open then."""
+        self._listen()
+        serving = asyncio.ensure_future(self._serve())
+        try:
+            await self.fake.gone.wait()
+        finally:
+            serving.cancel()
+            self._broker.delete_queue(self._control_queue)
+        end = self.fake.instance.exit
+        if self._working_on is not None and (end is None or end.code != 1):  # it did not end by itself
+            self.interrupted = self._working_on.body
+
+    def crash(self) -> None:
+        self._driver.exit_instance(self.fake.instance.instance_id, code=1)
+
+    async def _serve(self) -> None:
+        self._report(Event.STARTED)
+        await self._clock.sleep(SLOW_LOAD_TIME if self.manner is Manner.SLOW else LOAD_TIME)
+        if self.manner is Manner.DEAF:
+            return
+        for attempt in itertools.count():
+            if attempt:
+                await self._clock.sleep(1.0)
+                self.channel = FakeChannel(self._broker)
+            try:
+                consumer = await self.channel.consume(self._names.request_queue(self.key), prefetch=1)
+                self._report(Event.READY)
+                async for delivery in consumer:
+                    await self._work(delivery)
+            except BrokerError:
+                self._working_on = None  # the channel is gone, or the queue: what it held is the broker's again
+
+    async def _work(self, delivery: Delivery) -> None:
+        self._working_on = delivery
+        self._cancelled.clear()
+        self._report(Event.REQUEST_RECEIVED)
+        kind = kind_of(delivery.body)
+        if kind is Kind.DEADLY:
+            return self.crash()
+        if kind is Kind.LONG:
+            await self._work_long()
+        answer = Response(Status.CANCELLED if self._cancelled.is_set() else Status.OK)
+        message = Message(headers=answer.wire_headers(), correlation_id=delivery.properties.correlation_id)
+        await self._broker.publish(message, exchange="", routing_key=delivery.properties.reply_to or "")
+        await delivery.ack()
+        self._working_on = None
+        self._report(Event.REQUEST_COMPLETED)
+
+    async def _work_long(self) -> None:
+        until = self._clock.monotonic() + LONG_WORK
+        while self._clock.monotonic() < until and not self._cancelled.is_set():
+            self._report(Event.BUSY)
+            await self._clock.sleep(BUSY_INTERVAL)
+
+    # --- what it says and hears
+
+    def _report(self, event: Event) -> None:
+        """Reports may be lost, and requests may not: they take no part in the order of commands."""
+        self._state = event
+        queue = self._broker.queues.get(self._names.activity_queue)
+        if queue is None or self.manner is Manner.SILENT or not self.reports_arrive():
+            return
+        report = ActivityReport(self.key, event, self.fake.spec.worker_id)
+        message = Message(body=report.wire_body(), headers=report.wire_headers())
+        queue.put(message, exchange=self._names.activity_exchange, routing_key=self.key)
+
+    def _listen(self) -> None:
+        queue = self._broker.declare_queue(self._control_queue, {})
+        self._broker.bind(queue.name, self._names.control_exchange, self._names.control_group_routing_key(self.key))
+        queue.holders.append(Holder(deliver=self._obey, on_delete=lambda: None))
+
+    def _obey(self, stored: Stored) -> None:
+        message = control_from_wire(stored.message.body)
+        if message is None:
+            return
+        if message.command is Command.RESUME:
+            self._report(self._state)
+        elif message.command is Command.CANCEL and self._working_on is not None:
+            properties = self._working_on.properties
+            if message.details.get("correlation_id") == properties.correlation_id:
+                self._cancelled.set()
+
+
+def kind_of(body: bytes) -> Kind:
+    return Kind(body.decode().rpartition(" ")[2])
