@@ -1,0 +1,35 @@
+# A worker with Spark, Java and the pipelines of osrdyne. Add your own application on top of it:
+#   FROM osrdyne/spark-worker
+#   COPY my_app.py /opt/osrdyne/app/
+# Build: docker build -f deploy/images/spark-worker.Dockerfile -t osrdyne/spark-worker .
+FROM python:3.11-slim-bookworm AS build
+RUN python -m venv /opt/osrdyne
+WORKDIR /src
+# What it depends on is a layer of its own: a change of the code does not install it again.
+COPY pyproject.toml README.md LICENSE ./
+RUN mkdir -p osrdyne workers/osrdyne_worker \
+ && touch osrdyne/__init__.py workers/osrdyne_worker/__init__.py \
+ && /opt/osrdyne/bin/pip install --no-cache-dir '.[spark]' \
+ && /opt/osrdyne/bin/pip uninstall --yes osrdyne \
+ && rm -rf /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
+COPY osrdyne osrdyne
+COPY workers/osrdyne_worker workers/osrdyne_worker
+RUN /opt/osrdyne/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+
+FROM python:3.11-slim-bookworm
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
+ && rm -rf /var/lib/apt/lists/* \
+ && ln -s "$(dirname "$(dirname "$(readlink -f /usr/bin/java)")")" /opt/java \
+ && groupadd --gid 10001 osrdyne \
+ && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin osrdyne
+COPY --from=build /opt/osrdyne /opt/osrdyne
+COPY --from=build /wheels /tmp/wheels
+RUN /opt/osrdyne/bin/pip install --no-cache-dir --no-deps /tmp/wheels/osrdyne-*.whl && rm -r /tmp/wheels
+ENV PATH=/opt/osrdyne/bin:$PATH JAVA_HOME=/opt/java PYTHONUNBUFFERED=1 PYTHONPATH=/opt/osrdyne/app
+# A number, so that Kubernetes can see that it is not root.
+USER 10001:10001
+WORKDIR /home/osrdyne
+# Spark's Java process runs. osrdyne itself goes by what the worker reports over AMQP; this is for people and dashboards.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=2m CMD grep -qsz '^/opt/java/' /proc/[0-9]*/cmdline
+CMD ["osrdyne-worker", "osrdyne_worker.pipelines.sql:app"]

@@ -1,0 +1,111 @@
+"""`docker-compose up -d`, then a question that a Spark container answers: the first lines of docker-compose.yml."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OSRDYNE = Path(sys.executable).with_name("osrdyne")
+UP_TIMEOUT = 1500.0
+ANSWER_TIMEOUT = 250.0
+CALL = ("call", "--timeout", "4m", "--output", "json")
+QUESTION = ("/sql", "-d", json.dumps({"query": "select count(*) as items from lineitem"}))
+ROWS = {"0.001": 6005, "0.01": 60175}
+
+pytestmark = pytest.mark.timeout(UP_TIMEOUT)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class ComposeStack:
+    """One copy of docker-compose.yml, beside any other on the host."""
+
+    def __init__(self) -> None:
+        self.name = f"osrdyne-test-{secrets.token_hex(3)}"
+        self.amqp_port = free_port()
+        ports = {"AMQP_PORT": self.amqp_port, "MANAGEMENT_PORT": free_port(), "API_PORT": free_port()}
+        self.variables = {**os.environ, "OSRDYNE_STACK": self.name, **{name: str(port) for name, port in ports.items()}}
+
+    def compose(self, *arguments: str, timeout: float = 120.0) -> str:
+        command = ["docker-compose", "-p", self.name, *arguments]
+        return run(command, cwd=ROOT, env=self.variables, timeout=timeout)
+
+    def workers(self, *, everything: bool = False) -> list[str]:
+        """The keys of this stack's worker containers, as `docker ps` has them."""
+        which = ["--filter", f"label=osrdyne.stack={self.name}", "--format", '{{.Label "osrdyne.key"}}']
+        return run(["docker", "ps", *(["--all"] if everything else []), *which]).split()
+
+    def leftovers(self) -> str:
+        networks, volumes = (
+            run(["docker", kind, "ls", "-q", "-f", f"name={self.name}"]) for kind in ("network", "volume")
+        )
+        return networks + volumes + "\n".join(self.workers(everything=True))
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", timeout=180)
+
+    def close(self) -> None:
+        """Remove what is left, whatever state it is in."""
+        subprocess.run(
+            ["docker-compose", "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=120, check=False
+        )
+        for identity in run(["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={self.name}"]).split():
+            run(["docker", "rm", "-f", identity])
+        self.down()
+
+
+def run(command: list[str], *, timeout: float = 120.0, **options: object) -> str:
+    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[ComposeStack]:
+    stack = ComposeStack()
+    try:
+        stack.compose("up", "-d", timeout=UP_TIMEOUT)
+        yield stack
+        stack.down()
+        assert stack.leftovers() == "", "`down --volumes` leaves nothing but images"
+    finally:
+        stack.close()
+
+
+def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack) -> None:
+    assert "tpch/sf=0.01" not in stack.workers()
+    broker = ("--broker", f"amqp://localhost:{stack.amqp_port}/")
+    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT)
+    assert json.loads(answer)["rows"] == [[ROWS["0.01"]]]
+    assert "tpch/sf=0.01" in stack.workers()
+
+
+def test_question_from_within_is_answered_and_the_worker_goes_when_it_is_told_to(stack: ComposeStack) -> None:
+    inside = ("exec", "-T", "osrdyne", "osrdyne")
+    answer = stack.compose(*inside, *CALL, "tpch/sf=0.001", *QUESTION, timeout=ANSWER_TIMEOUT)
+    assert json.loads(answer)["rows"] == [[ROWS["0.001"]]]
+    assert "tpch/sf=0.001" in stack.workers()
+    stack.compose(*inside, "groups", "stop", "tpch/sf=0.001")
+    deadline = time.monotonic() + ANSWER_TIMEOUT
+    while "tpch/sf=0.001" in stack.workers(everything=True):
+        assert time.monotonic() < deadline, "the container of a stopped group is gone"
+        time.sleep(0.5)
+
+
+def test_doctor_finds_all_that_the_daemon_needs(stack: ComposeStack) -> None:
+    findings = json.loads(stack.compose("exec", "-T", "osrdyne", "osrdyne", "doctor", "--json"))
+    wrong = [finding for finding in findings if not finding["ok"] and finding["subject"] != "java"]
+    assert wrong == []
