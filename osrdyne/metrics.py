@@ -31,6 +31,12 @@ class Metrics:
         self.orphans = Counter(
             "osrdyne_orphans", "Orphaned requests by what became of them.", ["outcome"], registry=registry
         )
+        self.ingress = Counter(
+            "osrdyne_ingress",
+            "Requests of a managed pool by what became of them, route and priority.",
+            ["outcome", "route", "priority"],
+            registry=registry,
+        )
         self.forward_seconds = Histogram(
             "osrdyne_forward_seconds",
             "From taking an orphan to its confirmed forward.",

@@ -13,24 +13,26 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
 from osrdyne.amqp import Channel, Consumer
-from osrdyne.broker.credentials import ScopedCredentials, SharedCredentials
 from osrdyne.broker.declare import apply_policies, declare_topology
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import RequestQueueListing
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.policies import pool_policy
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.topology import Topology, pool_topology
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Driver, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.drivers.base import Driver, InstanceState, WorkerSpec
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
+from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
@@ -39,22 +41,26 @@ from osrdyne.pool.instances import InstanceBook
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.resync import Resync
 from osrdyne.pool.room_maker import RoomMaker
+from osrdyne.pool.route_store import RouteStore
+from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
+from osrdyne.pool.worker_actions import WorkerActions
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
+from osrdyne.pool.worker_specs import choose_credentials, group_limits, worker_environment
 from osrdyne.pool.worker_watch import WorkerWatch
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.ingress import IngressProcessor
+from osrdyne.processors.orphans import OrphanProcessor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.names import Key, WorkerId
 
 DRAIN_TIMEOUT = 10.0
 """How long a graceful end waits for what the consumers have taken, seconds."""
@@ -120,28 +126,23 @@ class Term:
         self.registry = WorkerRegistry(clock)
         self.deaths = DeathRegister()
         self.book = InstanceBook()
-        self._credentials = self._choose_credentials()
-        self._commands = session.request_queues(management)
+        self._layout = QueueLayout(self.names, managed=settings.pool.is_managed)
+        self._credentials = choose_credentials(
+            settings,
+            layout=self._layout,
+            management=management,
+            manages_workers=driver.manages_workers,
+            alive=self._workers_alive,
+            clock=clock,
+        )
+        self._commands = session.request_queues(management, self._layout)
         self._control = WorkerControl(names=self.names, tracker=self.tracker, publisher=session.publisher)
         self._build_loops()
+        self._build_routing()
         self._build_processors()
         self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
 
     # --- building
-
-    def _choose_credentials(self) -> SharedCredentials | ScopedCredentials:
-        broker, lifecycle = self._settings.broker, self._settings.lifecycle
-        if not (broker.scoped_credentials and self._driver.manages_workers):
-            return SharedCredentials(broker.effective_worker_uri())
-        return ScopedCredentials(
-            names=self.names,
-            management=self._management,
-            uri=broker.effective_worker_uri(),
-            alive=self._workers_alive,
-            start_timeout=lifecycle.start_timeout,
-            interval=lifecycle.resync_interval,
-            clock=self._clock,
-        )
 
     def _workers_alive(self) -> set[WorkerId]:
         instances = (entry.instance for entry in self.book.entries())
@@ -150,7 +151,7 @@ class Term:
     def _build_loops(self) -> None:
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
         self.limits = group_limits(self._settings)
-        listing = RequestQueueListing(self._management, self.names)
+        listing = RequestQueueListing(self._management, self.names, self._layout)
         self._totals = FreshTotals(listing, clock=clock)
         self.queues_loop = RequestQueuesLoop(
             tracker=self.tracker,
@@ -194,6 +195,23 @@ class Term:
         )
         self._build_judges(listing)
 
+    def _build_routing(self) -> None:
+        self.routing = RoutesInForce(
+            layout=self._layout,
+            classes=PriorityClasses(
+                layout=self._layout,
+                board=self.queue_board,
+                workers=self.worker_board,
+                queues=self.queues_loop,
+                control=self._control,
+                clock=self._clock,
+            ),
+            store=RouteStore(self._management, pool=self.names.pool),
+            declare=self._declare,
+            pool_ttl=self._settings.requests.ttl,
+            clock=self._clock,
+        )
+
     def _build_judges(self, listing: RequestQueueListing) -> None:
         """What decides slowly: who makes room, who ends, and what nobody told."""
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
@@ -236,17 +254,7 @@ class Term:
         names, clock, metrics = self.names, self._clock, self._metrics
         publisher = self._session.publisher
         replier = Replier(publisher, metrics=metrics)
-        self._orphans = orphans.OrphanProcessor(
-            names=names,
-            tracker=self.tracker,
-            board=self.queue_board,
-            admission=self.admission,
-            publisher=publisher,
-            replier=replier,
-            max_clock_skew=self._settings.requests.max_clock_skew,
-            clock=clock,
-            metrics=metrics,
-        )
+        self._orphans = self._choose_processor(replier)
         self._dead_letters = dead_letters.DeadLetterResponder(
             names=names,
             publisher=publisher,
@@ -268,7 +276,7 @@ class Term:
         self.poison = PoisonInventory(names=names, publisher=publisher, open_channel=self._session.channel, clock=clock)
         self._cancels = cancels.CancelProcessor(names=names, tracker=self.tracker, publisher=publisher, metrics=metrics)
         self._start_failures = StartFailureResponder(
-            names=names,
+            layout=self._layout,
             board=self.worker_board,
             queues=self.queue_board,
             replier=replier,
@@ -277,8 +285,23 @@ class Term:
             clock=clock,
         )
 
+    def _choose_processor(self, replier: Replier) -> OrphanProcessor | IngressProcessor:
+        """What consumes the orphan queue: every request of a managed pool comes there."""
+        processor = partial(IngressProcessor, routing=self.routing) if self._layout.managed else OrphanProcessor
+        return processor(
+            names=self.names,
+            tracker=self.tracker,
+            board=self.queue_board,
+            admission=self.admission,
+            publisher=self._session.publisher,
+            replier=replier,
+            max_clock_skew=self._settings.requests.max_clock_skew,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+
     async def _make_spec(self, key: Key, slot: int, generation: Generation) -> WorkerSpec:
-        environment = worker_environment(self._settings, key, self.names)
+        environment = worker_environment(self._settings, key, self._layout)
         uri = await self._credentials.uri_for(key, environment.worker_id)
         return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
 
@@ -305,16 +328,22 @@ class Term:
 
     async def _prepare(self) -> None:
         """Infrastructure, then what there is already (LIFECYCLE 8)."""
-        channel = await self._session.channel()
-        await declare_topology(channel, pool_topology(self.names.pool))
-        await channel.close()
+        await self._declare(pool_topology(self.names.pool))
+        await self.routing.load()
         await apply_policies(self._management, pool_policy(self._settings, self._session.version))
         await self._resync.seed()
         await self.groups_loop.list_instances()
         self._resync.retire_unused(self.worker_board)
 
+    async def _declare(self, topology: Topology) -> None:
+        channel = await self._session.channel()
+        await declare_topology(channel, topology)
+        await channel.close()
+
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        managed = [start_endless(group, "priority classes", self.routing.classes.run())] if self._layout.managed else []
         return [
+            *managed,
             start_endless(group, "pool state tracker", self.tracker.run()),
             start_endless(group, "request queues loop", self.queues_loop.run()),
             start_endless(group, "worker groups loop", self.groups_loop.run()),
@@ -365,29 +394,3 @@ class Term:
         await self._actions.stop_all()
         with suppress(BrokerError):  # a later leader removes what is left
             await self._credentials.tidy()
-
-
-def group_limits(settings: Settings) -> GroupLimits:
-    lifecycle = settings.lifecycle
-    return GroupLimits(
-        max_concurrent_starts=lifecycle.max_concurrent_starts,
-        start_timeout=lifecycle.start_timeout,
-        start_attempts=lifecycle.start_attempts,
-        stop_grace=settings.worker.stop_grace,
-        resync_interval=lifecycle.resync_interval,
-    )
-
-
-def worker_environment(settings: Settings, key: Key, names: PoolNames) -> WorkerEnvironment:
-    """What a worker of `key` is told, with a worker id of its own."""
-    return WorkerEnvironment(
-        worker_id=new_worker_id(),
-        key=key,
-        pool=names.pool,
-        amqp_uri=settings.broker.effective_worker_uri(),
-        requests_queues=(names.request_queue(key),),
-        activity_exchange=names.activity_exchange,
-        control_exchange=names.control_exchange,
-        max_message_bytes=settings.requests.max_message_bytes,
-        config=settings.worker_config(),
-    )

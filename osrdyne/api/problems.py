@@ -18,6 +18,7 @@ from osrdyne.errors import (
     PoisonNotFoundError,
     PoolConflictError,
 )
+from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.logs import mask_uri
 
 CONTENT_TYPE = "application/problem+json"
@@ -33,7 +34,7 @@ _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
 )
 
 
-def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None, **more: str) -> JSONResponse:
+def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = None, **more: object) -> JSONResponse:
     """An error answer. `detail` is a sentence for a person and is masked again, to be sure."""
     body: dict[str, Any] = {
         "type": "about:blank",
@@ -58,6 +59,15 @@ def problem_of(error: OsrdyneError) -> JSONResponse:
             detail=error.message,
             remedy=f"Ask the daemon at {leader}.",
             leader=leader,
+        )
+    if isinstance(error, InvalidDocumentError):
+        found = [{"path": one.path, "column": one.column, "message": one.message} for one in error.problems]
+        return problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            code="invalid-document",
+            detail=error.message,
+            remedy="`osrdyne routes check` tells the same without a daemon.",
+            problems=found,
         )
     for kind, status, code, remedy in _ANSWERS:
         if isinstance(error, kind):

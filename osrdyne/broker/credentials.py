@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.broker.facts import Permissions
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.protocol.names import Key, PoolNames, WorkerId, encode_key
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, encode_key
 from osrdyne.protocol.uri import with_user
 
 RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -58,6 +59,7 @@ class ScopedCredentials:
         self,
         *,
         names: PoolNames,
+        layout: QueueLayout,
         management: ManagementClient,
         uri: str,
         alive: Callable[[], Set[WorkerId]],
@@ -66,6 +68,7 @@ class ScopedCredentials:
         clock: Clock,
     ) -> None:
         self._names = names
+        self._layout = layout
         self._management = management
         self._uri = uri
         self._alive = alive
@@ -91,7 +94,9 @@ class ScopedCredentials:
             await self._management.put_topic_permissions(
                 user, self._names.control_exchange, write="^$", read=control_topics(self._names, key, worker_id)
             )
-            await self._management.put_permissions(user, worker_permissions(self._names, key, worker_id))
+            await self._management.put_permissions(
+                user, worker_permissions(self._names, self._layout.possible(key), worker_id)
+            )
         except BaseException:
             self.release(worker_id)
             raise
@@ -131,14 +136,14 @@ def user_prefix(pool: str, vhost: str) -> str:
     return f"osrdyne-{pool}-{encode_key(Key(vhost))}-"
 
 
-def worker_permissions(names: PoolNames, key: Key, worker_id: WorkerId) -> Permissions:
-    """What a worker needs (BROKER 11): declaring a queue needs configure, binding it write on the queue and read on the
-    exchange, and a reply is written to `amq.default`, which is the way to every queue."""
+def worker_permissions(names: PoolNames, queues: Sequence[QueueName], worker_id: WorkerId) -> Permissions:
+    """What a worker of these request queues needs (BROKER 11): declaring a queue needs configure, binding it write on
+    the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue."""
     control = names.control_queue(worker_id)
     return Permissions(
         configure=exactly(control),
         write=exactly(names.activity_exchange, control, "amq.default"),
-        read=exactly(names.request_queue(key), control, names.control_exchange),
+        read=exactly(*queues, control, names.control_exchange),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from osrdyne.broker.topology import Exchange, Topology
-from osrdyne.protocol.names import Key, PoolNames, QueueName
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, QueueName
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,28 @@ class QueueLayout:
     """The queues of every group of one pool."""
 
     def __init__(self, names: PoolNames, *, managed: bool = False, priorities: Iterable[int] = ()) -> None:
-        self._names = names
+        self.names = names
         self.managed = managed
         self._used = frozenset(priorities)
         self._stores: defaultdict[Key, set[int]] = defaultdict(set)
 
     @property
+    def used(self) -> frozenset[int]:
+        """The priorities that every group has a store for."""
+        return self._used
+
+    @property
     def exchanges(self) -> Topology:
-        """The exchanges of the classes in use. What they cannot route becomes an orphan again."""
+        """The exchanges of the classes in use."""
+        return self.exchanges_for(self._used)
+
+    def exchanges_for(self, priorities: Iterable[int]) -> Topology:
+        """The exchanges of these classes and the default one. What they cannot route becomes an orphan again."""
         if not self.managed:
             return Topology(())
-        arguments = {"alternate-exchange": self._names.orphan_exchange}
-        classes = [None, *sorted(self._used)]
-        return Topology(tuple(Exchange(self._names.work_exchange(one), "direct", arguments) for one in classes))
+        arguments = {"alternate-exchange": self.names.orphan_exchange}
+        classes = [None, *sorted(priorities)]
+        return Topology(tuple(Exchange(self.names.work_exchange(one), "direct", arguments) for one in classes))
 
     def use(self, priorities: Iterable[int]) -> None:
         """From now on every group has a store for each of these; others stay with the groups that have them."""
@@ -49,12 +58,17 @@ class QueueLayout:
     def queues(self, key: Key) -> tuple[GroupQueue, ...]:
         """The queues of a group, the most urgent first and the default class last."""
         if not self.managed:
-            return (GroupQueue(self._names.request_queue(key), self._names.requests_exchange),)
+            return (GroupQueue(self.names.request_queue(key), self.names.requests_exchange),)
         stores = sorted(self._used | self._stores.get(key, set()))
         return tuple(
-            GroupQueue(self._names.request_queue(key, one), self._names.work_exchange(one), one)
+            GroupQueue(self.names.request_queue(key, one), self.names.work_exchange(one), one)
             for one in [*stores, None]
         )
+
+    def possible(self, key: Key) -> tuple[QueueName, ...]:
+        """Every queue that the group could ever have: a worker outlives a change of the routes."""
+        priorities = [*PRIORITIES, None] if self.managed else [None]
+        return tuple(self.names.request_queue(key, priority) for priority in priorities)
 
     def note(self, key: Key, priority: int | None) -> None:
         """There is such a queue."""

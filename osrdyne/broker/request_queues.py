@@ -114,11 +114,14 @@ class RequestQueueCommands:
         """Bind the queues of the group. In a managed pool the classes in use may have changed since `declare`."""
         if self._layout.managed:
             await self._leave_requests_exchange(key)
-        for queue in self._layout.queues(key):
-            if self._layout.is_new(key, queue.priority):
-                await self._declare(key, queue.name)
-                self._layout.note(key, queue.priority)
-            await self._command(key, partial(_bind, queue=queue, key=key))
+        bound: set[GroupQueue] = set()
+        while missing := set(self._layout.queues(key)) - bound:  # more may come into use meanwhile
+            for queue in sorted(missing, key=lambda queue: queue.name):
+                if self._layout.is_new(key, queue.priority):
+                    await self._declare(key, queue.name)
+                    self._layout.note(key, queue.priority)
+                await self._command(key, partial(_bind, queue=queue, key=key))
+            bound |= missing
 
     async def unbind(self, key: Key) -> None:
         if self._layout.managed:

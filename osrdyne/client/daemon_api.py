@@ -6,6 +6,7 @@ then, once.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,25 +42,32 @@ class DaemonApi:
         """Ask for a change. Raises `OsrdyneError`."""
         return self._ask("POST", path, parameters)
 
-    def _ask(self, method: str, path: str, parameters: Mapping[str, Parameter]) -> Any:
-        answer = self._send(self._url, method, path, parameters)
+    def send(self, method: str, path: str, document: object, /, **parameters: Parameter) -> Any:
+        """Ask with a JSON document: a change, or a question that does not fit into a query. Raises `OsrdyneError`."""
+        return self._ask(method, path, parameters, document)
+
+    def _ask(self, method: str, path: str, parameters: Mapping[str, Parameter], document: object | None = None) -> Any:
+        answer = self._send(self._url, method, path, parameters, document)
         content = _content(answer, self._url)
         leader = None if answer.is_success else leader_to_ask(self._url, content)
         if leader is not None:
-            answer = self._send(leader, method, path, parameters)
+            answer = self._send(leader, method, path, parameters, document)
             content = _content(answer, leader)
         if answer.is_success or "components" in content:
             return content
         detail, remedy = content.get("detail", f"HTTP status {answer.status_code}."), content.get("remedy", "")
         raise OsrdyneError(f"{detail} {remedy}".strip())
 
-    def _send(self, url: str, method: str, path: str, parameters: Mapping[str, Parameter]) -> httpx.Response:
+    def _send(
+        self, url: str, method: str, path: str, parameters: Mapping[str, Parameter], document: object | None
+    ) -> httpx.Response:
         given = {name: value for name, value in parameters.items() if value is not None}
-        headers = {"content-type": "application/json"} if method == "POST" else None
+        headers = {"content-type": "application/json"} if method != "GET" else None
+        content = None if document is None else json.dumps(document)
         try:
             # The environment's proxies are for the internet, not for a daemon next door.
             with httpx.Client(timeout=self._timeout, trust_env=False) as client:
-                return client.request(method, f"{url}{path}", params=given, headers=headers)
+                return client.request(method, f"{url}{path}", params=given, headers=headers, content=content)
         except httpx.TimeoutException as error:
             raise OsrdyneError(
                 f"The daemon at {mask_uri(url)} did not answer within {self._timeout:g} seconds."

@@ -135,6 +135,11 @@ class PoolSettings(Model):
     """Which pool this daemon serves."""
 
     id: str = Field("osrdyne", description="Name of the pool, `[a-z0-9_]{1,32}`; part of every name on the broker.")
+    kind: Literal["direct", "managed"] = Field(
+        "direct",
+        description="`managed`: every request passes the controller, which applies the pool's routes; `direct`: only "
+        "those that find no group do.",
+    )
     pinned_keys: tuple[str, ...] = Field((), description="Keys whose group is always up, from the start.")
 
     @field_validator("id")
@@ -143,6 +148,10 @@ class PoolSettings(Model):
         if not is_pool_id(value):
             raise ValueError("a pool id has 1 to 32 characters out of a-z, 0-9 and _")
         return value
+
+    @property
+    def is_managed(self) -> bool:
+        return self.kind == "managed"
 
     @field_validator("pinned_keys")
     @classmethod

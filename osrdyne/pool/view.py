@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from osrdyne.pool.route_view import RouteInspector
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
@@ -202,7 +203,7 @@ class PoisonInspector(Protocol):
         ...
 
 
-class PoolInspector(PoisonInspector, Protocol):
+class PoolInspector(PoisonInspector, RouteInspector, Protocol):
     """What the API asks of the daemon. Every method may be called at any time, also while not leading.
 
     The asynchronous ones but `leader` raise `LeadershipLostError` while this daemon does not lead, and

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from osrdyne.amqp import Message
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 
 class WorkerControl:
@@ -19,7 +21,13 @@ class WorkerControl:
 
     async def ask_for_reports(self, key: Key) -> None:
         """Ask the workers of a group what state they are in (`resume` is answered with a report)."""
-        message = ControlMessage(Command.RESUME, self._tracker.generation)
+        await self._tell(key, ControlMessage(Command.RESUME, self._tracker.generation))
+
+    async def tell_queues(self, key: Key, queues: Sequence[QueueName]) -> None:
+        """Tell the workers of a group which queues they serve, the most urgent first."""
+        await self._tell(key, ControlMessage(Command.QUEUES, self._tracker.generation, {"queues": list(queues)}))
+
+    async def _tell(self, key: Key, message: ControlMessage) -> None:
         await self._publisher.publish(
             Message(body=message.wire_body(), persistent=False),
             exchange=self._names.control_exchange,

@@ -13,12 +13,13 @@ from contextlib import suppress
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard, StartFailure, WorkerBoard
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
@@ -32,7 +33,7 @@ class StartFailureResponder:
     def __init__(
         self,
         *,
-        names: PoolNames,
+        layout: QueueLayout,
         board: WorkerBoard,
         queues: QueueBoard,
         replier: Replier,
@@ -40,7 +41,7 @@ class StartFailureResponder:
         retry: Callable[[Key], None],
         clock: Clock,
     ) -> None:
-        self._names = names
+        self._layout = layout
         self._board = board
         self._queues = queues
         self._replier = replier
@@ -48,7 +49,7 @@ class StartFailureResponder:
         self._retry = retry
         self._clock = clock
         self._serving: set[Key] = set()
-        self._consumers: dict[Key, tuple[Channel, Consumer]] = {}
+        self._consumers: dict[Key, list[tuple[Channel, Consumer]]] = {}
         self._room = asyncio.Semaphore(MAX_ATTACHED)
         self._log: Logger = get_logger("start_failures")
 
@@ -70,8 +71,7 @@ class StartFailureResponder:
 
     async def _detach(self, key: Key) -> None:
         """Take no further request; the one that is being answered is answered to its end."""
-        channel, consumer = self._consumers.pop(key, (None, None))
-        if channel is not None and consumer is not None:
+        for channel, consumer in self._consumers.pop(key, []):
             with suppress(BrokerError):
                 await channel.cancel(consumer)
 
@@ -91,19 +91,25 @@ class StartFailureResponder:
         """Answer requests. True when one came after the back-off: it is put back, for the worker to be started."""
         channel = await self._open_channel()
         try:
-            consumer = await channel.consume(self._names.request_queue(key), prefetch=1)
-            self._consumers[key] = (channel, consumer)
+            queues = self._layout.queues(key)
+            consumers = [await channel.consume(queue.name, prefetch=1) for queue in queues]
+            self._consumers[key] = [(channel, consumer) for consumer in consumers]
             if not self._is_failed(key):
                 return False
-            async for delivery in consumer:
-                failure = self._board[key].failure
-                if failure is None or self._clock.monotonic() >= failure.retry_at:
-                    return True
-                await self._answer(key, delivery, failure)
-            return False
+            return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
         finally:
             self._consumers.pop(key, None)
             await channel.close()
+
+    async def _answer_from(self, consumer: Consumer, key: Key) -> bool:
+        """Answer what one queue of the group holds; True on demand, and then no queue of it is read any further."""
+        async for delivery in consumer:
+            failure = self._board[key].failure
+            if failure is None or self._clock.monotonic() >= failure.retry_at:
+                await self._detach(key)
+                return True
+            await self._answer(key, delivery, failure)
+        return False
 
     async def _answer(self, key: Key, delivery: Delivery, failure: StartFailure) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)

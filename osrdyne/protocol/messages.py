@@ -21,6 +21,8 @@ NO_ACTIVATE_HEADER = "x-no-activate"
 ACCEPT_HEADER = "accept"
 AUTHORIZATION_HEADER = "authorization"
 HOPS_HEADER = "x-osrdyne-hops"
+ROUTE_HEADER = "x-osrdyne-route"
+DUPLICATE_HEADER = "x-osrdyne-duplicate"
 REPLAY_HEADER = "x-osrdyne-replay"
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 

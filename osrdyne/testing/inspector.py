@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osrdyne.errors import OsrdyneError, PoolConflictError
+from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.table import RouteTable
+from osrdyne.pool.route_store import KeptManifest
+from osrdyne.pool.routes_in_force import RouteChange
 from osrdyne.pool.view import (
     ComponentView,
     GroupState,
@@ -40,6 +47,8 @@ class FakeInspector:
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     poison_views: list[PoisonView] = field(default_factory=list)
     replayed: list[PoisonView] = field(default_factory=list)
+    versions: list[KeptManifest] = field(default_factory=list)
+    """Of the route manifest, oldest first."""
 
     def leadership(self) -> LeadershipView:
         detail = "leads the pool" if self.leading else "stands by: another daemon leads"
@@ -81,6 +90,28 @@ class FakeInspector:
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
+
+    async def routes(self) -> list[KeptManifest]:
+        self._fail()
+        return self.versions[::-1]
+
+    async def change_routes(self, text: str, *, author: str) -> RouteChange:
+        self._fail()
+        manifest = load_manifest(text)
+        kept = KeptManifest(len(self.versions) + 1, author, 1000.0, json.dumps(manifest.document()))
+        self.versions.append(kept)
+        return RouteChange(kept, added=tuple(sorted(manifest.priorities)), removed=(), warnings=manifest.warnings)
+
+    async def restore_routes(self, version: int, *, author: str) -> RouteChange:
+        self._fail()
+        if version > len(self.versions):
+            raise PoolConflictError("There is no such version.")
+        return await self.change_routes(self.versions[version - 1].manifest, author=author)
+
+    async def explain(self, arrival: Arrival) -> Explanation:
+        self._fail()
+        table = RouteTable(self.versions[-1].load()) if self.versions else None
+        return explain(arrival, table, names=PoolNames(self.pool), pool_ttl=600.0)
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         self._fail()

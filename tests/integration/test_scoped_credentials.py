@@ -16,6 +16,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.credentials import LIMITS, ScopedCredentials, user_prefix
 from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.topology import pool_topology, request_queue_arguments
 from osrdyne.config.models import BrokerSettings
@@ -42,6 +43,7 @@ async def grants(broker_settings: BrokerSettings, pool_id: str, management: Mana
     names = PoolNames(pool_id)
     credentials = ScopedCredentials(
         names=names,
+        layout=QueueLayout(names),
         management=management,
         uri=broker_settings.effective_worker_uri(),
         alive=lambda: alive,

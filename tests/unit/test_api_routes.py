@@ -323,3 +323,52 @@ async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient)
     operations = [operation for path in groups for operation in paths[path].values()]
     assert len(operations) == 11
     assert all("key" in [parameter["name"] for parameter in one["parameters"]] for one in operations)
+
+
+class TestRoutes:
+    MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}  # noqa: RUF012 - never changed
+
+    async def test_pool_without_a_manifest_says_so(self, api: httpx.AsyncClient) -> None:
+        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "current": None}
+
+    async def test_manifest_is_put_in_force_with_its_author(self, api: httpx.AsyncClient) -> None:
+        answer = await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
+        assert answer.json() == {"version": 1, "added_priorities": [2], "removed_priorities": [], "warnings": []}
+        current = (await api.get("/v1/routes")).json()["current"]
+        assert (current["version"], current["author"], current["manifest"]) == (1, "me", self.MANIFEST)
+
+    async def test_wrong_manifest_is_refused_with_every_error(self, api: httpx.AsyncClient) -> None:
+        wrong = {"routes": {"a": "FROM x INTO $up", "b": 3}}
+        answer = await api.put("/v1/routes", json=wrong, params={"author": "me"})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
+        assert [(one["path"], one["column"]) for one in answer.json()["problems"]] == [
+            ("routes.a.route", 6),
+            ("routes.a.route", 13),
+            ("routes.b", None),
+        ]
+
+    async def test_change_without_an_author_is_refused(self, api: httpx.AsyncClient) -> None:
+        assert (await api.put("/v1/routes", json=self.MANIFEST)).status_code == 422
+
+    async def test_earlier_version_comes_back_as_a_new_one(self, api: httpx.AsyncClient) -> None:
+        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
+        await api.put("/v1/routes", json={"routes": {}}, params={"author": "me"})
+        await api.post("/v1/routes/rollback", params={"version": 1, "author": "you"}, headers=JSON)
+        versions = (await api.get("/v1/routes/history")).json()["versions"]
+        assert [(one["version"], one["author"]) for one in versions] == [(3, "you"), (2, "me"), (1, "me")]
+        assert versions[0]["manifest"] == self.MANIFEST
+
+    async def test_version_that_is_not_kept_is_a_conflict(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/v1/routes/rollback", params={"version": 9, "author": "me"}, headers=JSON)
+        assert answer.status_code == 409
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    async def test_request_of_any_key_is_explained(self, api: httpx.AsyncClient, key: str) -> None:
+        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
+        sample = {"key": key, "path": "/sql", "headers": {"level": 3}, "body": {"a": 1}, "app_id": "x", "timeout": 5}
+        told = (await api.post("/v1/explain", json=sample)).json()
+        assert [(one["key"], one["priority"], one["limited_by"]) for one in told["passages"]] == [(key, 2, "caller")]
+
+    async def test_key_that_is_none_is_refused(self, api: httpx.AsyncClient) -> None:
+        answer = await api.post("/v1/explain", json={"key": "x" * 256})
+        assert answer.json()["code"] == "invalid-key"

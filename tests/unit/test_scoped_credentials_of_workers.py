@@ -13,6 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.broker.credentials import ScopedCredentials, control_topics, user_prefix, worker_permissions
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerUnavailableError
@@ -59,6 +60,7 @@ class Scene:
         settings = BrokerSettings(uri=SecretStr("amqp://boss:secret@rabbit/prod"))
         self.credentials = ScopedCredentials(
             names=NAMES,
+            layout=QueueLayout(NAMES),
             management=ManagementClient(settings, clock=self.clock, transport=httpx.MockTransport(self.api)),
             uri="amqps://boss:secret@rabbit/prod?cacertfile=/ca.pem",
             alive=lambda: self.alive,
@@ -149,7 +151,7 @@ def test_virtual_hosts_keep_their_users_apart() -> None:
 
 @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
 def test_key_matches_itself_and_no_other(key: Key) -> None:
-    read = re.compile(worker_permissions(NAMES, key, ME).read)
+    read = re.compile(worker_permissions(NAMES, [NAMES.request_queue(key)], ME).read)
     allowed = [other for other in ODD_KEYS.values() if read.search(NAMES.request_queue(other))]
     topics = re.compile(control_topics(NAMES, key, ME))
     heard = [other for other in ODD_KEYS.values() if topics.search(NAMES.control_group_routing_key(other))]
@@ -157,7 +159,7 @@ def test_key_matches_itself_and_no_other(key: Key) -> None:
 
 
 def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:
-    write = re.compile(worker_permissions(NAMES, KEY, ME).write)
+    write = re.compile(worker_permissions(NAMES, [NAMES.request_queue(KEY)], ME).write)
     names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
     refused = ["pool-req-k", "pool-req-xchg", "pool-ctl-xchg", "pool-ctl-other", "amqXdefault", "xamq.default", ""]
     assert [name for name in names + refused if write.search(name)] == names

@@ -7,15 +7,16 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from osrdyne.broker.layout import QueueLayout
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.view import WorkerState
+from osrdyne.pool.worker_specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.term import worker_environment
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
@@ -47,7 +48,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 
 def spec_of(key: Key = A) -> WorkerSpec:
-    return WorkerSpec(worker_environment(settings_for(), key, PoolNames(POOL)), Generation(1, 1))
+    return WorkerSpec(worker_environment(settings_for(), key, QueueLayout(PoolNames(POOL))), Generation(1, 1))
 
 
 def running_worker(driver: FakeDriver, key: Key = A, *, started_at: float = 0.0) -> FakeWorker:

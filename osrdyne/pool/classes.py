@@ -1,0 +1,64 @@
+"""The priority classes that the groups of a managed pool have: adds what is missing, and tells workers.
+
+The request queues loop makes the queues; this says which, and has every group looked at again. Used by the ingress, and
+by the managed pool when its routes change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.request_queues import RequestQueuesLoop
+from osrdyne.pool.worker_control import WorkerControl
+
+ANNOUNCE_INTERVAL = 10.0
+"""How often workers are told their queues again, seconds: a control message may get lost."""
+
+
+class PriorityClasses:
+    """The classes in use."""
+
+    def __init__(
+        self,
+        *,
+        layout: QueueLayout,
+        board: QueueBoard,
+        workers: WorkerBoard,
+        queues: RequestQueuesLoop,
+        control: WorkerControl,
+        clock: Clock,
+    ) -> None:
+        self._layout = layout
+        self._board = board
+        self._workers = workers
+        self._queues = queues
+        self._control = control
+        self._changed = Wakeup(clock)
+        self._log: Logger = get_logger("classes")
+
+    def use(self, priorities: Iterable[int]) -> None:
+        """From now on every group has a queue for each of these; their exchanges exist. Whoever waits until a group is
+        bound waits until it has them."""
+        self._layout.use(priorities)
+        for key in self._board.existing():  # in one go: nobody sees the new classes with an old binding
+            self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)
+            self._queues.look_at(key)
+        self._changed.set()
+
+    def require(self, priority: int | None) -> None:
+        """A request of this class is under way, which perhaps no route uses any more."""
+        if priority is not None and priority not in self._layout.used:
+            self._log.info("a class is needed again, requests of it have come back", priority=priority)
+            self.use(self._layout.used | {priority})
+
+    async def run(self) -> None:
+        """Tell the workers of every group its queues, again and again, for ever."""
+        while True:
+            for key in list(self._workers.keys()):
+                await self._control.tell_queues(key, [queue.name for queue in self._layout.queues(key)])
+            await self._changed.wait(ANNOUNCE_INTERVAL)

@@ -1,0 +1,67 @@
+"""From the settings to what workers and their groups are given; used by the term and by `osrdyne groups env`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.credentials import ScopedCredentials, SharedCredentials
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import new_worker_id
+from osrdyne.pool.worker_actions import GroupLimits
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+
+
+def group_limits(settings: Settings) -> GroupLimits:
+    lifecycle = settings.lifecycle
+    return GroupLimits(
+        max_concurrent_starts=lifecycle.max_concurrent_starts,
+        start_timeout=lifecycle.start_timeout,
+        start_attempts=lifecycle.start_attempts,
+        stop_grace=settings.worker.stop_grace,
+        resync_interval=lifecycle.resync_interval,
+    )
+
+
+def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> WorkerEnvironment:
+    """What a worker of `key` is told, with a worker id of its own."""
+    names = PoolNames(settings.pool.id)
+    return WorkerEnvironment(
+        worker_id=new_worker_id(),
+        key=key,
+        pool=names.pool,
+        amqp_uri=settings.broker.effective_worker_uri(),
+        requests_queues=tuple(queue.name for queue in layout.queues(key)),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        max_message_bytes=settings.requests.max_message_bytes,
+        config=settings.worker_config(),
+    )
+
+
+def choose_credentials(
+    settings: Settings,
+    *,
+    layout: QueueLayout,
+    management: ManagementClient,
+    manages_workers: bool,
+    alive: Callable[[], Set[WorkerId]],
+    clock: Clock,
+) -> SharedCredentials | ScopedCredentials:
+    """With which credentials workers connect; `alive` tells the ids of the workers that exist."""
+    broker, lifecycle = settings.broker, settings.lifecycle
+    if not (broker.scoped_credentials and manages_workers):
+        return SharedCredentials(broker.effective_worker_uri())
+    return ScopedCredentials(
+        names=PoolNames(settings.pool.id),
+        layout=layout,
+        management=management,
+        uri=broker.effective_worker_uri(),
+        alive=alive,
+        start_timeout=lifecycle.start_timeout,
+        interval=lifecycle.resync_interval,
+        clock=clock,
+    )

@@ -1,0 +1,211 @@
+"""The ingress of a managed pool: every request comes here, is accepted or answered, and goes on in its class.
+
+It consumes `P-orphan`, as the orphan processor of a direct pool does, and keeps the same promises: nothing waits in it
+longer than a bind, a request is acknowledged only when all of its deliveries are confirmed or its caller is answered,
+and a crash in between brings it back (LIFECYCLE 12-15). Requests of one key are published in their order, without
+waiting for each other's confirm. What comes back from a work exchange (its group was unbound under way) was accepted
+before: it keeps class and deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.keyed import KeyedJobs
+from osrdyne.amqp import Delivery
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import (
+    BrokerConflictError,
+    BrokerSilentError,
+    InvalidKeyError,
+    MessageTooLargeError,
+    PublishRefusedError,
+    QueueFullError,
+)
+from osrdyne.ingress.acceptance import Passage, accept
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import Admission
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.roles import Publisher
+from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
+from osrdyne.processors.passing import arrival_of, passage_again, passed_on
+from osrdyne.processors.replies import Replier
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.statuses import Status
+
+PREFETCH = 256
+FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
+UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
+"""After a publish without a confirm; each try may become one more copy of the request."""
+
+NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool takes the request; `osrdyne explain` says why.")
+
+
+class IngressProcessor:
+    """Consumes `P-orphan` of a managed pool."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        admission: Admission,
+        routing: RoutesInForce,
+        publisher: Publisher,
+        replier: Replier,
+        max_clock_skew: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._names = names
+        self._tracker = tracker
+        self._board = board
+        self._admission = admission
+        self._routing = routing
+        self._publisher = publisher
+        self._replier = replier
+        self._skew_ms = int(max_clock_skew * 1000)
+        self._clock = clock
+        self._metrics = metrics
+        self._log: Logger = get_logger("ingress")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Process requests until the consumer ends; then finish what has been taken."""
+        async with asyncio.TaskGroup() as group:
+            jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
+            async for delivery in consumer:
+                jobs.submit(
+                    delivery.routing_key,
+                    lambda delivery=delivery: self._begin(delivery, group),  # type: ignore[misc]
+                )
+
+    async def _begin(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        """Decide, and wait until every group is bound; then publish beside the next request of the key."""
+        arrival = arrival_of(delivery, now_ms=now_ms(self._clock))
+        request = arrival.request
+        try:
+            key = parse_key(request.key)
+        except InvalidKeyError as error:
+            await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
+            return
+        known = self._tracker.status(key) is not None
+        refusal = refuse_orphan(request, known=known, now_ms=arrival.accepted_ms, skew_ms=self._skew_ms)
+        if refusal is not None:
+            await self._refuse(delivery, request, refusal)
+            return
+        pool_ttl = self._routing.pool_ttl
+        again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
+        passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
+        if not passages:
+            await self._refuse(delivery, request, NO_ROUTE)
+            return
+        passages = await self._admit(delivery, request, passages)
+        for passage in passages:
+            self._tracker.hold(passage.key)
+        if passages:
+            await self._start(delivery, request, passages, group)
+
+    async def _admit(self, delivery: Delivery, request: Request, passages: list[Passage]) -> list[Passage]:
+        """The passages whose groups have a place; the caller is told when that of the answer has none."""
+        admitted = []
+        for passage in passages:
+            known = self._tracker.status(passage.key) is not None
+            refusal = None if known else refuse_for(self._admission.request(passage.key))
+            if refusal is None:
+                admitted.append(passage)
+            elif passage.keeps_reply:
+                await self._refuse(delivery, request, refusal)
+                return []
+            else:
+                self._metrics.ingress.labels(outcome="copy-dropped", route=passage.route or "", priority="").inc()
+        return admitted
+
+    async def _start(
+        self, delivery: Delivery, request: Request, passages: list[Passage], group: asyncio.TaskGroup
+    ) -> None:
+        """Wait for the groups in the order of the key's requests; what follows the write needs no order."""
+        try:
+            for passage in passages:
+                await self._wait_bound(passage)
+        except BrokerConflictError as error:
+            self._release(passages)
+            await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
+        except BaseException:
+            self._release(passages)
+            raise
+        else:
+            # Tasks begin in the order in which they are made, so that messages are written in that order, too.
+            group.create_task(self._finish(delivery, request, passages), name=f"request of {request.key!r}")
+
+    def _release(self, passages: list[Passage]) -> None:
+        for passage in passages:
+            self._tracker.release(passage.key)
+
+    async def _wait_bound(self, passage: Passage) -> None:
+        self._tracker.require_worker_group(passage.key)
+        self._routing.classes.require(passage.priority)
+        if not self._board[passage.key].is_bound:
+            with self._metrics.activation_seconds.time():
+                await self._board.wait_bound(passage.key)
+
+    async def _finish(self, delivery: Delivery, request: Request, passages: list[Passage]) -> None:
+        """Publish every passage and acknowledge the request when all are confirmed."""
+        started = self._clock.monotonic()
+        try:
+            for passage in passages:
+                refusal = await self._pass_on(delivery, request, passage)
+                if refusal is not None and passage.keeps_reply:
+                    await self._replier.answer(request, refusal.status, refusal.detail)
+                self._count(passage, "accepted" if refusal is None else refusal.status.value)
+            await delivery.ack()
+        finally:
+            self._release(passages)
+        self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
+
+    async def _pass_on(self, delivery: Delivery, request: Request, passage: Passage) -> Refusal | None:
+        """Publish until it is confirmed; a refusal that no further try changes."""
+        failures = 0
+        while True:
+            try:
+                await self._publish(delivery, request, passage)
+                return None
+            except QueueFullError:
+                detail = "The request queue of this key has reached its length limit. Try again later."
+                return Refusal(Status.MAXLEN, detail)
+            except MessageTooLargeError as error:
+                return Refusal(Status.INVALID, str(error))
+            except BrokerConflictError as error:
+                return Refusal(Status.START_FAILED, str(error))
+            except PublishRefusedError as error:
+                failures += 1
+                self._log.error("request not taken by any queue, trying again", key=passage.key, error=str(error))
+                await self._clock.sleep(FORWARD_RETRY.delay(failures))
+            except BrokerSilentError as error:
+                # The queue has lost its leader. That is this key's trouble alone; nobody knows whether it has it.
+                failures += 1
+                self._log.error("request not confirmed, trying again", key=passage.key, error=str(error))
+                await self._clock.sleep(UNCONFIRMED_RETRY.delay(failures))
+            await self._wait_bound(passage)
+
+    async def _publish(self, delivery: Delivery, request: Request, passage: Passage) -> None:
+        message = passed_on(delivery, request, passage, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+        # To the exchange and never to the queue: unbound meanwhile, the alternate exchange takes it back (14).
+        exchange = self._names.work_exchange(passage.priority)
+        await self._publisher.publish(message, exchange=exchange, routing_key=passage.key, mandatory=True)
+
+    async def _refuse(self, delivery: Delivery, request: Request, refusal: Refusal) -> None:
+        await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
+        await delivery.ack()
+        self._metrics.ingress.labels(outcome=refusal.status.value, route="", priority="").inc()
+        self._log.info("request refused", key=request.key, status=refusal.status.value, detail=refusal.detail)
+
+    def _count(self, passage: Passage, outcome: str) -> None:
+        priority = "default" if passage.priority is None else str(passage.priority)
+        self._metrics.ingress.labels(outcome=outcome, route=passage.route or "", priority=priority).inc()

@@ -1,0 +1,78 @@
+"""From a delivery to what the ingress decides about, and from a decision to the message that goes on. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.ingress.acceptance import Deadline, Limiter, Passage
+from osrdyne.ingress.requests import Arrival
+from osrdyne.processors.forwarding import hops_of
+from osrdyne.protocol.deadlines import DEADLINE_HEADER, remaining_expiration
+from osrdyne.protocol.messages import (
+    DUPLICATE_HEADER,
+    HOPS_HEADER,
+    PATH_HEADER,
+    ROUTE_HEADER,
+    Request,
+    without_credentials,
+)
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames
+from osrdyne.protocol.statuses import decode_text
+
+
+def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
+    """The request as routes see it, accepted now."""
+    properties = delivery.properties
+    published = properties.timestamp
+    return Arrival(
+        request=delivery.to_request(now_ms=now_ms),
+        accepted_ms=now_ms,
+        app_id=properties.app_id or None,
+        message_id=properties.message_id or None,
+        user_id=properties.user_id or None,
+        message_type=properties.message_type or None,
+        enqueued_time=None if published is None else published.astimezone(UTC).isoformat(),
+    )
+
+
+def passage_again(
+    delivery: Delivery, request: Request, names: PoolNames, *, pool_ttl: float, now_ms: int
+) -> Passage | None:
+    """The passage of a request that was accepted before and came back from a work exchange; else None.
+
+    The alternate exchange leaves the exchange that it was published to: nobody but who may write there can claim it.
+    """
+    classes = {names.work_exchange(priority): priority for priority in (None, *PRIORITIES)}
+    if delivery.exchange not in classes:
+        return None
+    at_ms = request.deadline_ms if request.deadline_ms is not None else now_ms + round(pool_ttl * 1000)
+    return Passage(
+        key=Key(request.key),
+        path=request.path,
+        priority=classes[delivery.exchange],
+        deadline=Deadline(at_ms, Limiter.CALLER),
+        route=decode_text(request.headers.get(ROUTE_HEADER)),
+    )
+
+
+def passed_on(delivery: Delivery, request: Request, passage: Passage, *, now_ms: int, skew_ms: int) -> Message:
+    """The message of a passage: deadline, route and path as decided, a hop counted, credentials removed.
+
+    `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
+    itself, RabbitMQ must only not drop the request too early. What may have been passed on before is marked.
+    """
+    headers = without_credentials(delivery.headers)
+    headers[HOPS_HEADER] = hops_of(request) + 1
+    headers[DEADLINE_HEADER] = passage.deadline.at_ms
+    headers.pop(ROUTE_HEADER, None)
+    if passage.route is not None:
+        headers[ROUTE_HEADER] = passage.route
+    if delivery.redelivered:
+        headers[DUPLICATE_HEADER] = True
+    if passage.path != request.path:
+        headers[PATH_HEADER] = passage.path
+    expiration = remaining_expiration(passage.deadline.at_ms, now_ms=now_ms - skew_ms)
+    message = delivery.to_message(headers=headers, expiration=expiration)
+    return message if passage.keeps_reply else replace(message, reply_to=None)

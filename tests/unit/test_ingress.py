@@ -1,0 +1,296 @@
+"""The ingress of a managed pool: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from osrdyne.amqp import Consumer, Message
+from osrdyne.broker.topology import Exchange
+from osrdyne.config.models import PoolSettings, Settings
+from osrdyne.errors import PoolConflictError, QueueFullError
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.processors.ingress import PREFETCH
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
+from osrdyne.protocol.messages import DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.protocol.statuses import decode_text
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+A = Key("a")
+REPLIES = "replies"
+ALERTS = {"route": "FROM /messages/* WHERE level = 'alert' INTO $upstream", "priority": 0, "timeToLiveSecs": 60}
+DATA = {"route": "FROM /messages/* WHERE level = 'data' INTO $upstream", "priority": 1}
+REST = "FROM /messages/* INTO $upstream"
+
+
+def managed() -> Settings:
+    return settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    broker = FakeBroker(clock)
+    broker.declare_queue(REPLIES, {})
+    return broker
+
+
+@asynccontextmanager
+async def managing(clock: VirtualClock, broker: FakeBroker, **routes: object) -> AsyncIterator[Stack]:
+    """A leader of a managed pool, with these routes in force."""
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        if routes:
+            await change(stack, **routes)
+        yield stack
+
+
+async def change(stack: Stack, **routes: object) -> None:
+    await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+
+
+async def publish_to(stack: Stack, exchange: str, key: str, body: bytes, **properties: object) -> None:
+    """A publish to a work exchange, as an earlier leader's."""
+    message = Message(body=body, **properties)  # type: ignore[arg-type]
+    await FakeChannel(stack.broker, confirms=True).publish(message, exchange=exchange, routing_key=key)
+
+
+async def consume_class(stack: Stack, key: str, priority: int) -> Consumer:
+    return await FakeChannel(stack.broker).consume(stack.names.request_queue(Key(key), priority), prefetch=1)
+
+
+def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:
+    queue = stack.names.request_queue(Key(key), priority)
+    return stack.broker.bodies(queue) if queue in stack.broker.queues else []
+
+
+def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, object]:
+    [stored] = stack.broker.queues[stack.names.request_queue(Key(key), priority)].ready
+    return dict(stored.message.headers)
+
+
+def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
+    """(correlation id, status) of every answer so far."""
+    return [
+        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
+        for stored in broker.queues[REPLIES].ready
+    ]
+
+
+class TestClasses:
+    async def test_request_waits_in_the_queue_of_its_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, alerts=ALERTS, data=DATA, rest=REST) as stack:
+            for level in ("none", "data", "alert"):
+                await stack.publish("a", level.encode(), headers={"level": level})
+            await clock.settle()
+            assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
+
+    async def test_every_request_passes_the_ingress(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            for body in (b"1", b"2", b"3"):
+                await stack.publish("a", body)
+                await clock.settle()
+            assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
+
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(
+        self, clock: VirtualClock, broker: FakeBroker, key: Key
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            await stack.publish(key, b"1", headers={"level": "alert"})
+            await clock.settle()
+            assert waiting(stack, 0, key) == [b"1"]
+
+    async def test_order_of_a_key_is_kept_within_a_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        bodies = [b"%d" % number for number in range(2 * PREFETCH)]
+        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+            for number, body in enumerate(bodies):
+                await stack.publish("a", body, headers={"level": "alert" if number % 2 else "none"})
+            await clock.settle()
+            assert (waiting(stack, None), waiting(stack, 0)) == (bodies[::2], bodies[1::2])
+
+    async def test_worker_is_told_every_queue_the_most_urgent_first(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            [worker] = stack.driver.workers_of(A)
+            assert worker.spec.environment.requests_queues == ("pool-req-a_Pri0", "pool-req-a")
+
+
+class TestAcceptance:
+    async def test_deadline_of_the_route_is_fixed_when_the_request_is_accepted(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            now = round(clock.time() * 1000)
+            await stack.publish("a", headers={"level": "alert"})
+            await clock.settle()
+            assert headers_of(stack, 0)[DEADLINE_HEADER] == now + 60_000
+            assert headers_of(stack, 0)[ROUTE_HEADER] == "alerts"
+
+    async def test_request_without_a_route_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert (answers(broker), stack.orphans(), stack.has_queue("a")) == ([("c", "no-route")], [], False)
+
+    async def test_expired_request_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            past = round(clock.time() * 1000) - 60_000
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: past})
+            await clock.settle()
+            assert answers(broker) == [("c", "expired")]
+
+    async def test_key_that_is_none_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            await stack.publish("\udcff", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert answers(broker) == [("c", "invalid")]
+
+    async def test_second_endpoint_gets_a_one_way_copy(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, headers={PATH_HEADER: "/sql"})
+            await clock.settle()
+            [own] = broker.queues[stack.names.request_queue(A)].ready
+            [other] = broker.queues[stack.names.request_queue(Key("b"), 4)].ready
+            assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
+            assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, "/store")
+
+    async def test_full_queue_is_answered_and_acknowledged(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async def full(command: Command) -> None:
+            if command.target == "pool-work-xchg":
+                raise QueueFullError("full")
+
+        async with managing(clock, broker) as stack:
+            broker.hook = full
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert (answers(broker), stack.orphans()) == ([("c", "maxlen")], [])
+
+
+class TestCrash:
+    async def test_request_of_a_killed_ingress_is_passed_on_by_the_next_and_marked(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        never = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command.target == "pool-work-xchg" and command.done:
+                await never.wait()
+
+        async with managing(clock, broker) as stack:
+            broker.hook = hang
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await stack.kill()
+        broker.hook = None
+        async with managing(clock, broker) as stack:
+            await clock.settle()
+            stored = broker.queues[stack.names.request_queue(A)].ready
+            assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
+
+    async def test_request_whose_group_was_unbound_under_way_keeps_class_and_deadline(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+            message = {DEADLINE_HEADER: round(clock.time() * 1000) + 5_000, ROUTE_HEADER: "older"}
+            await publish_to(stack, stack.names.work_exchange(0), "b", b"1", headers=message)
+            await clock.settle()
+            found = headers_of(stack, 0, "b")
+            assert (found[DEADLINE_HEADER], found[ROUTE_HEADER]) == (message[DEADLINE_HEADER], "older")
+
+    async def test_class_that_no_route_uses_any_more_takes_back_what_is_under_way(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            await change(stack, rest=REST)
+            await publish_to(stack, stack.names.work_exchange(0), "b", b"1")
+            await clock.settle()
+            assert (waiting(stack, 0, "b"), stack.orphans()) == ([b"1"], [])
+
+
+class TestChange:
+    async def test_direct_pool_takes_no_routes(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with leading(clock, broker=broker) as stack:
+            with pytest.raises(PoolConflictError, match=r"pool\.kind"):
+                await change(stack, rest=REST)
+
+    async def test_routes_outlive_the_leader(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, alerts=ALERTS):
+            await clock.settle()
+        async with managing(clock, broker) as stack:
+            await stack.publish("a", b"1", headers={"level": "alert"})
+            await clock.settle()
+            assert waiting(stack, 0) == [b"1"]
+
+    async def test_running_group_gets_a_queue_for_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await change(stack, alerts=ALERTS, rest=REST)
+            await stack.publish("a", b"2", headers={"level": "alert"})
+            await clock.settle()
+            assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
+
+    async def test_pending_requests_keep_their_class_when_the_routes_change(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+            await stack.publish("a", b"1", headers={"level": "alert"})
+            await clock.settle()
+            await change(stack, rest=REST)
+            await stack.publish("a", b"2", headers={"level": "alert"})
+            await clock.settle()
+            assert (waiting(stack, 0), waiting(stack, None)) == ([b"1"], [b"2"])
+
+    async def test_workers_are_told_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            broker.declare_queue("control", {})
+            broker.bind("control", stack.names.control_exchange, "group.a")
+            await change(stack, alerts=ALERTS, rest=REST)
+            await clock.advance(1.0)
+            told = [json.loads(body) for body in broker.bodies("control")]
+            assert told[-1]["queues"] == ["pool-req-a_Pri0", "pool-req-a"]
+
+    async def test_exchange_of_a_class_exists_before_its_first_request(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            exchanges = stack.term._layout.exchanges.exchanges
+            assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
+                "pool-work-xchg",
+                "pool-work-xchg_Pri0",
+            ]
+            assert {"pool-work-xchg", "pool-work-xchg_Pri0"} <= broker.exchanges.keys()
+
+
+async def test_idle_group_goes_with_all_its_queues(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await stack.publish("a", b"1", headers={"level": "alert"})
+        await clock.settle()
+        await stack.report("a", Event.READY)
+        consumer = await consume_class(stack, "a", 0)
+        await clock.settle()
+        delivery = await consumer.get()
+        await delivery.ack()
+        await delivery.channel.close()
+        await clock.advance(3600.0)
+        assert [name for name in broker.queues if name.startswith("pool-req-")] == []
