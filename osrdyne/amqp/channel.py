@@ -162,28 +162,53 @@ class Channel:
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
         """Consume a queue; `prefetch` unacknowledged deliveries at most (0: no limit)."""
-        consumer = Consumer(queue, tag=f"c{next(self._consumer_numbers)}")
+        consumer = Consumer(queue, tag=self._new_tag())
+        await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=no_ack, arguments=arguments or {})
+        return consumer
 
+    def _new_tag(self) -> str:
+        return f"c{next(self._consumer_numbers)}"
+
+    async def _start(
+        self, consumer: Consumer, tag: str, *, prefetch: int, no_ack: bool, arguments: Mapping[str, object]
+    ) -> None:
         # Before the broker knows it: deliveries may follow at once, and its cancel.
-        self._consumers[consumer.tag] = self._receivers[consumer.tag] = consumer
+        self._consumers[tag] = self._receivers[tag] = consumer
         try:
-            with translated(f"consume queue {queue}"):
+            with translated(f"consume queue {consumer.queue}"):
                 if not no_ack:
                     await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
                 await self._underlay.basic_consume(
-                    queue,
+                    consumer.queue,
                     _never_called,
                     no_ack=no_ack,
-                    arguments=dict(arguments or {}),  # type: ignore[arg-type]
-                    consumer_tag=consumer.tag,
+                    arguments=dict(arguments),  # type: ignore[arg-type]
+                    consumer_tag=tag,
                     timeout=self._timeout,
                 )
         except BaseException:
-            self._forget(consumer.tag)
+            self._forget(tag)
             raise
         if self.is_closed:
             self._on_closed(None)
-        return consumer
+
+    async def take_more(self, consumer: Consumer, *, prefetch: int) -> None:
+        """Let a consumer have `prefetch` deliveries on top of those that it holds, by consuming anew.
+
+        What it holds stays with this channel, and its deliveries go on in the broker's order (BROKER 2).
+        """
+        old = consumer.tag
+        if self._consumers.pop(old, None) is None:
+            return  # cancelled already
+        consumer.tag = self._new_tag()
+        self._consumers[consumer.tag] = consumer  # should the broker cancel it, or the channel close, in between
+        try:
+            with translated(f"consume queue {consumer.queue} anew"):
+                await self._underlay.basic_cancel(old, timeout=self._timeout)
+        finally:
+            self._receivers.pop(old, None)
+        if not consumer.ended:
+            await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=False, arguments={})
 
     async def cancel(self, consumer: Consumer) -> None:
         """Stop consuming; deliveries that have arrived stay unacknowledged and are still handed out."""

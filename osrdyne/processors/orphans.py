@@ -10,6 +10,7 @@ the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15).
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
@@ -32,11 +33,12 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
+from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
+from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames, parse_key
 from osrdyne.protocol.statuses import Status
 
-PREFETCH = 256
 FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 """After a forward without a confirm; each try may become one more copy of the request."""
@@ -71,10 +73,18 @@ class OrphanProcessor:
 
     async def run(self, consumer: Consumer) -> None:
         """Process orphans until the consumer ends; then finish what has been taken."""
+        window = Window(consumer, clock=self._clock)
         async with asyncio.TaskGroup() as group:
+            growing = group.create_task(window.run(), name="window of orphans")
             jobs: KeyedJobs[str] = KeyedJobs(group, "orphans of")
             async for delivery in consumer:
-                jobs.submit(delivery.routing_key, lambda delivery=delivery: self.process(delivery))  # type: ignore[misc]
+                window.take(delivery)
+                jobs.submit(delivery.routing_key, partial(self._process_one, delivery, window))
+            growing.cancel()
+
+    async def _process_one(self, delivery: Delivery, window: Window) -> None:
+        await self.process(delivery)
+        window.finish(delivery)
 
     async def process(self, delivery: Delivery) -> None:
         """One orphan, to its end: forwarded or answered, and acknowledged."""

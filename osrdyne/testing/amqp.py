@@ -112,12 +112,13 @@ class FakeChannel(Channel):
     ) -> Consumer:
         return await self._command("consume", queue, lambda: self._consume(queue, prefetch))
 
-    def _consume(self, name: str, prefetch: int) -> Consumer:
+    def _consume(self, name: str, prefetch: int, consumer: Consumer | None = None) -> Consumer:
         queue = self.broker.look_up(name)
         if not queue.running:
             self.end(BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to consume queue {name}."))
             self._check()
-        consumer = Consumer(name, tag=f"c{next(self._numbers)}")
+        consumer = consumer or Consumer(name)
+        consumer.tag = f"c{next(self._numbers)}"
         holder = Holder(
             deliver=lambda stored: consumer.put(self._deliver(queue, holder, stored)),
             on_delete=lambda: self._queue_deleted(consumer),
@@ -131,6 +132,13 @@ class FakeChannel(Channel):
     def _queue_deleted(self, consumer: Consumer) -> None:
         if self._holders.pop(consumer.tag, None) is not None:
             consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
+
+    async def take_more(self, consumer: Consumer, *, prefetch: int) -> None:
+        queue, holder, _ = self._holders.pop(consumer.tag, (None, None, None))
+        if queue is None or holder is None:
+            return
+        holder.active = False
+        await self._command("consume", consumer.queue, lambda: self._consume(consumer.queue, prefetch, consumer))
 
     async def cancel(self, consumer: Consumer) -> None:
         """What was delivered stays with this channel, which so still counts as a consumer."""

@@ -195,6 +195,30 @@ class TestConsumer:
         await published(channel, staying.queue, b"1")
         assert (await first(staying)).body == b"1"
 
+    async def test_consumer_may_take_more_than_it_holds_in_the_same_order(self, channel: Channel, pool_id: str) -> None:
+        """As the orphan processor does with its queue, which has a single active consumer."""
+        queue = await declared(channel, pool_id, arguments={"x-single-active-consumer": True})
+        await published(channel, queue, *(b"%d" % number for number in range(7)))
+        consumer = await channel.consume(queue, prefetch=2)
+        held = [await first(consumer) for _ in range(2)]
+        for _ in range(2):
+            await channel.take_more(consumer, prefetch=2)
+            held += [await first(consumer) for _ in range(2)]
+        assert [delivery.body for delivery in held] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert (await channel.declare_queue(queue, passive=True)).ready == 1
+        for delivery in held:
+            await delivery.ack()
+        assert (await first(consumer)).body == b"6"
+        await channel.cancel(consumer)
+        assert [delivery.body async for delivery in consumer] == []
+
+    async def test_consumer_that_was_cancelled_takes_no_more(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        consumer = await channel.consume(queue, prefetch=1)
+        await channel.cancel(consumer)
+        await channel.take_more(consumer, prefetch=1)
+        assert (await channel.declare_queue(queue, passive=True)).consumers == 0
+
     async def test_consume_of_a_missing_queue_is_told_apart(self, channel: Channel, pool_id: str) -> None:
         with pytest.raises(BrokerNotFoundError, match="missing"):
             await channel.consume(f"{pool_id}-missing")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
+from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.deadlines import MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
@@ -92,6 +93,42 @@ class TestForward:
             await clock.settle()
             assert all(stack.waiting(f"k{number}") == [b"x"] for number in range(10))
             assert len(stack.orphans()) == 10
+
+    async def test_thousands_that_wait_for_one_key_hold_back_no_other(self, clock: VirtualClock) -> None:
+        """LIFECYCLE 18: its worker is just being stopped, so that its bind has to wait."""
+        bodies = [b"%d" % number for number in range(2000)]
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.settle()
+            stack.driver.workers_of(A)[0].stubborn = True
+            stack.term.tracker.retire(A)
+            while not stack.term.worker_board[A].stopping:
+                await clock.advance(0.5)
+            for body in bodies:
+                await stack.publish("a", body)
+            await stack.publish("other", b"x")
+            await clock.advance(10.0)
+            assert (stack.waiting("other"), stack.waiting("a")) == ([b"x"], [])
+            await clock.advance(30.0)
+            assert (stack.waiting("a"), stack.orphans()) == (bodies, [])
+
+    async def test_memory_is_the_limit_of_what_waits(
+        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 300)
+        never = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command == ("bind", "pool-req-slow", False):
+                await never.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hang
+            for _ in range(1000):
+                await stack.publish("slow", b"x")
+            await clock.advance(60.0)
+            taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
+            assert taken == 2 * PREFETCH
 
     async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
         """LIFECYCLE 12 [nopin]: the idle timer must not fire before the bind."""
