@@ -190,6 +190,21 @@ async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Sta
     assert "'/hang' did not end" in worker.lines[-1]
 
 
+async def test_session_that_runs_tasks_of_nobody_ends_the_worker(pool: Stage) -> None:
+    """Spark's tasks that do not react to being cancelled keep their cores: only a new worker has them all."""
+    worker = await pool.start(app="tests.integration.stray_app:app", runtime={"stray_timeout": 0.1})
+    assert await worker.wait() == 4
+    assert "still runs 2 tasks" in worker.lines[-1]
+
+
+async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool: Stage) -> None:
+    worker = await pool.start(runtime={"blocked_timeout": 0.5})
+    await pool.caller.send("/block", json.dumps({"seconds": 600}).encode())
+    assert await worker.wait() == 4
+    assert "The event loop has been blocked for 0.5 s" in worker.lines[-1]
+    assert "block (" in worker.lines[-1]
+
+
 async def test_pause_stops_taking_and_resume_goes_on(pool: Stage) -> None:
     worker = await pool.start()
     await pool.send_control(Command.PAUSE)

@@ -50,6 +50,20 @@ def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thre
     wait_for(lambda: not active_jobs(spark))
 
 
+def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
+    sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
+) -> None:
+    # A regular expression that tries every way to split a text looks at nothing until it has tried them all.
+    query = f"select repeat('a', cast(120 + id as int)) rlike '{'(.*)' * 5}b' from range(0, 1, 1, 1)"
+    running = thread.submit(sessions.run_in_group, spark, "stubborn", lambda: spark.sql(query).collect())
+    wait_for(lambda: sessions.progress(spark, "stubborn")["tasks_total"] == 1)
+    assert sessions.stray_tasks(spark) == 0
+    sessions.cancel(spark, "stubborn")
+    assert running.exception(timeout=60) is not None
+    wait_for(lambda: sessions.stray_tasks(spark) == 1)
+    wait_for(lambda: sessions.stray_tasks(spark) == 0)
+
+
 def test_cancelling_one_group_leaves_the_other(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
     slow = thread.submit(sessions.run_in_group, spark, "one", lambda: spark.sql(SLOW).collect())
     wait_for(lambda: sessions.progress(spark, "one")["jobs"] == 1)

@@ -24,6 +24,8 @@ class FakeSessions:
         self.alive: bool | Exception = True
         self.groups: list[str] = []
         self.cancelled = threading.Event()
+        self.deaf = 0
+        """How many cancels change nothing."""
 
     def build(self, context: Context) -> str:
         return "session"
@@ -33,10 +35,15 @@ class FakeSessions:
         return function()
 
     def cancel(self, session: str, group_id: str) -> None:
-        self.cancelled.set()
+        self.deaf -= 1
+        if self.deaf < 0:
+            self.cancelled.set()
 
     def progress(self, session: str, group_id: str) -> Mapping[str, int]:
         return {"jobs": 1, "tasks_done": 2, "tasks_total": 4}
+
+    def stray_tasks(self, session: str) -> int:
+        return 0
 
     def is_alive(self, session: str) -> bool:
         if isinstance(self.alive, Exception):
@@ -91,9 +98,15 @@ async def test_plain_function_runs_in_its_job_group(dispatcher: Run) -> None:
     assert sessions.groups == ["g7"]
 
 
-async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(dispatcher: Run) -> None:
+@pytest.mark.parametrize("deaf", [0, 2], ids=["at once", "the third time"])
+async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
+    dispatcher: Run, monkeypatch: pytest.MonkeyPatch, deaf: int
+) -> None:
+    """Spark runs a stage that it had not submitted yet when its group was cancelled."""
+    monkeypatch.setattr("osrdyne_worker.runtime.dispatch.CANCEL_INTERVAL", 0.01)
     started = threading.Event()
     sessions = FakeSessions()
+    sessions.deaf = deaf
     ended = []
 
     def plain(call: Call) -> None:

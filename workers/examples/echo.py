@@ -71,6 +71,13 @@ async def info(call: Call) -> dict[str, Any]:
     }
 
 
+@app.handler("/block")
+async def block(call: Call, request: Sleep) -> dict[str, float]:
+    """What a coroutine must not do: nothing else happens in the worker meanwhile."""
+    time.sleep(request.seconds)  # noqa: ASYNC251
+    return {"slept": request.seconds}
+
+
 @app.handler("/sleep")
 async def sleep(call: Call, request: Sleep) -> dict[str, float]:
     """Answer after a while; ends at once when cancelled."""

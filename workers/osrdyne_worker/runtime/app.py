@@ -73,6 +73,10 @@ class SessionFactory(Protocol):
         """False when the session is lost for good (the JVM is gone); the worker then ends and is replaced."""
         ...
 
+    def stray_tasks(self, session: Any) -> int:
+        """How many tasks run that belong to no job any more: they were cancelled and go on. 0 when nobody knows."""
+        ...
+
     def close(self, session: Any) -> None:
         """Release the session; called once, also when `on_start` failed."""
         ...

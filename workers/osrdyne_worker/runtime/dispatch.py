@@ -27,6 +27,8 @@ log = get_logger("worker")
 T = TypeVar("T")
 PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 MAX_LISTED_PATHS = 50
+CANCEL_INTERVAL = 1.0
+"""Seconds between two attempts to cancel what a request runs in the session."""
 
 
 class SessionLostError(OsrdyneError):
@@ -85,9 +87,10 @@ class Dispatcher:
         try:
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if not future.done():
+            while not future.done():  # its place is free only when the thread is
+                # Again and again: a stage that Spark had not submitted yet at the first time runs all the same.
                 await self._cancel_group(call, group_id)
-                await asyncio.wait({future})  # its place is free only when the thread is
+                await asyncio.wait({future}, timeout=CANCEL_INTERVAL)
             raise
         if isinstance(result, BaseException):
             raise result
@@ -128,6 +131,16 @@ class Dispatcher:
         except Exception:
             log.warning("the session does not say whether it is alive", exc_info=True)
             return False
+
+    async def stray_tasks(self, session: Any) -> int:
+        """Tasks of the session that nobody waits for; 0 when it cannot tell."""
+        if self._sessions is None:
+            return 0
+        try:
+            return await self._aside(lambda sessions: sessions.stray_tasks(session))
+        except Exception:
+            log.warning("the session does not say what runs in it", exc_info=True)
+            return 0
 
     async def _aside(self, function: Callable[[SessionFactory], T]) -> T:
         sessions = self._sessions

@@ -15,7 +15,9 @@ MAX_CONCURRENCY = 64
 class RuntimeSettings:
     """Times in seconds. Every field has the default of the controller's `worker` settings.
 
-    `stuck_grace` is how long a handler may go on after it was told to stop, before the worker gives up on itself.
+    `stuck_grace` is how long a handler may go on after it was told to stop, `blocked_timeout` how long a coroutine may
+    keep the event loop, and `stray_timeout` how long tasks may run that nobody waits for, before the worker gives up on
+    itself.
     """
 
     concurrency: int = 1
@@ -23,6 +25,8 @@ class RuntimeSettings:
     queue_missing_timeout: float = 60.0
     stop_grace: float = 30.0
     stuck_grace: float = 10.0
+    blocked_timeout: float = 30.0
+    stray_timeout: float = 30.0
     max_clock_skew: float = 0.0
     skip_abandoned: bool = False
     debug: bool = False

@@ -35,7 +35,9 @@ from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.session_watch import SessionWatch
 from osrdyne_worker.runtime.settings import runtime_settings
+from osrdyne_worker.runtime.watchdog import LoopWatchdog
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 STABLE_AFTER = 10.0
@@ -86,6 +88,9 @@ class Worker:
 
         `leave` ends the process: a thread or a task that does not end cannot be waited for.
         """
+        self._watchdog = LoopWatchdog(
+            limit=self._settings.blocked_timeout, on_blocked=lambda reason: leave(BeyondHelp(reason))
+        )
         async with asyncio.TaskGroup() as group:
             self._processor = self._make_processor(group)
             self._reporter.report(Event.STARTED)
@@ -133,6 +138,7 @@ class Worker:
             self.end(StartFailed(describe_with_place(error)))
             return
         self._loading_done = self._ready = True
+        self._watchdog.start()
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
         self._reporter.report(Event.READY, in_flight=0)
         self._ready_file.write()
@@ -232,6 +238,7 @@ class Worker:
 
     async def _report_busy(self) -> None:
         """While anything runs, say so every few seconds, with the session's progress; and see that it still lives."""
+        watch = SessionWatch(self._settings.stray_timeout)
         while True:
             await self._clock.sleep(BUSY_INTERVAL)
             if not self._ready:
@@ -239,13 +246,23 @@ class Worker:
             progress: Mapping[str, int] = {}
             try:
                 async with asyncio.timeout(BUSY_INTERVAL):
-                    if not await self._dispatcher.is_alive(self._processor.context.session):
-                        self.end(BeyondHelp("The session of this worker is gone."))
+                    trouble = await self._look_at_session(watch)
                     progress = await self._processor.progress()
             except TimeoutError:
                 log.warning("the session does not answer")
+                trouble = watch.was_silent(now=self._clock.monotonic())
+            if trouble is not None:
+                self.end(BeyondHelp(trouble))
             if self._processor.in_flight:
                 self._reporter.report(Event.BUSY, **{"in_flight": self._processor.in_flight, **progress})
+
+    async def _look_at_session(self, watch: SessionWatch) -> str | None:
+        """Why the session is of no use any more, or None."""
+        session = self._processor.context.session
+        alive = await self._dispatcher.is_alive(session)
+        strays = await self._dispatcher.stray_tasks(session) if alive else 0
+        idle = self._processor.in_flight == 0
+        return watch.answered(alive=alive, strays=strays, idle=idle, now=self._clock.monotonic())
 
     # -- ending ------------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,17 @@ class SparkSessions:
         except Exception:  # whatever a dead JVM does to a call
             return False
 
+    def stray_tasks(self, session: Any) -> int:
+        """Tasks that executors run and no active stage knows: of cancelled jobs. Nothing is known with Connect."""
+        if _is_connect_session(session):
+            return 0
+        tracker = session.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
+        known: int = sum(stage.numActiveTasks for stage in stages if stage is not None)
+        executors = session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+        running: list[int] = [executor.numRunningTasks() for executor in executors]
+        return max(0, sum(running) - known)
+
     def close(self, session: Any) -> None:
         """Stop the session, and end the JVM: it must not outlive its worker."""
         try:

@@ -1,0 +1,44 @@
+"""When a worker gives up on its session."""
+
+from __future__ import annotations
+
+from osrdyne_worker.runtime.session_watch import SILENCE_PATIENCE, SessionWatch
+
+
+def test_dead_session_is_of_no_use() -> None:
+    assert (
+        SessionWatch(30.0).answered(alive=False, strays=0, idle=True, now=0.0) == "The session of this worker is gone."
+    )
+
+
+def test_tasks_of_nobody_are_borne_for_a_while_only() -> None:
+    watch = SessionWatch(30.0)
+    told = [watch.answered(alive=True, strays=2, idle=True, now=now) for now in (0.0, 29.0, 30.0)]
+    assert told[:2] == [None, None]
+    assert "still runs 2 tasks" in (told[2] or "")
+
+
+def test_busy_worker_bears_them_longer() -> None:
+    watch = SessionWatch(30.0)
+    told = [watch.answered(alive=True, strays=1, idle=False, now=now) for now in (0.0, 119.0, 120.0)]
+    assert [text is None for text in told] == [True, True, False]
+
+
+def test_tasks_that_end_in_time_are_forgotten() -> None:
+    watch = SessionWatch(30.0)
+    told = [watch.answered(alive=True, strays=strays, idle=True, now=now) for now, strays in ((0, 1), (20, 0), (40, 1))]
+    assert told == [None, None, None]
+
+
+def test_silence_that_lasts_is_the_end_of_a_session() -> None:
+    watch = SessionWatch(30.0)
+    told = [watch.was_silent(now=now) for now in (0.0, SILENCE_PATIENCE - 1, SILENCE_PATIENCE)]
+    assert told[:2] == [None, None]
+    assert "has not answered for 120 s" in (told[2] or "")
+
+
+def test_answer_ends_the_silence() -> None:
+    watch = SessionWatch(30.0)
+    watch.was_silent(now=0.0)
+    watch.answered(alive=True, strays=0, idle=True, now=10.0)
+    assert watch.was_silent(now=SILENCE_PATIENCE + 1) is None
