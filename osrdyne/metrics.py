@@ -63,6 +63,9 @@ class Metrics:
             "osrdyne_worker_start_seconds", "From asking the driver to ready.", buckets=_SLOW, registry=registry
         )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
+        self.workers_drained = Counter(
+            "osrdyne_workers_drained", "Workers asked to finish and end, replaced or not needed.", registry=registry
+        )
         self.queue_commands = Counter(
             "osrdyne_queue_commands", "Commands on request queues, by command.", ["command"], registry=registry
         )

@@ -173,6 +173,7 @@ class Term:
             tracker=self.tracker,
             queues=self._commands,
             registry=self.registry,
+            control=self._control,
             deaths=self.deaths,
             lease=self._session.token,
             limits=self.limits,

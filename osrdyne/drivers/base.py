@@ -130,6 +130,9 @@ class Driver(ABC):
     """What `driver.options` may hold; by default nothing."""
     manages_workers: ClassVar[bool] = True
     """False for `noop`: workers are started by hand, so a missing one is nobody's failure and `start` is not called."""
+    instance_is_worker: ClassVar[bool] = True
+    """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
+    the pool then wants one instance, and ends it by `stop` alone."""
     same_host: bool = False
     """True when the workers live on the controller's own host: a standby must then be on the same host. May depend on
     the options."""

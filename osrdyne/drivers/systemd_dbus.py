@@ -50,7 +50,7 @@ class DbusConnection:
         self._waiting: dict[str, asyncio.Future[str]] = {}
         self._finished: dict[str, str] = {}
         self._changes = WatchCell(0)
-        self._lost = asyncio.ensure_future(bus.wait_for_disconnect())
+        self._lost = asyncio.ensure_future(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
         self._lost.add_done_callback(self._end)
         bus.add_message_handler(self._handle)
 
@@ -139,7 +139,7 @@ class DbusConnection:
             _, path, _, result = message.body
             self._finish(path, result)
         elif message.member == "PropertiesChanged":
-            if message.path.startswith(self._prefix):
+            if (message.path or "").startswith(self._prefix):
                 self._note_change()
         elif message.member == "UnitRemoved" and str(message.body[1]).startswith(self._prefix):
             self._note_change()

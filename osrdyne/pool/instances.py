@@ -6,19 +6,22 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
+from osrdyne.pool.planning import Draining
 from osrdyne.protocol.names import Key
 
 
 @dataclass(slots=True)
 class Entry:
     """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
-    `hangs`: how it shows that it is alive and does not work. `stopped_for`: why we stopped it."""
+    `hangs`: how it shows that it is alive and does not work. `draining`: it was asked to end. `stopped_for`: why we
+    stopped it."""
 
     instance: Instance
     seen_at: float
     started_here: bool = False
     served: bool = False
     hangs: str | None = None
+    draining: Draining | None = None
     stopped_for: str | None = None
 
     @property
@@ -29,7 +32,8 @@ class Entry:
         is ready, and must not keep others from being started.
         """
         running = self.instance.state is InstanceState.RUNNING
-        return self.started_here and running and not self.served and self.stopped_for is None
+        leaving = self.stopped_for is not None or self.draining is not None
+        return self.started_here and running and not self.served and not leaving
 
 
 class InstanceBook:

@@ -5,6 +5,8 @@ Each step prevents a counterexample of the model (LIFECYCLE); the numbers name t
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,6 +16,8 @@ from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.pool.state import GroupStatus
 
 OVERDUE = "not ready within start_timeout"
+REPLACED = "its settings have changed"
+NOT_NEEDED = "fewer workers are needed"
 
 # --- request queues
 
@@ -123,7 +127,24 @@ class Wait:
     for_room: bool = False
 
 
-GroupAction = Start | Stop | Remove | Wait
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Ask a worker to finish what it runs, take nothing more, and end by itself."""
+
+    instance_id: InstanceId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A worker that was asked to end. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
+
+    why: str
+    until: float
+    ask_again_at: float
+
+
+GroupAction = Start | Stop | Drain | Remove | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +153,11 @@ class GroupFacts:
 
     `overdue`: instances that were not ready within the start time-out. `hanging`: those that are alive and do not work,
     and how that shows. `back_off_until`: no start before (monotonic). `failure`: the start failed for good; the next
-    attempt comes on demand. `room`: a place under `max_concurrent_starts` is free. `admitted`: the group has a place
+    attempt comes on demand. `room`: free places under `max_concurrent_starts`. `admitted`: the group has a place
     under `max_groups`. `is_ending`: the idle group is being looked into, and none of its workers has ended by itself.
+
+    `serving`: instances that were ready once. `busy`: those that run requests. `outdated`: those started with other
+    settings. `draining`: those that were asked to end when they have finished. `drains`: whether they can be asked.
     """
 
     instances: Sequence[Instance]
@@ -142,9 +166,14 @@ class GroupFacts:
     hanging: Mapping[InstanceId, str] = field(default_factory=dict)
     back_off_until: float | None = None
     failure: StartFailure | None = None
-    room: bool = True
+    room: int = sys.maxsize
     admitted: bool = True
     is_ending: bool = False
+    serving: frozenset[InstanceId] = frozenset()
+    busy: frozenset[InstanceId] = frozenset()
+    outdated: frozenset[InstanceId] = frozenset()
+    draining: Mapping[InstanceId, Draining] = field(default_factory=dict)
+    drains: bool = True
 
 
 def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
@@ -159,27 +188,74 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
         return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
     useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in facts.overdue}
     useless |= {instance.instance_id: why for instance in running if (why := facts.hanging.get(instance.instance_id))}
+    for instance in _surplus(running):
+        useless.setdefault(instance.instance_id, "surplus")
     actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
-    actions += [
-        Stop(instance.instance_id, "surplus") for instance in _surplus(running) if instance.instance_id not in useless
-    ]
+    useful = [instance for instance in running if instance.instance_id not in useless]
+    actions += _plan_draining(useful, facts, now=now)
     if not facts.queue_exists or facts.is_ending:
         return actions  # a worker that would be stopped before it has loaded its data is not started
-    taken = {instance.slot for instance in facts.instances}
-    for slot in range(slots):
-        if slot not in taken:
-            actions.append(_plan_start(facts, slot, now=now))
+    staying = [instance for instance in useful if instance.instance_id not in facts.draining]
+    return actions + _plan_number(wish, staying, facts, slots=slots, now=now)
+
+
+def _plan_draining(running: Sequence[Instance], facts: GroupFacts, *, now: float) -> list[GroupAction]:
+    """Ask again, as control messages may get lost; stop who was asked long ago and works on all the same."""
+    actions: list[GroupAction] = []
+    for instance in running:
+        draining = facts.draining.get(instance.instance_id)
+        if draining is not None and now >= draining.until:
+            actions.append(Stop(instance.instance_id, draining.why))
+        elif draining is not None and now >= draining.ask_again_at:
+            actions.append(Drain(instance.instance_id, draining.why))
     return actions
 
 
-def _plan_start(facts: GroupFacts, slot: int, *, now: float) -> GroupAction:
+def _plan_number(
+    wish: GroupStatus, staying: Sequence[Instance], facts: GroupFacts, *, slots: int, now: float
+) -> list[GroupAction]:
+    """As many workers as are wanted, all with the present settings.
+
+    One that was started with other settings is replaced while the group is in use: its successor comes first, in a
+    spare slot, and when that is ready the old one may finish and go; then the next.
+    """
+    outdated = [instance for instance in staying if instance.instance_id in facts.outdated]
+    current = [instance for instance in staying if instance.instance_id not in facts.outdated]
+    settled = all(instance.instance_id in facts.serving for instance in current)
+    replacing = bool(outdated) and wish is GroupStatus.ACTIVE
+    excess = len(staying) - slots
+    if excess > 0:
+        if replacing and not settled:
+            return []
+        ends = sorted(staying, key=lambda instance: _order_of_going(instance, facts))[:excess]
+        return [_end(instance, facts) for instance in ends]
+    # Who is ending counts, so that no successor works beside one that hangs; who may finish its work does not.
+    places = sum(instance.instance_id not in facts.draining for instance in facts.instances)
+    missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)
+    taken = {instance.slot for instance in facts.instances}
+    free = (slot for slot in itertools.count() if slot not in taken)
+    return [_plan_start(facts, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
+
+
+def _order_of_going(instance: Instance, facts: GroupFacts) -> tuple[bool, bool, bool, int]:
+    """Outdated ones first, then those that serve nobody, then idle ones, then the latest."""
+    name = instance.instance_id
+    return (name not in facts.outdated, name in facts.serving, name in facts.busy, -instance.slot)
+
+
+def _end(instance: Instance, facts: GroupFacts) -> GroupAction:
+    why = REPLACED if instance.instance_id in facts.outdated else NOT_NEEDED
+    return Drain(instance.instance_id, why) if facts.drains else Stop(instance.instance_id, why)
+
+
+def _plan_start(facts: GroupFacts, slot: int, number: int, *, now: float) -> GroupAction:
     if not facts.admitted:
         return Wait("max_groups groups are up")
     if facts.failure is not None:
         return Wait("the start failed; the next request after the back-off tries again")
     if facts.back_off_until is not None and now < facts.back_off_until:
         return Wait("the last worker ended; backing off", facts.back_off_until)
-    if not facts.room:
+    if number >= facts.room:
         return Wait("max_concurrent_starts workers are starting", for_room=True)
     return Start(slot)
 

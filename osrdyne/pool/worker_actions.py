@@ -7,22 +7,31 @@ ends may still land; names are unique and surplus is stopped, so that does no ha
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
+from osrdyne.errors import (
+    BrokerError,
+    BrokerSilentError,
+    DriverError,
+    PublishRefusedError,
+    SlotTakenError,
+    StartFailedError,
+)
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
 from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
-from osrdyne.pool.planning import OVERDUE, GroupAction, Remove, Start, Stop
+from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop
 from osrdyne.pool.roles import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
@@ -30,17 +39,20 @@ from osrdyne.protocol.names import Key
 SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
 """Makes what a worker is given, its credentials among it. Raises `BrokerError`."""
 LOG_LINES = 20
+DRAIN_INTERVAL = 10.0
+"""Seconds until a worker that was asked to end is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Seconds and counts from the configuration; see `LifecycleSettings`."""
+    """Seconds and counts from the configuration; see `LifecycleSettings`. `drain_timeout`: longer than any request."""
 
     max_concurrent_starts: int
     start_timeout: float
     start_attempts: int
     stop_grace: float
     resync_interval: float
+    drain_timeout: float = math.inf
 
 
 class WorkerActions:
@@ -57,6 +69,7 @@ class WorkerActions:
         tracker: PoolStateTracker,
         queues: RequestQueues,
         registry: WorkerRegistry,
+        control: WorkerControl,
         deaths: DeathRegister,
         lease: Lease,
         limits: GroupLimits,
@@ -71,6 +84,7 @@ class WorkerActions:
         self._tracker = tracker
         self._queues = queues
         self._registry = registry
+        self._control = control
         self._deaths = deaths
         self._lease = lease
         self._limits = limits
@@ -98,6 +112,8 @@ class WorkerActions:
                 return await self._start(key, slot)
             case Stop(instance_id, why):
                 await self._stop(key, instance_id, why)
+            case Drain(instance_id, why):
+                await self._drain(key, instance_id, why)
             case Remove(instance):
                 await self._remove(instance.instance_id)
         return True
@@ -168,7 +184,7 @@ class WorkerActions:
         entry = self._book.get(instance_id)
         if entry is None:
             return
-        if why == OVERDUE and await self._queues.consumer_count(key) > 0:
+        if why == OVERDUE and await self._queues.consumer_count(key) > self._serving_beside(entry):
             self._registry.assume_ready(entry.instance.worker_id, key)
             return
         if entry.stopped_for != why:
@@ -176,6 +192,25 @@ class WorkerActions:
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
+
+    def _serving_beside(self, entry: Entry) -> int:
+        return sum(other.served for other in self._book.of_key(entry.instance.key) if other is not entry)
+
+    async def _drain(self, key: Key, instance_id: InstanceId, why: str) -> None:
+        """Ask a worker to finish what it runs, however long that takes, and to end: no request is interrupted."""
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        now = self._clock.monotonic()
+        if entry.draining is None:
+            self._log.info("worker may finish and end", key=key, worker_id=entry.instance.worker_id, why=why)
+            self._metrics.workers_drained.inc()
+        until = entry.draining.until if entry.draining else now + self._limits.drain_timeout
+        entry.draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
+        try:
+            await self._control.drain(entry.instance.worker_id)
+        except (PublishRefusedError, BrokerSilentError) as error:  # it is asked again
+            self._log.warning("worker cannot be asked to end", key=key, error=str(error))
 
     async def stop_all(self) -> None:
         """End every worker of the pool, side by side."""
@@ -209,6 +244,8 @@ class WorkerActions:
     def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:
         """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
         instance, why = entry.instance, entry.stopped_for
+        if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
+            why = entry.draining.why
         reported = self._registry[instance.worker_id]
         self._registry.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)

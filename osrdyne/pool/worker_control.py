@@ -1,4 +1,4 @@
-"""What the leader tells workers: control messages to the workers of a group. Used by the term and the worker watch."""
+"""What the leader tells workers: control messages. Used by the term, the worker watch and the worker actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from osrdyne.amqp import Message
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import Key, PoolNames, QueueName
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 
 
 class WorkerControl:
@@ -21,15 +21,23 @@ class WorkerControl:
 
     async def ask_for_reports(self, key: Key) -> None:
         """Ask the workers of a group what state they are in (`resume` is answered with a report)."""
-        await self._tell(key, ControlMessage(Command.RESUME, self._tracker.generation))
+        await self._tell_group(key, ControlMessage(Command.RESUME, self._tracker.generation))
 
     async def tell_queues(self, key: Key, queues: Sequence[QueueName]) -> None:
         """Tell the workers of a group which queues they serve, the most urgent first."""
-        await self._tell(key, ControlMessage(Command.QUEUES, self._tracker.generation, {"queues": list(queues)}))
+        await self._tell_group(key, ControlMessage(Command.QUEUES, self._tracker.generation, {"queues": list(queues)}))
 
-    async def _tell(self, key: Key, message: ControlMessage) -> None:
+    async def drain(self, worker_id: WorkerId) -> None:
+        """Ask one worker to take nothing more, to finish what it runs, and to end."""
+        message = ControlMessage(Command.DRAIN, self._tracker.generation)
+        await self._tell(self._names.control_worker_routing_key(worker_id), message)
+
+    async def _tell_group(self, key: Key, message: ControlMessage) -> None:
+        await self._tell(self._names.control_group_routing_key(key), message)
+
+    async def _tell(self, routing_key: str, message: ControlMessage) -> None:
         await self._publisher.publish(
             Message(body=message.wire_body(), persistent=False),
             exchange=self._names.control_exchange,
-            routing_key=self._names.control_group_routing_key(key),
+            routing_key=routing_key,
         )

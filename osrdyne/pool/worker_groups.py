@@ -24,7 +24,7 @@ from osrdyne.pool import start_record
 from osrdyne.pool.admission import Admission
 from osrdyne.pool.facts import QueueBoard, WorkerBoard, WorkerFacts
 from osrdyne.pool.instances import Entry, InstanceBook
-from osrdyne.pool.planning import GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
+from osrdyne.pool.planning import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
 from osrdyne.pool.start_record import StartRecord, StartRecords
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
@@ -62,6 +62,7 @@ class WorkerGroupsLoop:
     ) -> None:
         self._tracker = tracker
         self._driver = driver
+        self._spec_hash = driver.spec_hash()
         self._actions = actions
         self._book = book
         self._queue_board = queue_board
@@ -234,7 +235,7 @@ class WorkerGroupsLoop:
     def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
         """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
         waits = [action for action in actions if isinstance(action, Wait)]
-        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Remove)]
+        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Remove)]
         starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
         chosen = ends or starts
         for wait in waits:
@@ -265,10 +266,14 @@ class WorkerGroupsLoop:
 
     def _group_facts(self, key: Key, entries: list[Entry]) -> GroupFacts:
         failure = self._records[key].failure
-        if failure is not None and self._tracker.is_pinned(key):
-            self.retry(key)
+        running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
+        if failure is not None and (running or self._tracker.is_pinned(key)):
+            self.retry(key)  # nobody waits for an answer that could be the occasion
             self._recheck_at(key, failure.retry_at)
         record = self._records[key]
+        for entry in entries:
+            if entry.draining is not None:
+                self._recheck_at(key, min(entry.draining.ask_again_at, entry.draining.until))
         return GroupFacts(
             instances=[entry.instance for entry in entries],
             queue_exists=self._queue_board[key].exists,
@@ -276,10 +281,19 @@ class WorkerGroupsLoop:
             hanging={entry.instance.instance_id: entry.hangs for entry in entries if entry.hangs},
             back_off_until=record.back_off_until,
             failure=record.failure,
-            room=self._room > 0,
+            room=max(0, self._room),
             admitted=self._admission.is_admitted(key),
             is_ending=record == StartRecord() and self._is_ending(key),
+            serving=_ids(entry for entry in entries if entry.served),
+            busy=_ids(entry for entry in entries if self._is_busy(entry)),
+            outdated=_ids(entry for entry in entries if entry.instance.spec_hash != self._spec_hash),
+            draining={entry.instance.instance_id: entry.draining for entry in entries if entry.draining},
+            drains=self._driver.instance_is_worker,
         )
+
+    def _is_busy(self, entry: Entry) -> bool:
+        reported = self._registry[entry.instance.worker_id]
+        return reported is not None and reported.in_flight > 0
 
     def _is_ending(self, key: Key) -> bool:
         """Whether the idle times of the group are over, so that only its emptiness is to be proven."""
@@ -291,7 +305,7 @@ class WorkerGroupsLoop:
     def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
         overdue = set()
         for entry in entries:
-            if entry.instance.state is InstanceState.RUNNING and not entry.served:
+            if entry.instance.state is InstanceState.RUNNING and not entry.served and entry.draining is None:
                 limit = entry.seen_at + self._limits.start_timeout
                 if limit <= self._clock.monotonic():
                     overdue.add(entry.instance.instance_id)
@@ -310,7 +324,8 @@ class WorkerGroupsLoop:
                 entry.served = True
                 self._metrics.worker_starts.labels(outcome="ready").inc()
                 self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
-                self._records.apply(key, start_record.became_ready)
+                if entry.instance.spec_hash == self._spec_hash:
+                    self._records.apply(key, start_record.became_ready)
 
     def _publish(self, key: Key) -> None:
         """Write the group's facts for everybody else."""
@@ -333,3 +348,7 @@ class WorkerGroupsLoop:
         if self._tracker.status(key) is not None and not self._admission.is_admitted(key):
             return "max_groups"
         return "max_concurrent_starts" if key in self._waiting_for_room else None
+
+
+def _ids(entries: Iterable[Entry]) -> frozenset[InstanceId]:
+    return frozenset(entry.instance.instance_id for entry in entries)

@@ -23,6 +23,7 @@ def group_limits(settings: Settings) -> GroupLimits:
         start_attempts=lifecycle.start_attempts,
         stop_grace=settings.worker.stop_grace,
         resync_interval=lifecycle.resync_interval,
+        drain_timeout=settings.worker.processing_timeout + settings.worker.stop_grace,
     )
 
 

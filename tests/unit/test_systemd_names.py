@@ -55,7 +55,8 @@ def test_values_are_quoted_and_keep_their_line_breaks():
 
 
 @pytest.mark.parametrize(
-    ("value", "accepted"), [("漢\n\t", True), ("a\0", False), ("\ufffe", False), ("\U0010ffff", False), ("\ufdd0", False)]
+    ("value", "accepted"),
+    [("漢\n\t", True), ("a\0", False), ("\ufffe", False), ("\U0010ffff", False), ("\ufdd0", False)],
 )
 def test_what_systemd_takes_as_a_value(value, accepted):
     assert is_accepted(value) is accepted

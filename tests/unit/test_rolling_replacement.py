@@ -1,0 +1,164 @@
+"""Changed settings replace workers one at a time, unchanged ones replace nobody: a real leader in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.config.models import LifecycleSettings
+from osrdyne.errors import StartFailedError
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+A = Key("a")
+SETTINGS = settings_for(LifecycleSettings(unbind_delay=36_000.0, stop_delay=600.0, start_attempts=1))
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+@pytest.fixture
+def driver(clock: VirtualClock) -> FakeDriver:
+    return FakeDriver(clock, pool=POOL)
+
+
+async def ready(stack: Stack, worker: FakeWorker) -> None:
+    """It says that it is ready, and no more: nobody minds when nothing is heard of it later."""
+    await stack.report(worker.instance.key, Event.READY, worker.spec.worker_id)
+
+
+async def one_worker(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver, *keys: Key) -> None:
+    """What a leader leaves behind: a ready worker for each key."""
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        for key in keys or (A,):
+            stack.term.tracker.require_worker_group(key)
+            await clock.settle()
+            await ready(stack, *driver.workers_of(key))
+    driver.calls.clear()
+
+
+def hear(stack: Stack, worker: FakeWorker) -> None:
+    """Let the worker have a control queue."""
+    name = f"ctl-{worker.spec.worker_id}"
+    stack.broker.declare_queue(name, {})
+    routing_key = stack.names.control_worker_routing_key(WorkerId(worker.spec.worker_id))
+    stack.broker.bind(name, stack.names.control_exchange, routing_key)
+
+
+def heard(stack: Stack, worker: FakeWorker) -> list[Command]:
+    """What it was told."""
+    messages = map(control_from_wire, stack.broker.bodies(f"ctl-{worker.spec.worker_id}"))
+    return [message.command for message in messages if message is not None]
+
+
+async def test_next_leader_with_the_same_settings_touches_no_worker(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver, *(Key(f"key {number}") for number in range(20)))
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS):
+        await clock.advance(120.0)
+        assert driver.calls == []
+
+
+async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        hear(stack, old)
+        assert (new.instance.spec_hash, new.instance.slot, heard(stack, old)) == ("changed", 1, [])
+        await ready(stack, new)
+        assert heard(stack, old) == [Command.DRAIN]
+        driver.exit_instance(old.instance.instance_id, code=0)
+        await clock.advance(300.0)
+        assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
+        assert (driver.count("start"), driver.count("stop")) == (1, 0)
+
+
+async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        hear(stack, old)
+        await ready(stack, new)
+        for _ in range(60):
+            await clock.advance(25.0)
+            await stack.report("a", Event.STOPPING, old.spec.worker_id, in_flight=1)
+        assert heard(stack, old).count(Command.DRAIN) > 100
+        assert driver.count("stop") == 0
+
+
+async def test_old_worker_that_never_ends_is_stopped_when_no_request_may_run_that_long(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        await ready(stack, new)
+        await clock.advance(SETTINGS.worker.processing_timeout + 60.0)
+        assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
+        assert old.gone.is_set()
+
+
+async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    """The old one consumes the queue; that is no sign that the new one does."""
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old = driver.workers_of(A)[0]
+        await ready(stack, old)
+        await stack.consume("a")
+        await clock.advance(SETTINGS.lifecycle.start_timeout + 5.0)
+        assert not old.gone.is_set()
+        assert driver.count("stop") == 1
+
+
+async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_serves(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    driver.fail_next_start(StartFailedError("No such image."))
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await ready(stack, driver.workers_of(A)[0])
+        assert stack.term.worker_board[A].failure is not None
+        await clock.advance(600.0)
+        assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
+
+
+async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> None:
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        await ready(stack, new)
+        driver.exit_instance(old.instance.instance_id, signal="SIGKILL")
+        await clock.advance(1.0)
+        assert stack.metrics.worker_exits._value.get() == 1
+        assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]

@@ -1,0 +1,111 @@
+"""How many workers a group has and with which settings: the pure decision."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.drivers.base import Instance, InstanceId, InstanceState
+from osrdyne.pool.planning import (
+    NOT_NEEDED,
+    REPLACED,
+    Drain,
+    Draining,
+    GroupFacts,
+    Remove,
+    Start,
+    Stop,
+    Wait,
+    plan_group,
+)
+from osrdyne.pool.state import GroupStatus
+from osrdyne.protocol.names import Key, WorkerId
+
+ACTIVE, UNBOUND = GroupStatus.ACTIVE, GroupStatus.UNBOUND
+NOW = 1000.0
+
+
+def instance(slot: int, *, state: InstanceState = InstanceState.RUNNING) -> Instance:
+    name = f"i{slot}"
+    return Instance(InstanceId(name), Key("a"), slot, WorkerId(name), state, "spec", float(slot), name)
+
+
+def ids(*slots: int) -> frozenset[InstanceId]:
+    return frozenset(InstanceId(f"i{slot}") for slot in slots)
+
+
+def facts(*instances: Instance, **more: object) -> GroupFacts:
+    return GroupFacts(instances, True, **more)  # type: ignore[arg-type]
+
+
+def replace(slot: int) -> Drain:
+    return Drain(InstanceId(f"i{slot}"), REPLACED)
+
+
+def spare(slot: int) -> Drain:
+    return Drain(InstanceId(f"i{slot}"), NOT_NEEDED)
+
+
+LEAVING = {InstanceId("i1"): Draining(NOT_NEEDED, until=NOW + 100, ask_again_at=NOW + 5)}
+
+ROWS = {
+    "outdated: its successor comes first, in a spare slot": (
+        facts(instance(0), serving=ids(0), outdated=ids(0)), 1, [Start(1)]
+    ),
+    "successor is loading: the old one goes on": (
+        facts(instance(0), instance(1), serving=ids(0), outdated=ids(0)), 1, []
+    ),
+    "successor is ready: the old one may finish and end": (
+        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0)), 1, [replace(0)]
+    ),
+    "old one is finishing: nothing": (
+        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(1), draining=LEAVING), 1, []
+    ),
+    "several outdated: one at a time": (
+        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0, 1)), 2, [Start(2)]
+    ),
+    "one of several is replaced: the idle one goes before the busy one": (
+        facts(*map(instance, range(3)), serving=ids(0, 1, 2), outdated=ids(0, 1), busy=ids(1)), 2, [replace(0)]
+    ),
+    "too few, outdated: only what is missing": (
+        facts(instance(0), serving=ids(0), outdated=ids(0)), 2, [Start(1)]
+    ),
+    "successor failed for good: the old one goes on": (
+        facts(instance(0), serving=ids(0), outdated=ids(0), back_off_until=NOW + 9), 1,
+        [Wait("the last worker ended; backing off", NOW + 9)],
+    ),
+    "too many: idle ones go, the latest first": (
+        facts(*map(instance, range(3)), serving=ids(0, 1, 2), busy=ids(2)), 2, [spare(1)]
+    ),
+    "too many: one that loads goes before one that serves": (
+        facts(instance(0), instance(1), serving=ids(1)), 1, [spare(0)]
+    ),
+    "one is leaving and needed again: another slot": (
+        facts(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING), 2, [Start(2)]
+    ),
+    "who is ending keeps its place": (
+        facts(instance(0, state=InstanceState.EXITED)), 1, [Remove(instance(0, state=InstanceState.EXITED))]
+    ),
+    "no more starts than there is room": (
+        facts(room=1), 2, [Start(0), Wait("max_concurrent_starts workers are starting", for_room=True)]
+    ),
+    "a platform that counts workers itself is told to stop": (
+        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
+        [Stop(InstanceId("i0"), REPLACED)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("known", "slots", "actions"), ROWS.values(), ids=ROWS.keys())
+def test_active_group(known: GroupFacts, slots: int, actions: list[object]) -> None:
+    assert plan_group(ACTIVE, known, slots=slots, now=NOW) == actions
+
+
+def test_group_that_nobody_uses_is_not_replaced() -> None:
+    known = facts(instance(0), serving=ids(0), outdated=ids(0))
+    assert plan_group(UNBOUND, known, slots=1, now=NOW) == []
+
+
+def test_worker_that_may_end_is_asked_again_and_then_stopped() -> None:
+    known = facts(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING)
+    assert plan_group(ACTIVE, known, slots=1, now=NOW + 5) == [spare(1)]
+    assert plan_group(ACTIVE, known, slots=1, now=NOW + 100) == [Stop(InstanceId("i1"), NOT_NEEDED)]
