@@ -258,6 +258,8 @@ def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> st
         return "a request for it is on its way to its queue"
     if status is GroupStatus.ACTIVE:
         return "it was used within unbind_delay"
+    if tracker.is_retired(key):
+        return "it is to end; its workers stop once the requests in its queue are done"
     if status is GroupStatus.UNBOUND:
         return "it was not used for unbind_delay; its workers stop once its queue is proven empty"
     if not workers.is_empty:

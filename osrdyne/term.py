@@ -228,8 +228,10 @@ class Term:
         self._judge = IdleJudge(
             tracker=self.tracker,
             board=self.queue_board,
+            workers=self.worker_board,
             totals=self._totals,
             settle_delay=lifecycle.settle_delay,
+            clock=clock,
         )
         self._watch = WorkerWatch(
             tracker=self.tracker,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.aio.changes import Subscription
+from osrdyne.aio.clock import Clock
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
 from osrdyne.pool.planning import stop_evidence_after
 from osrdyne.pool.tracker import PoolStateTracker
@@ -28,13 +29,18 @@ class IdleJudge:
         *,
         tracker: PoolStateTracker,
         board: QueueBoard,
+        workers: WorkerBoard,
         totals: FreshTotals,
         settle_delay: float,
+        clock: Clock,
     ) -> None:
         self._tracker = tracker
         self._board = board
+        self._workers = workers
         self._totals = totals
         self._settle_delay = settle_delay
+        self._clock = clock
+        self._seen_busy: dict[Key, float] = {}
         self._interval = min(LOOK_INTERVAL, max(1.0, settle_delay))
         self._log: Logger = get_logger("idle_judge")
 
@@ -54,14 +60,23 @@ class IdleJudge:
 
     def judge(self) -> None:
         """One pass over the groups that are due."""
-        for key in self._tracker.stop_due_keys():
+        due = self._tracker.stop_due_keys()
+        self._seen_busy = {key: at for key, at in self._seen_busy.items() if key in due}
+        for key in due:
             if not self._board[key].exists:
                 self._tracker.end(key)  # no queue, so nothing that could be lost
                 continue
-            after = stop_evidence_after(self._board[key], settle_delay=self._settle_delay)
-            messages = None if after is None else self._totals.messages(key, after=after)
+            messages = self._messages(key)
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
+            elif messages and self._tracker.is_retired(key) and self._workers[key].instances:
+                self._seen_busy[key] = self._clock.monotonic()  # its workers finish what is there; then ask again
             elif messages:
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle after all", key=key, messages=messages)
+
+    def _messages(self, key: Key) -> int | None:
+        after = stop_evidence_after(self._board[key], settle_delay=self._settle_delay)
+        if after is None:
+            return None
+        return self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))

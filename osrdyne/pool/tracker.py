@@ -63,6 +63,7 @@ class PoolStateTracker:
         self._holds: Counter[Key] = Counter()
         self._pinned: set[Key] = set()
         self._stop_due: set[Key] = set()
+        self._retired: set[Key] = set()
         self._feed: ChangeFeed[Key] = ChangeFeed()
         self._wakeup = Wakeup(clock)
         self.stop_due = Wakeup(clock)
@@ -162,14 +163,22 @@ class PoolStateTracker:
             self._arm(key, group, group.record().due_at)
 
     def retire(self, key: Key) -> bool:
-        """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned."""
+        """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned.
+
+        It stays retired until it is required again; a request is a reason for that, what its workers still do is none.
+        """
         group = self._groups.get(key)
         if group is None or self._stays(key):
             return False
         now = self._clock.monotonic()
         retired = state.unbind(group.record(), now=now, delays=Delays(self._delays.unbind, 0.0))
         self._put(key, group, retired, changed=group.status is not GroupStatus.UNBOUND)
+        self._retired.add(key)
         return True
+
+    def is_retired(self, key: Key) -> bool:
+        """Whether the group is to end as soon as its requests are done."""
+        return key in self._retired
 
     def stop_due_keys(self) -> set[Key]:
         """The UNBOUND groups whose `stop_delay` is over: their workers may be stopped if their queues are empty."""
@@ -183,6 +192,7 @@ class PoolStateTracker:
         if key not in self._stop_due or self._stays(key):
             return False
         self._stop_due.discard(key)
+        self._retired.discard(key)
         del self._groups[key]
         self._counter += 1
         self._feed.notify(key)
@@ -233,6 +243,7 @@ class PoolStateTracker:
         else:
             group.write(record)
         self._stop_due.discard(key)
+        self._retired.discard(key)
         if changed:
             self._counter += 1
             group.generation = self._counter

@@ -72,7 +72,7 @@ class ActivityProcessor:
     def _count_use(self, key: Key, report: ActivityReport) -> None:
         # That a worker has started or is ready is no use: one that crashes again and again would keep its group for
         # ever, and every take-over, which asks all workers for a report, would wake the idle ones.
-        if report.event not in WORK:
+        if report.event not in WORK or self._tracker.is_retired(key):
             return
         now = self._clock.monotonic()
         counted_at = self._counted_at.get(key)

@@ -9,7 +9,7 @@ import pytest
 from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.broker.listing import MessageTotal
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.pool.facts import Binding, QueueBoard
+from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.state import Delays, GroupStatus
@@ -53,7 +53,15 @@ class Setting:
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
         self.board = QueueBoard()
         fresh = FreshTotals(self.totals, clock=self.clock)
-        self.judge = IdleJudge(tracker=self.tracker, board=self.board, totals=fresh, settle_delay=SETTLE)
+        self.workers = WorkerBoard()
+        self.judge = IdleJudge(
+            tracker=self.tracker,
+            board=self.board,
+            workers=self.workers,
+            totals=fresh,
+            settle_delay=SETTLE,
+            clock=self.clock,
+        )
         self.tasks = [asyncio.create_task(loop.run()) for loop in (self.judge, self.tracker, fresh)]
 
     async def idle_group(self, key: Key = A) -> None:

@@ -10,7 +10,7 @@ import pytest
 from osrdyne.amqp import Message
 from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.config.models import LifecycleSettings, Settings
-from osrdyne.errors import BrokerConflictError, PublishRefusedError
+from osrdyne.errors import BrokerConflictError, DriverError, PublishRefusedError
 from osrdyne.pool.state import GroupStatus
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
@@ -212,6 +212,41 @@ class TestEnd:
             await delivery.nack()
             await clock.settle()
             assert stack.waiting("a") == [b"1"]
+
+    async def test_retired_group_at_work_ends_when_its_work_is_done(self, clock: VirtualClock) -> None:
+        """`groups stop` of a group with a stuck query: it stays unbound, and nothing else starts its time anew."""
+        async with leading(clock, settings=quick()) as stack:
+            await stack.publish("a", b"stuck")
+            await clock.settle()
+            delivery = await stack.take("a")
+            stack.term.tracker.retire(A)
+            for _ in range(60):
+                await stack.report("a", Event.BUSY, in_flight=1)
+                await clock.advance(5.0)
+            assert (stack.term.tracker.status(A), stack.running("a")) == (GroupStatus.UNBOUND, 1)
+            await delivery.ack()
+            await delivery.channel.close()
+            await until(stack, lambda: not stack.has_queue("a"))
+
+    async def test_request_wakes_a_retired_group(self, clock: VirtualClock) -> None:
+        async with leading(clock, settings=quick()) as stack:
+            await stack.publish("a", b"stuck")
+            await clock.settle()
+            await stack.take("a")
+            stack.term.tracker.retire(A)
+            await clock.advance(5.0)
+            await stack.publish("a", b"next")
+            await clock.settle()
+            assert (stack.is_bound("a"), stack.waiting("a")) == (True, [b"stuck", b"next"])
+
+    async def test_retired_group_without_a_worker_is_no_grave_for_requests(self, clock: VirtualClock) -> None:
+        async with leading(clock, settings=quick()) as stack:
+            stack.driver.fail_next_start(DriverError("The engine is busy."))
+            await stack.publish("a", b"1")
+            await clock.settle()
+            stack.term.tracker.retire(A)
+            await clock.advance(60.0)
+            assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
     async def test_message_found_by_the_cheap_look_brings_the_group_back(self, clock: VirtualClock) -> None:
         """LIFECYCLE 26 [noreact]: ready > 0 and nobody wants the group: it is required."""
