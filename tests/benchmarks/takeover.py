@@ -1,0 +1,270 @@
+"""How long nobody leads: the leader is killed, or falls silent, while orphans come in, and a hot standby takes over.
+
+Two real daemon processes take turns. They start no workers: the benchmark itself consumes the request queues, so that
+each request is measured up to the moment at which a worker would have it. The floor of a killed leader is a bare
+hand-over: a process that holds the message of such a queue is killed, and the next one gets it. The floor of a silent
+one is what it takes RabbitMQ to notice, three heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.protocol.names import Key, PoolNames
+from tests.acceptance.daemon_process import PATIENCE, DaemonProcess, until
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
+
+POOL = "bench_takeover"
+BARE_QUEUE = "bare-token"
+HEARTBEAT = 2.0
+KILLS, SILENCES = 5, 3
+PACE = 0.05
+"""Seconds between two requests, each for a key of its own."""
+BEFORE, AFTER = 2.0, 1.0
+"""Seconds of load before the fault, and after the first request that the new leader has forwarded."""
+NEVER = "1d"
+SETTINGS = {
+    "broker": {"leader_heartbeat": f"{HEARTBEAT:g}s"},
+    "lifecycle": {"unbind_delay": NEVER, "stop_delay": NEVER, "resync_interval": NEVER, "max_groups": 1_000_000},
+    "log": {"level": "warning"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """Seconds from the fault on, but for `waits`: those of the requests of the round, from publish to arrival."""
+
+    token: float
+    forwarded: float
+    waits_before: float
+    waits: float
+
+
+async def run(broker: EmbeddedBroker) -> list[Figure]:
+    with tempfile.TemporaryDirectory(prefix="osrdyne-bench-") as directory:
+        async with _daemons(broker, Path(directory)) as daemons, _load(broker) as load:
+            match = _Match(daemons, load)
+            await match.round(signal.SIGKILL)  # warms up
+            bare = await _bare_handovers(broker, KILLS)
+            killed = [await match.round(signal.SIGKILL) for _ in range(KILLS)]
+            silent = [await match.round(signal.SIGSTOP) for _ in range(SILENCES)]
+    return [*_figures_of_kills(bare, killed), *_figures_of_silence(silent)]
+
+
+def _figures_of_kills(bare: Sequence[float], killed: Sequence[Takeover]) -> list[Figure]:
+    second = Goal(1000, Comparison.DIFFERENCE)
+    token = [Round(floor * 1000, one.token * 1000) for floor, one in zip(bare, killed, strict=True)]
+    forwarded = [Round(floor * 1000, one.forwarded * 1000) for floor, one in zip(bare, killed, strict=True)]
+    waits = [Round(one.waits_before * 1000, one.waits * 1000) for one in killed]
+    return [
+        figure("leader killed, next one has the token", "ms", token, second),
+        figure("leader killed, first orphan forwarded", "ms", forwarded, second),
+        figure("leader killed, longest wait", "ms", waits, second),
+    ]
+
+
+def _figures_of_silence(silent: Sequence[Takeover]) -> list[Figure]:
+    floor = 3 * HEARTBEAT * 1000
+    return [
+        figure(
+            "leader silent, next one has the token", "ms", [Round(floor, one.token * 1000) for one in silent], Goal(1.0)
+        ),
+        figure("leader silent, longest wait", "ms", [Round(floor, one.waits * 1000) for one in silent], Goal(1.5)),
+    ]
+
+
+# --- the daemons
+
+
+class _Match:
+    """Two daemons, one of which leads."""
+
+    def __init__(self, daemons: Sequence[DaemonProcess], load: _Load) -> None:
+        self._leader, self._standby = daemons
+        self._load = load
+
+    async def round(self, fault: signal.Signals) -> Takeover:
+        """Kill or stop the leader under load; afterwards it stands by."""
+        old, new = self._leader, self._standby
+        async with self._load.requests() as requests:
+            await asyncio.sleep(BEFORE)
+            at = time.time()
+            old.kill() if fault is signal.SIGKILL else old.send_signal(fault)
+            forwarded = await requests.first_arrival_of_those_after(at)
+            await asyncio.sleep(AFTER)
+        since = float((await new.get("/v1/leadership"))["since"])
+        old.launch() if fault is signal.SIGKILL else old.send_signal(signal.SIGCONT)
+        await _until_standing_by(old)
+        self._leader, self._standby = new, old
+        before, after = requests.longest_waits(at)
+        return Takeover(token=since - at, forwarded=forwarded - at, waits_before=before, waits=after)
+
+
+@asynccontextmanager
+async def _daemons(broker: EmbeddedBroker, directory: Path) -> AsyncIterator[tuple[DaemonProcess, DaemonProcess]]:
+    first, second = (_daemon(broker, directory / name) for name in ("first", "second"))
+    try:
+        await first.start()
+        second.launch()
+        await _until_standing_by(second)
+        yield first, second
+    finally:
+        for daemon in (first, second):
+            await daemon.close()
+
+
+def _daemon(broker: EmbeddedBroker, directory: Path) -> DaemonProcess:
+    directory.mkdir()
+    daemon = DaemonProcess(
+        directory, amqp_uri=broker.amqp_uri, management_uri=broker.management_uri, pool=POOL, settings=SETTINGS
+    )
+    daemon.settings["driver"] = {"name": "noop"}
+    daemon.write_settings()
+    return daemon
+
+
+async def _until_standing_by(daemon: DaemonProcess) -> None:
+    async with asyncio.timeout(PATIENCE):
+        ready: dict[str, object] = {}
+        while not (ready.get("ready") and ready["role"] == "standby"):
+            ready = await daemon.get("/ready")
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)  # for its consumer
+
+
+# --- the load
+
+
+@dataclass(slots=True)
+class _Requests:
+    """When each request of a round was published, and when it arrived."""
+
+    sent: dict[Key, float] = field(default_factory=dict)
+    arrived: dict[Key, float] = field(default_factory=dict)
+
+    async def first_arrival_of_those_after(self, at: float) -> float:
+        """Wait for it. What was published after the fault can have been forwarded by the new leader only."""
+
+        def arrivals() -> list[float]:
+            return [arrived for key, arrived in self.arrived.items() if self.sent[key] > at]
+
+        return min(await until(arrivals, "the new leader forwards a request", interval=0.01))
+
+    def longest_waits(self, at: float) -> tuple[float, float]:
+        """Of those that had arrived by then, and of the others."""
+        before = [arrived - self.sent[key] for key, arrived in self.arrived.items() if arrived <= at]
+        after = [arrived - self.sent[key] for key, arrived in self.arrived.items() if arrived > at]
+        return max(before), max(after)
+
+
+class _Load:
+    """Requests, each for a new key whose queue is there and not bound: every one is an orphan."""
+
+    def __init__(self, connection: amqp.Connection, publisher: amqp.Channel) -> None:
+        self._connection = connection
+        self._publisher = publisher
+        self._numbers = itertools.count(1)
+        self._names = PoolNames(POOL)
+
+    @asynccontextmanager
+    async def requests(self) -> AsyncIterator[_Requests]:
+        """Requests at a steady pace until the end of the block, which waits until all of them have arrived."""
+        requests, over = _Requests(), asyncio.Event()
+        channel = await self._connection.channel()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_asking(group, channel, requests, over))
+            yield requests
+            over.set()
+        for key in requests.sent:
+            await channel.delete_queue(self._names.request_queue(key))
+        await channel.close()
+
+    async def _keep_asking(
+        self, group: asyncio.TaskGroup, channel: amqp.Channel, requests: _Requests, over: asyncio.Event
+    ) -> None:
+        while not over.is_set():
+            key = Key(f"infra={next(self._numbers)}")
+            group.create_task(self._ask(channel, requests, key))
+            await asyncio.sleep(PACE)
+
+    async def _ask(self, channel: amqp.Channel, requests: _Requests, key: Key) -> None:
+        queue = self._names.request_queue(key)
+        await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+        consumer = await channel.consume(queue, prefetch=1)
+        requests.sent[key] = time.time()
+        await self._publisher.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)
+        await (await consumer.get()).ack()
+        requests.arrived[key] = time.time()
+
+
+@asynccontextmanager
+async def _load(broker: EmbeddedBroker) -> AsyncIterator[_Load]:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
+    try:
+        yield _Load(connection, await connection.channel(confirms=True))
+    finally:
+        await connection.close()
+
+
+# --- the floor
+
+
+async def _bare_handovers(broker: EmbeddedBroker, count: int) -> list[float]:
+    """Seconds from the end of a process that holds the message until the next one has it."""
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne bench"))
+    try:
+        channel = await connection.channel(confirms=True)
+        arguments = {"x-queue-type": "quorum", "x-single-active-consumer": True, "x-delivery-limit": 1_000_000}
+        await channel.declare_queue(BARE_QUEUE, arguments=arguments)
+        await channel.publish(amqp.Message(), exchange="", routing_key=BARE_QUEUE)
+    finally:
+        await connection.close()
+    async with AsyncExitStack() as stack:
+        holders = [await stack.enter_async_context(_bare_holder(broker)) for _ in range(count + 1)]
+        await _held_since(holders[0])
+        return [await _bare_handover(before, after) for before, after in pairwise(holders)]
+
+
+async def _bare_handover(before: asyncio.subprocess.Process, after: asyncio.subprocess.Process) -> float:
+    at = time.time()
+    before.kill()
+    return await _held_since(after) - at
+
+
+async def _held_since(process: asyncio.subprocess.Process) -> float:
+    assert process.stdout is not None
+    return float(await process.stdout.readline())
+
+
+@asynccontextmanager
+async def _bare_holder(broker: EmbeddedBroker) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.benchmarks.bare_token",
+        BARE_QUEUE,
+        env={**os.environ, "BARE_AMQP_URI": broker.amqp_uri},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"waiting\n", "the floor did not start"
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
