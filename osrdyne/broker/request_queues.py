@@ -12,6 +12,7 @@ from functools import partial
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
+from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
@@ -23,6 +24,7 @@ from osrdyne.broker.token import TokenChannel
 from osrdyne.broker.topology import request_queue_arguments
 from osrdyne.errors import (
     BrokerConflictError,
+    BrokerError,
     BrokerNotFoundError,
     BrokerUnavailableError,
     CommandRefusedError,
@@ -33,6 +35,7 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 GIVE_BACK_RETRY = Backoff(initial=0.5, maximum=10.0)
+LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 
 class RequestQueueCommands:
@@ -102,13 +105,24 @@ class RequestQueueCommands:
         return True
 
     async def _compare(self, queue: QueueName, arguments: Mapping[str, object]) -> None:
-        for found in await self._management.list_queues(queue):
+        """Only the HTTP API tells arguments. While it fails, this queue waits for it, and nothing else does."""
+        for found in await self._list(queue):
             if found.name == queue and dict(found.arguments) != arguments:
                 raise BrokerConflictError(
                     f"The queue {queue} exists with other arguments ({dict(found.arguments)} instead of {arguments}): "
                     "drain and delete it, or use another pool.id.",
                     queue=queue,
                 )
+
+    async def _list(self, queue: QueueName) -> list[QueueTotals]:
+        failures = 0
+        while True:
+            try:
+                return await self._management.list_queues(queue)
+            except BrokerError as error:
+                failures += 1
+                self._log.warning("request queue cannot be looked up, trying again", queue=queue, error=str(error))
+                await self._clock.sleep(LOOK_UP_RETRY.delay(failures))
 
     async def bind(self, key: Key) -> None:
         """Bind the queues of the group. In a managed pool the classes in use may have changed since `declare`."""

@@ -25,6 +25,8 @@ from osrdyne.protocol.statuses import Status
 REATTACH_DELAY = 1.0
 MAX_ATTACHED = 500
 """Queues consumed at once: RabbitMQ allows some 2,000 channels for a connection, which others need as well."""
+TURN = 5.0
+"""How long a group keeps its place when others wait for one, seconds."""
 
 
 class StartFailureResponder:
@@ -51,6 +53,7 @@ class StartFailureResponder:
         self._serving: set[Key] = set()
         self._consumers: dict[Key, list[tuple[Channel, Consumer]]] = {}
         self._room = asyncio.Semaphore(MAX_ATTACHED)
+        self._waiting_for_room = 0
         self._log: Logger = get_logger("start_failures")
 
     async def run(self) -> None:
@@ -78,14 +81,33 @@ class StartFailureResponder:
     async def _serve(self, key: Key) -> None:
         """Answer the group's requests until it recovers, or a request comes that may cause the next attempt."""
         while self._is_failed(key):
-            async with self._room:
-                try:
-                    if await self._answer_until_demand(key):
-                        self._retry(key)
-                except BrokerError as error:
-                    self._log.debug("queue of a failed group cannot be read", key=key, error=str(error))
+            await self._take_place()
+            turn = asyncio.ensure_future(self._end_turn(key))
+            try:
+                if await self._answer_until_demand(key):
+                    self._retry(key)
+            except BrokerError as error:
+                self._log.debug("queue of a failed group cannot be read", key=key, error=str(error))
+            finally:
+                turn.cancel()
+                self._room.release()
             await self._clock.sleep(REATTACH_DELAY)
         self._serving.discard(key)
+
+    async def _take_place(self) -> None:
+        """First come, first served."""
+        self._waiting_for_room += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self._waiting_for_room -= 1
+
+    async def _end_turn(self, key: Key) -> None:
+        """Make room for others that wait for it, so that every failed group is looked at."""
+        while not self._waiting_for_room:
+            await self._clock.sleep(TURN)
+        await self._clock.sleep(TURN)
+        await self._detach(key)
 
     async def _answer_until_demand(self, key: Key) -> bool:
         """Answer requests. True when one came after the back-off: it is put back, for the worker to be started."""

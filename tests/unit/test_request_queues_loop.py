@@ -358,6 +358,18 @@ class TestFaults:
             await clock.advance(10.0)
             assert (stack.is_bound("a"), stack.term.queue_board[A].fault) == (True, None)
 
+    async def test_http_api_that_fails_holds_up_the_queue_that_has_to_be_compared_only(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with leading(clock, broker=broker, settings=quick()) as stack:
+            broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
+            stack.management.available = False
+            await require(stack, "a", "b")
+            await clock.advance(10.0)
+            assert (stack.is_bound("a"), stack.is_bound("b"), stack.task.done()) == (False, True, False)
+            stack.management.available = True
+            await until(stack, lambda: stack.is_bound("a"))
+
     async def test_fault_is_forgotten_when_nobody_needs_the_queue(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:

@@ -151,6 +151,18 @@ async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroke
         assert stack.waiting("a") == []
 
 
+async def test_failed_groups_take_turns_when_there_are_too_many(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osrdyne.processors.start_failures.MAX_ATTACHED", 2)
+    async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
+        for number in range(7):
+            await stack.publish(str(number), reply_to=REPLIES, correlation_id=str(number))
+        await clock.advance(60.0)
+        assert set(statuses(broker)) == {"start-failed"}
+        assert {answer.message.correlation_id for answer in answers(broker)} == {str(number) for number in range(7)}
+
+
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
         for number in range(1_000):
