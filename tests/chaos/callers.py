@@ -26,8 +26,9 @@ from tests.chaos.checker import LIFETIME, Answered, Sent
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
 RPC_TIMEOUT = 10.0
-PAUSES = (3.0, 12.0)
-"""Seconds, around all delays of the pool together: the group is unbound, ends, or is about to."""
+PAUSES = (3.0, 25.0)
+"""Seconds, around all delays of the pool together, evidence of emptiness included: the group is unbound, about to end,
+ends, or has ended."""
 LONGEST_SLEEP = 3.0
 
 
