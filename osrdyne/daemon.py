@@ -113,11 +113,11 @@ class Daemon:
 
     async def _lead_until(self, stop: StopRequest) -> None:
         """Terms, one after the other, with a growing pause after each that failed."""
-        failures = 0
+        failures, ended_in_order = 0, False
         while not stop.requested.is_set():
             began = self._clock.monotonic()
             try:
-                await self._one_term(stop)
+                ended_in_order = await self._one_term(stop)
             except BaseExceptionGroup as failure:
                 self._report(failure)
             except Exception as error:  # also what nobody foresaw: the next term may well do better
@@ -134,9 +134,11 @@ class Daemon:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._backoff.delay(failures)):
                     await stop.requested.wait()
+        if stop.stop_workers and not ended_in_order:
+            self._log.warning("workers are not stopped, this daemon did not lead")
 
-    async def _one_term(self, stop: StopRequest) -> None:
-        """Connect, wait for the token, lead. Returns at the orderly end, raises when leadership is lost."""
+    async def _one_term(self, stop: StopRequest) -> bool:
+        """Connect, wait for the token, lead. Whether it led to an orderly end; raises when leadership is lost."""
         async with LeaderSession(self._settings, clock=self._clock, quarantine=self._quarantine) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
@@ -145,7 +147,7 @@ class Daemon:
             try:
                 await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if not acquiring.done():
-                    return
+                    return False
                 _, token = acquiring.result()
             finally:
                 acquiring.cancel()
@@ -165,6 +167,7 @@ class Daemon:
                 metrics=self._metrics,
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))
+            return True
 
     def _refuse_foreign_host(self, previous: Token) -> None:
         """Workers of a driver of one host cannot be seen from another: two of a key would run (decision 0008)."""

@@ -10,6 +10,8 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
@@ -398,3 +400,14 @@ async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
         deliveries = [await consumer.get() for _ in range(count)]
     await reading.close()
     return [decode_text(delivery.headers.get("x-status")) for delivery in deliveries]
+
+
+async def test_daemon_that_does_not_lead_says_that_it_stops_no_workers(pool_id: str) -> None:
+    nobody = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
+    stop = StopRequest(asyncio.Event(), stop_workers=True)
+    with capture_logs() as logs:
+        serving = asyncio.ensure_future(Daemon(settings_of(nobody, pool_id), clock=SystemClock()).serve(stop))
+        await asyncio.sleep(0)
+        stop.requested.set()
+        await serving
+    assert "workers are not stopped, this daemon did not lead" in [entry["event"] for entry in logs]
