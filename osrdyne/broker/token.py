@@ -35,13 +35,18 @@ class Token:
         return Message(body=json.dumps({"term": self.term, "host": self.host, "serial": self.serial}).encode())
 
     @classmethod
-    def from_body(cls, body: bytes) -> Token:
-        """Read a token; something that is none counts as term 0, so that it is replaced."""
+    def parse(cls, body: bytes) -> Token | None:
+        """Read a token; None for anything else."""
         try:
             decoded = json.loads(body)
             return cls(int(decoded["term"]), str(decoded.get("host", "")))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-            return cls(0, "")
+            return None
+
+    @classmethod
+    def from_body(cls, body: bytes) -> Token:
+        """Read a token; something that is none counts as term 0, so that it is replaced."""
+        return cls.parse(body) or cls(0, "")
 
 
 class TokenChannel:
@@ -96,6 +101,8 @@ class TokenChannel:
             old.append(delivery)
         self._held = [delivery]
         for stale in old:
+            if Token.parse(stale.body) is None:
+                self._log.warning("message in the leader queue that is no token", size_bytes=len(stale.body))
             await stale.ack()
         self._answered_at = self._clock.monotonic()
 

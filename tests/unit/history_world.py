@@ -260,7 +260,9 @@ class HistoryWorld:
     def faults(self) -> dict[Fault | str, object]:
         """What must not be true at any moment, with its evidence."""
         answers = self.answers()
-        kept = {body for queue in self.broker.queues.values() for body in queue.bodies()}
+        lost = self.confirmed.keys() - answers.keys()
+        if lost:
+            lost -= {body for queue in self.broker.queues.values() for body in queue.bodies()}
         alive = [(worker.key, worker.fake.instance.slot) for worker in self.workers if not worker.fake.gone.is_set()]
         wrong = {
             body: statuses - self.allowed[body] - self.forgiven
@@ -268,7 +270,7 @@ class HistoryWorld:
             if statuses - self.allowed[body] - self.forgiven
         }
         found: dict[Fault | str, object] = {
-            Fault.LOST: self.confirmed.keys() - answers.keys() - kept,
+            Fault.LOST: lost,
             Fault.BUSY_STOPPED: [worker.interrupted for worker in self.workers if worker.interrupted is not None],
             "two workers": [place for place in alive if alive.count(place) > 1],
             "two leaders": self._leading()[1:],
@@ -283,8 +285,8 @@ class HistoryWorld:
         if self.leader is None:
             return []
         board, busy = self.leader.term.queue_board, self.leader.term.queues_loop.busy_keys()
-        found = []
-        for key in KEYS:
+        known, found = board.keys(), []
+        for key in known:
             bound = self.broker.route(NAMES.requests_exchange, key) == [NAMES.request_queue(key)]
             wrongly_unbound = bound and board[key].binding is Binding.UNBOUND and key not in busy
             if wrongly_unbound or (board[key].is_bound and not bound):

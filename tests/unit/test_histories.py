@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from test_unsafe_variants import VARIANTS, Patch
 
 COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
-HISTORIES = st.lists(st.sampled_from(STEPS), min_size=6, max_size=24)
+HISTORIES = st.lists(st.sampled_from(STEPS), min_size=5, max_size=20)
 GC_THRESHOLD = 20_000
 """The worlds that are over are collected in larger portions than usual; it saves an eighth of the time."""
 SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])
@@ -59,7 +59,7 @@ async def live_through(history: Sequence[Step], *, narrow: bool, patches: Sequen
             assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks were left behind"
 
 
-@pytest.mark.timeout(max(120, COUNT))
+@pytest.mark.timeout(max(600, COUNT))
 @pytest.mark.parametrize("narrow", [False, True], ids=["roomy", "narrow"])
 def test_history_of_faults_loses_nothing_and_leaves_nothing(runner: asyncio.Runner, narrow: bool) -> None:
     @settings(SETTINGS, max_examples=COUNT // 2)
