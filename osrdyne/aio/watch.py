@@ -31,8 +31,3 @@ class WatchCell(Generic[T]):
         """Wait for the next change and return the value then."""
         await self._changed.wait()
         return self._value
-
-    async def until(self, wanted: T) -> None:
-        """Wait until the value equals `wanted`."""
-        while self._value != wanted:
-            await self.changed()

@@ -40,11 +40,6 @@ class QueueTotals:
     def is_running(self) -> bool:
         return self.state == "running"
 
-    @property
-    def is_empty(self) -> bool:
-        """Running, and told to hold no message of any kind."""
-        return self.is_running and self.messages == 0
-
 
 @dataclass(frozen=True, slots=True)
 class Binding:

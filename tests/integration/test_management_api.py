@@ -90,7 +90,6 @@ async def test_listing_counts_messages(pool_id: str, channel: Channel, managemen
             if (listed.messages, listed.ready, listed.unacknowledged) == (3, 2, 1):
                 break
             await asyncio.sleep(0.2)
-    assert not listed.is_empty
 
 
 async def test_listing_survives_arguments_of_any_type(

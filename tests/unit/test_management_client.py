@@ -155,8 +155,8 @@ async def test_listing_survives_odd_queues() -> None:
     ]
     body = {"items": items, "filtered_count": 3, "page_count": 1}
     queues = await client(answering(200, body)).list_queues("")
-    assert [(queue.name, queue.messages, queue.is_empty) for queue in queues] == [
-        ("a", 3, False),
+    assert [(queue.name, queue.messages, queue.is_running) for queue in queues] == [
+        ("a", 3, True),
         ("b", None, False),
         ("c", None, False),
     ]
