@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from itertools import count
@@ -14,6 +15,7 @@ from itertools import count
 from osrdyne.amqp import Delivery
 from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.messages import Request
+from osrdyne_worker.runtime.backlog import Backlog, Backlogs
 from osrdyne_worker.runtime.call import Call
 from osrdyne_worker.runtime.link import Link
 
@@ -47,6 +49,7 @@ class InFlight:
     group_id: str
     rank: int
     received_at: float
+    backlog: Backlog | None = None
     started: bool = False
     is_reported: bool = False
     phase: Phase = Phase.WAITING
@@ -91,25 +94,39 @@ class InFlight:
 
 
 class Slots:
-    """`size` places to run in; the lowest rank (highest priority) that waits comes next, then the longest waiting."""
+    """`size` places to run in; the lowest rank (highest priority) that waits comes next, then the longest waiting.
 
-    def __init__(self, size: int) -> None:
+    Nobody gets a place while a higher class may hold a request that has not come yet. `spawn` starts the task that
+    finds out.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        backlogs: Backlogs | None = None,
+        spawn: Callable[[Coroutine[None, None, None]], object] | None = None,
+    ) -> None:
         self._free = size
+        self._backlogs = backlogs
+        self._spawn = spawn
+        self._asking = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
 
-    def try_acquire(self) -> bool:
-        """Take a place if one is free and nobody waits."""
-        if self._free == 0 or self._waiting:
+    def try_acquire(self, rank: int = 0) -> bool:
+        """Take a place if one is free, nobody waits and no higher class may be first."""
+        if self._free == 0 or self._waiting or self._must_ask(rank):
             return False
         self._free -= 1
         return True
 
     async def acquire(self, rank: int) -> None:
-        if self.try_acquire():
+        if self.try_acquire(rank):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (rank, next(self._order), turn))
+        self._hand_out()
         try:
             await turn
         except asyncio.CancelledError:
@@ -120,9 +137,35 @@ class Slots:
             raise
 
     def release(self) -> None:
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
-                return
         self._free += 1
+        self._hand_out()
+
+    def _must_ask(self, rank: int) -> bool:
+        return self._backlogs is not None and self._backlogs.block(rank)
+
+    def _hand_out(self) -> None:
+        while self._free and self._waiting:
+            rank, _, turn = self._waiting[0]
+            if turn.done():
+                heapq.heappop(self._waiting)
+            elif self._must_ask(rank):
+                self._ask()
+                return
+            else:
+                heapq.heappop(self._waiting)
+                self._free -= 1
+                turn.set_result(None)
+
+    def _ask(self) -> None:
+        if not self._asking and self._spawn is not None:
+            self._asking = True
+            self._spawn(self._find_out())
+
+    async def _find_out(self) -> None:
+        """Ask until it is known which class is next; it may change meanwhile."""
+        try:
+            while self._free and self._waiting and self._backlogs and self._must_ask(self._waiting[0][0]):
+                await self._backlogs.look(self._waiting[0][0])
+        finally:
+            self._asking = False
+        self._hand_out()

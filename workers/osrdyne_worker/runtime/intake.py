@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from osrdyne.aio.backoff import Backoff
@@ -68,6 +69,7 @@ class Intake:
         self._clock = clock
         self._channel: Channel | None = None
         self._failures = 0
+        self._backlog = processor.backlogs.of(queue)
 
     @property
     def _share(self) -> Share | None:
@@ -86,6 +88,8 @@ class Intake:
             self._lose()
 
     async def _take(self, share: Share) -> None:
+        if not self._failures:
+            self._backlog.expect(share.rank)
         try:
             if await self._queue_exists():
                 await self._consume(share)
@@ -93,6 +97,7 @@ class Intake:
             if self._link.is_closed:
                 raise
             self._failures += 1
+            self._backlog.miss()
             log.warning("a request queue cannot be consumed", queue=self._queue, reason=str(error))
             await self._clock.sleep(RETRY.delay(self._failures))
 
@@ -101,6 +106,7 @@ class Intake:
         since, attempts = self._clock.monotonic(), 0
         while not await self._link.queue_exists(self._queue):
             attempts += 1
+            self._backlog.miss()
             missing_for = self._clock.monotonic() - since
             if self._share is None:
                 return False
@@ -121,6 +127,7 @@ class Intake:
             consumer = await channel.consume(self._queue, prefetch=share.prefetch)
             log.info("taking requests", queue=self._queue)
             self._failures = 0
+            self._backlog.attach(share.rank, partial(self._ready, channel, consumer))
             await self._hand_over(channel, consumer, share)
         except BrokerError:
             self._lose()
@@ -132,15 +139,20 @@ class Intake:
         watch = asyncio.create_task(self._cancel_when_changed(channel, consumer, share), name="intake-watch")
         try:
             async for delivery in consumer:
-                self._processor.accept(delivery, rank=share.rank, link=self._link)
+                self._processor.accept(delivery, rank=share.rank, link=self._link, backlog=self._backlog)
         finally:
             watch.cancel()
             await asyncio.wait({watch})
         self._processor.give_back(channel=channel)
 
+    async def _ready(self, channel: Channel, consumer: Consumer) -> int:
+        """Requests in the queue that have not been handed over to the processor."""
+        return (await channel.declare_queue(self._queue, passive=True)).ready + consumer.waiting()
+
     async def _cancel_when_changed(self, channel: Channel, consumer: Consumer, share: Share) -> None:
         while self._share == share:
             await self._queues.changed()
+        self._backlog.detach()
         await self._link.until_unblocked()
         try:
             await channel.cancel(consumer)
@@ -149,6 +161,7 @@ class Intake:
 
     def _lose(self) -> None:
         """What came over the channel is RabbitMQ's again; closing it makes sure of that."""
+        self._backlog.detach()
         channel, self._channel = self._channel, None
         if channel is not None:
             self._processor.lose(channel)

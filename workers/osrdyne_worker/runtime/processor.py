@@ -18,6 +18,7 @@ from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import Response
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
+from osrdyne_worker.runtime.backlog import Backlog, Backlogs
 from osrdyne_worker.runtime.call import Call
 from osrdyne_worker.runtime.cancels import CancelMemory
 from osrdyne_worker.runtime.decisions import Result, Settlement, first_look, result_of, time_left, time_to_work
@@ -55,7 +56,8 @@ class Processor:
         self._spawn = spawn
         self._give_up = give_up
         self._clock = clock
-        self._slots = Slots(settings.concurrency)
+        self.backlogs = Backlogs(clock)
+        self._slots = Slots(settings.concurrency, backlogs=self.backlogs, spawn=spawn)
         self._jobs: dict[int, InFlight] = {}
         self._lost_session: list[str] = []
         reporter.watch(self.running_requests)
@@ -74,7 +76,7 @@ class Processor:
         """Wait until no request is in this worker."""
         await self._idle.wait()
 
-    def accept(self, delivery: Delivery, *, rank: int, link: Link) -> None:
+    def accept(self, delivery: Delivery, *, rank: int, link: Link, backlog: Backlog | None = None) -> None:
         """Take a delivery over; `rank` 0 is the highest priority. Never fails, whatever the delivery holds."""
         request = delivery.to_request(now_ms=now_ms(self._clock))
         self._count += 1
@@ -87,7 +89,10 @@ class Processor:
             group_id=f"{self.context.worker_id}-{self._count}",
             rank=rank,
             received_at=self._clock.monotonic(),
+            backlog=backlog,
         )
+        if backlog is not None:
+            backlog.came()
         call.attach(partial(self._progress.send, job))
         self._jobs[self._count] = job
         self._idle.clear()
@@ -146,6 +151,8 @@ class Processor:
             if not job.is_reported:
                 self._reporter.dropped()
             del self._jobs[number]
+            if job.backlog is not None:
+                job.backlog.settled()
             if not self._jobs:
                 self._idle.set()
 
@@ -186,8 +193,10 @@ class Processor:
         return early
 
     async def _run_in_slot(self, job: InFlight) -> Result:
-        if not self._slots.try_acquire():
+        if not self._slots.try_acquire(job.rank):
             await self._slots.acquire(job.rank)
+        if job.backlog is not None:
+            job.backlog.begin()
         try:
             job.phase = Phase.RUNNING
             left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
@@ -202,6 +211,8 @@ class Processor:
             self._give_up(BeyondHelp(error.message))
             return Settlement.REJECT
         finally:
+            if job.backlog is not None:
+                job.backlog.end()
             self._slots.release()
 
     async def _is_abandoned(self, job: InFlight) -> bool:

@@ -1,0 +1,183 @@
+"""Strict priority in the worker: which request runs next when several classes hold some."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from osrdyne.aio.watch import WatchCell
+from osrdyne.amqp import ConnectionOptions, Message
+from osrdyne.errors import BrokerUnavailableError
+from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.testing.amqp import FakeConnection
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker import App, Call, Context
+from osrdyne_worker.runtime.activity import Reporter
+from osrdyne_worker.runtime.backlog import Backlogs
+from osrdyne_worker.runtime.dispatch import Dispatcher
+from osrdyne_worker.runtime.inflight import Slots
+from osrdyne_worker.runtime.intake import Intake
+from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.settings import RuntimeSettings
+
+HIGH, MIDDLE, LOW = (QueueName(name) for name in ("high", "middle", "low"))
+QUEUES = (HIGH, MIDDLE, LOW)
+
+
+class Scene:
+    """A worker's intakes and processor on three queues of a broker in memory. Handlers note what they get."""
+
+    def __init__(self, group: asyncio.TaskGroup, threads: ThreadPoolExecutor, concurrency: int) -> None:
+        self.group = group
+        self.clock = VirtualClock()
+        self.broker = FakeBroker(self.clock)
+        self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))
+        self.queues = WatchCell[tuple[QueueName, ...]](QUEUES)
+        self.served: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.settings = RuntimeSettings(concurrency=concurrency)
+        self.processor = Processor(
+            context=Context(Key("k"), worker_id="w"),
+            dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
+            reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
+            sender=ReplySender("w", 2**20, self.clock),
+            settings=self.settings,
+            spawn=group.create_task,
+            give_up=lambda _: None,
+            clock=self.clock,
+        )
+        for queue in QUEUES:
+            self.broker.declare_queue(queue, {})
+
+    def make_app(self) -> App:
+        app = App()
+
+        @app.default_handler
+        async def note(call: Call) -> None:
+            self.served.append(call.body.decode())
+            await self.go.wait()
+
+        return app
+
+    async def put(self, queue: QueueName, *names: str) -> None:
+        for name in names:
+            await self.broker.publish(Message(body=name.encode()), exchange="", routing_key=queue)
+
+    async def serve(self, *queues: QueueName) -> None:
+        """Begin to consume the queues in this order."""
+        link = Link(self.connection, await self.connection.channel(confirms=True), self.clock)
+        for queue in queues or QUEUES:
+            intake = Intake(
+                link,
+                queue,
+                queues=self.queues,
+                processor=self.processor,
+                settings=self.settings,
+                give_up=lambda _: None,
+                clock=self.clock,
+            )
+            self.tasks.append(self.group.create_task(intake.run()))
+
+
+@pytest.fixture
+def concurrency() -> int:
+    return 1
+
+
+@pytest.fixture
+async def scene(concurrency: int) -> AsyncIterator[Scene]:
+    async with asyncio.TaskGroup() as group:
+        with ThreadPoolExecutor(2) as threads:
+            scene = Scene(group, threads, concurrency)
+            yield scene
+            scene.go.set()
+            await scene.clock.settle()
+            for task in scene.tasks:
+                task.cancel()
+
+
+@pytest.mark.parametrize("order", [QUEUES, QUEUES[::-1]], ids=["high first", "low first"])
+async def test_backlog_is_served_by_priority_then_by_arrival(scene: Scene, order: tuple[QueueName, ...]) -> None:
+    for number in range(20):
+        for queue in (LOW, HIGH, MIDDLE):
+            await scene.put(queue, f"{queue} {number}")
+    await scene.serve(*order)
+    await scene.clock.advance(5.0)
+    assert scene.served == [f"{queue} {number}" for queue in QUEUES for number in range(20)]
+
+
+async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene) -> None:
+    scene.go.clear()
+    await scene.put(LOW, "low 1", "low 2", "low 3")
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    await scene.put(MIDDLE, "middle")
+    await scene.put(HIGH, "high 1", "high 2")
+    scene.go.set()
+    await scene.clock.advance(5.0)
+    assert scene.served == ["low 1", "high 1", "high 2", "middle", "low 2", "low 3"]
+
+
+async def test_at_most_one_request_of_a_class_waits_in_the_worker(scene: Scene) -> None:
+    scene.go.clear()
+    for queue in QUEUES:
+        await scene.put(queue, "1", "2", "3")
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    assert [len(scene.broker.look_up(queue).ready) for queue in QUEUES] == [2, 2, 2]
+
+
+async def test_queue_that_does_not_exist_holds_nobody_up(scene: Scene) -> None:
+    scene.broker.delete_queue(HIGH)
+    await scene.put(LOW, "low")
+    await scene.serve()
+    await scene.clock.advance(5.0)
+    assert scene.served == ["low"]
+
+
+async def test_queue_that_does_not_answer_holds_nobody_up(scene: Scene) -> None:
+    async def fail(command: Command) -> None:
+        if command.name == "look_up" and command.target == HIGH and scene.served:
+            raise BrokerUnavailableError("no answer")
+
+    scene.broker.hook = fail
+    await scene.put(HIGH, "high")
+    await scene.put(LOW, "low 1", "low 2")
+    await scene.serve()
+    await scene.clock.advance(5.0)
+    assert scene.served == ["high", "low 1", "low 2"]
+
+
+async def test_class_that_is_not_served_any_more_holds_nobody_up(scene: Scene) -> None:
+    scene.go.clear()
+    await scene.put(HIGH, "high 1", "high 2")
+    await scene.put(LOW, "low")
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    scene.queues.set((MIDDLE, LOW))
+    scene.go.set()
+    await scene.clock.advance(5.0)
+    assert set(scene.served) == {"high 1", "low"}
+
+
+@pytest.mark.parametrize("concurrency", [2])
+async def test_class_with_a_running_request_leaves_further_places_to_lower_ones(scene: Scene) -> None:
+    """Of each class one request is handed over at a time."""
+    scene.go.clear()
+    await scene.put(HIGH, "high 1", "high 2")
+    await scene.put(LOW, "low")
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    assert scene.served == ["high 1", "low"]
+
+
+async def test_slot_without_classes_is_taken_at_once() -> None:
+    assert Slots(1, backlogs=Backlogs(VirtualClock())).try_acquire(0)
