@@ -10,6 +10,7 @@ import aiormq
 from aiormq.exceptions import ChannelInvalidStateError, DeliveryError, PublishError
 
 from osrdyne.amqp.tls import describe_tls_fault
+from osrdyne.amqp.unreachable import describe_unreachable
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -30,10 +31,12 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
     match error:
         case OsrdyneError():
             return error
-        case aiormq.AuthenticationError() | aiormq.ProbableAuthenticationError() | aiormq.ChannelAccessRefused():
-            return BrokerAccessError(f"RabbitMQ refused to {doing}: {text}")
+        case aiormq.AuthenticationError() | aiormq.ProbableAuthenticationError():
+            return BrokerAccessError(f"Could not {doing}: RabbitMQ refused the user or the password ({text})")
+        case aiormq.ChannelAccessRefused():
+            return BrokerAccessError(f"Could not {doing}, RabbitMQ refused it: {text}")
         case aiormq.ConnectionNotAllowed():
-            return BrokerAccessError(f"RabbitMQ does not allow to {doing}: {text}")
+            return BrokerAccessError(f"Could not {doing}, RabbitMQ does not allow it: {text}")
         case aiormq.ChannelNotFoundEntity():
             return BrokerNotFoundError(f"Could not {doing}: {text}")
         case aiormq.ChannelPreconditionFailed() | aiormq.ChannelLockedResource():
@@ -46,10 +49,12 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerSilentError(f"RabbitMQ did not answer in time while trying to {doing}.")
         case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_tls_fault(error)) is not None:
             return BrokerUnavailableError(f"TLS failed while trying to {doing}: {trouble}.")
+        case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_unreachable(error)) is not None:
+            return BrokerUnavailableError(f"Could not {doing}: {trouble}.")
         case StopAsyncIteration():  # aiormq's word for a peer that hung up before it said anything
             return BrokerUnavailableError(f"RabbitMQ closed the connection while trying to {doing}.")
         case aiormq.AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
-            return BrokerUnavailableError(f"The connection to RabbitMQ failed while trying to {doing}: {text}")
+            return BrokerUnavailableError(f"Could not {doing}, the connection to RabbitMQ failed: {text}")
         case aiormq.ChannelClosed():
             return BrokerUnavailableError(f"The channel was closed while trying to {doing}: {text}")
         case _:

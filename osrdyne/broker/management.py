@@ -20,6 +20,7 @@ import httpx
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.amqp.tls import describe_tls_fault, ssl_context
+from osrdyne.amqp.unreachable import describe_unreachable
 from osrdyne.broker.facts import (
     Binding,
     NodeStatus,
@@ -236,8 +237,9 @@ class ManagementClient:
         except (httpx.ConnectError, ssl.SSLError) as error:
             if (trouble := describe_tls_fault(error)) is not None:
                 raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
+            trouble = describe_unreachable(error) or str(error)
             raise BrokerUnavailableError(
-                f"RabbitMQ's HTTP API cannot be reached at {self._address} ({error}): is broker.management_uri right, "
+                f"RabbitMQ's HTTP API cannot be reached at {self._address}: {trouble}. Is broker.management_uri right, "
                 "and the management plugin on (rabbitmq-plugins enable rabbitmq_management)?"
             ) from error
         except httpx.TransportError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import ssl
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -59,6 +61,24 @@ def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[O
         raise fault
     assert type(caught.value) is kind
     assert caught.value.__cause__ is fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed"), "nothing listens there"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "no host has this name"),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), "no way to this network"),
+    ],
+    ids=["refused", "name", "network"],
+)
+def test_broker_that_cannot_be_reached_is_said_in_words(fault: OSError, words: str) -> None:
+    of_library = aiormq.AMQPConnectionError(*fault.args)
+    of_library.__cause__ = fault
+    error = translate_fault(of_library, "connect to amqp://h/")
+    assert isinstance(error, BrokerUnavailableError)
+    assert words in error.message
+    assert "Errno" not in error.message
 
 
 def test_time_out_says_so() -> None:
