@@ -7,18 +7,17 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
 from osrdyne.processors.dead_letters import death_reason
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.statuses import Status, decode_text
+from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
-
-REPLIES = "replies"
 
 
 @pytest.fixture
@@ -28,17 +27,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
-    broker = FakeBroker(clock)
-    broker.declare_queue(REPLIES, {})
-    return broker
-
-
-def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
-    """(correlation id, status) of every answer so far."""
-    return [
-        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
-        for stored in broker.queues[REPLIES].ready
-    ]
+    return broker_with_replies(clock)
 
 
 async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
@@ -19,7 +20,6 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -27,7 +27,6 @@ from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 
 A = Key("a")
-REPLIES = "replies"
 ALERTS = {"route": "FROM /messages/* WHERE level = 'alert' INTO $upstream", "priority": 0, "timeToLiveSecs": 60}
 DATA = {"route": "FROM /messages/* WHERE level = 'data' INTO $upstream", "priority": 1}
 REST = "FROM /messages/* INTO $upstream"
@@ -44,9 +43,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
-    broker = FakeBroker(clock)
-    broker.declare_queue(REPLIES, {})
-    return broker
+    return broker_with_replies(clock)
 
 
 @asynccontextmanager
@@ -80,14 +77,6 @@ def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:
 def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, object]:
     [stored] = stack.broker.queues[stack.names.request_queue(Key(key), priority)].ready
     return dict(stored.message.headers)
-
-
-def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
-    """(correlation id, status) of every answer so far."""
-    return [
-        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
-        for stored in broker.queues[REPLIES].ready
-    ]
 
 
 class TestClasses:

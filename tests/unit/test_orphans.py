@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import MessageTooLargeError, PublishRefusedError, QueueFullError
@@ -16,7 +17,7 @@ from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.deadlines import MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.statuses import Status, decode_text
+from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -25,7 +26,6 @@ from osrdyne.testing.stack import leading
 
 A = Key("a")
 NOW_MS = 1_700_000_000_000
-REPLIES = "replies"
 
 
 @pytest.fixture
@@ -35,17 +35,7 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
-    broker = FakeBroker(clock)
-    broker.declare_queue(REPLIES, {})
-    return broker
-
-
-def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
-    """(correlation id, status) of every answer so far."""
-    return [
-        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
-        for stored in broker.queues[REPLIES].ready
-    ]
+    return broker_with_replies(clock)
 
 
 def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) -> Delivery:

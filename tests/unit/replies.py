@@ -1,0 +1,23 @@
+"""A queue for the replies to requests, on a broker in memory, and what has been answered there."""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.protocol.statuses import decode_text
+from osrdyne.testing.broker import FakeBroker
+
+REPLIES = "replies"
+
+
+def broker_with_replies(clock: Clock) -> FakeBroker:
+    broker = FakeBroker(clock)
+    broker.declare_queue(REPLIES, {})
+    return broker
+
+
+def answers(broker: FakeBroker) -> list[tuple[str | None, str | None]]:
+    """(correlation id, status) of every answer so far."""
+    return [
+        (stored.message.correlation_id, decode_text(stored.message.headers.get("x-status")))
+        for stored in broker.queues[REPLIES].ready
+    ]
