@@ -27,7 +27,6 @@ class Metrics:
         self.distinct_keys = Gauge(
             "osrdyne_distinct_keys", "Different keys used in the life of this daemon.", registry=registry
         )
-        self.workers = Gauge("osrdyne_workers", "Workers by state.", ["state"], registry=registry)
         self.orphans = Counter(
             "osrdyne_orphans", "Orphaned requests by what became of them.", ["outcome"], registry=registry
         )
@@ -56,6 +55,16 @@ class Metrics:
         self.invalid_messages = Counter(
             "osrdyne_invalid_messages", "Messages that could not be understood, by queue.", ["queue"], registry=registry
         )
+        self.queue_commands = Counter(
+            "osrdyne_queue_commands", "Commands on request queues, by command.", ["command"], registry=registry
+        )
+        self.deletes_refused = Counter(
+            "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
+        )
+        self._add_workers(registry)
+
+    def _add_workers(self, registry: CollectorRegistry) -> None:
+        self.workers = Gauge("osrdyne_workers", "Workers by state.", ["state"], registry=registry)
         self.worker_starts = Counter(
             "osrdyne_worker_starts", "Worker starts by outcome.", ["outcome"], registry=registry
         )
@@ -63,12 +72,14 @@ class Metrics:
             "osrdyne_worker_start_seconds", "From asking the driver to ready.", buckets=_SLOW, registry=registry
         )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
+        self.workers_wanted = Gauge(
+            "osrdyne_workers_wanted",
+            "Workers that scaling wants, over all groups that it looks after.",
+            registry=registry,
+        )
+        self.scalings = Counter(
+            "osrdyne_scalings", "Changes of a group's number of workers.", ["direction"], registry=registry
+        )
         self.workers_drained = Counter(
             "osrdyne_workers_drained", "Workers asked to finish and end, replaced or not needed.", registry=registry
-        )
-        self.queue_commands = Counter(
-            "osrdyne_queue_commands", "Commands on request queues, by command.", ["command"], registry=registry
-        )
-        self.deletes_refused = Counter(
-            "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
         )

@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from osrdyne.aio.clock import Clock
@@ -27,7 +27,7 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.broker.topology import Topology, pool_topology
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import Driver, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Driver, InstanceState
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -49,7 +49,8 @@ from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.worker_actions import WorkerActions
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
-from osrdyne.pool.worker_specs import choose_credentials, group_limits, worker_environment
+from osrdyne.pool.worker_scaler import WorkerScaler
+from osrdyne.pool.worker_specs import choose_credentials, group_limits, scaling_rules, spec_factory
 from osrdyne.pool.worker_watch import WorkerWatch
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
@@ -59,7 +60,6 @@ from osrdyne.processors.orphans import OrphanProcessor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
-from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, WorkerId
 
 DRAIN_TIMEOUT = 10.0
@@ -166,7 +166,7 @@ class Term:
         records = StartRecords()
         self._actions = WorkerActions(
             driver=self._driver,
-            make_spec=self._make_spec,
+            make_spec=spec_factory(self._settings, self._layout, self._credentials),
             credentials=self._credentials,
             book=self.book,
             records=records,
@@ -180,6 +180,10 @@ class Term:
             clock=clock,
             metrics=metrics,
         )
+        rules = scaling_rules(self._settings, self._driver)
+        self._scaler = WorkerScaler(
+            rules, book=self.book, registry=self.registry, backlogs=listing, clock=clock, metrics=metrics
+        )
         self.groups_loop = WorkerGroupsLoop(
             tracker=self.tracker,
             driver=self._driver,
@@ -190,6 +194,7 @@ class Term:
             board=self.worker_board,
             registry=self.registry,
             admission=self.admission,
+            scaler=self._scaler,
             limits=self.limits,
             clock=clock,
             metrics=metrics,
@@ -303,11 +308,6 @@ class Term:
             metrics=self._metrics,
         )
 
-    async def _make_spec(self, key: Key, slot: int, generation: Generation) -> WorkerSpec:
-        environment = worker_environment(self._settings, key, self._layout)
-        uri = await self._credentials.uri_for(key, environment.worker_id)
-        return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
-
     # --- running
 
     async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
@@ -353,6 +353,7 @@ class Term:
             start_endless(group, "worker credentials", self._credentials.run()),
             start_endless(group, "fresh totals", self._totals.run()),
             start_endless(group, "idle judge", self._judge.run()),
+            start_endless(group, "worker scaler", self._scaler.run()),
             start_endless(group, "room maker", self._room_maker.run()),
             start_endless(group, "resync", self._resync.run()),
             start_endless(group, "worker watch", self._watch.run()),

@@ -90,6 +90,10 @@ class RequestQueueListing:
             if (messages := _sum(totals for _, totals in queues)) is not None
         }
 
+    async def list_waiting(self) -> dict[Key, int]:
+        """Requests that nobody has taken yet, by key; some seconds old."""
+        return {key: sum(totals.ready or 0 for _, totals in queues) for key, queues in (await self._list()).items()}
+
 
 def _sum(queues: Iterable[QueueTotals]) -> int | None:
     """All messages of these queues; None when one of them does not tell."""

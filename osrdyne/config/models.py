@@ -187,6 +187,25 @@ def _spark_text(value: Any) -> Any:
     }
 
 
+class ScalingSettings(Model):
+    """How many workers a group has, where the driver's platform does not count them itself."""
+
+    min: int = Field(1, ge=1, le=100, description="Workers that every group has.")
+    max: int = Field(1, ge=1, le=100, description="Workers that a group may have; more than one share its requests.")
+    target_lag: Duration = Field(
+        30.0, gt=0, description="A group gets more workers when a request would wait longer than this."
+    )
+    cooldown: Duration = Field(
+        300.0, ge=0, description="Fewer workers must have been enough for so long before one is let go."
+    )
+
+    @model_validator(mode="after")
+    def _min_up_to_max(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"min ({self.min}) must not be more than max ({self.max})")
+        return self
+
+
 class WorkerSettings(Model):
     """What runs in a worker. `runtime`, `spark` and `config` reach it as `WORKER_CONFIG`."""
 
@@ -211,6 +230,7 @@ class WorkerSettings(Model):
         default_factory=dict, repr=False, description="Further Spark settings, as Spark names them."
     )
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
+    scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
 
     def to_worker_config(self, *, max_clock_skew: float) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""

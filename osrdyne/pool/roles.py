@@ -48,6 +48,12 @@ class Listing(Protocol):
     async def list_request_queues(self) -> list[ListedQueue]: ...
 
 
+class Backlogs(Protocol):
+    """What waits in request queues."""
+
+    async def list_waiting(self) -> dict[Key, int]: ...
+
+
 class Publisher(Protocol):
     """The leader's confirmed publisher."""
 

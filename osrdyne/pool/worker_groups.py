@@ -29,6 +29,7 @@ from osrdyne.pool.start_record import StartRecord, StartRecords
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.worker_actions import GroupLimits, WorkerActions
+from osrdyne.pool.worker_scaler import WorkerScaler
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.protocol.names import Key
 
@@ -56,6 +57,7 @@ class WorkerGroupsLoop:
         board: WorkerBoard,
         registry: WorkerRegistry,
         admission: Admission,
+        scaler: WorkerScaler,
         limits: GroupLimits,
         clock: Clock,
         metrics: Metrics,
@@ -69,6 +71,7 @@ class WorkerGroupsLoop:
         self._board = board
         self._registry = registry
         self._admission = admission
+        self._scaler = scaler
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
@@ -135,6 +138,7 @@ class WorkerGroupsLoop:
             self._tracker.subscribe(),
             self._queue_board.feed.subscribe(already=self._queue_board.keys()),
             self._registry.feed.subscribe(),
+            self._scaler.feed.subscribe(),
         ]
         async with asyncio.TaskGroup() as group:
             for source in sources:
@@ -217,8 +221,7 @@ class WorkerGroupsLoop:
                     self._actions.forget_trouble(key)
             self._see_to_place(key, wanted=wish is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
-            slots = 1 if self._driver.manages_workers else 0
-            actions = plan_group(wish, facts, slots=slots, now=self._clock.monotonic())
+            actions = plan_group(wish, facts, slots=self._scaler.wanted(key), now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
 

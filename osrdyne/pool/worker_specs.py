@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.credentials import ScopedCredentials, SharedCredentials
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import Settings
-from osrdyne.drivers.base import new_worker_id
-from osrdyne.pool.worker_actions import GroupLimits
+from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
+from osrdyne.pool.roles import WorkerCredentials
+from osrdyne.pool.scaling import ScalingRules
+from osrdyne.pool.worker_actions import GroupLimits, SpecFactory
+from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 
@@ -25,6 +29,32 @@ def group_limits(settings: Settings) -> GroupLimits:
         resync_interval=lifecycle.resync_interval,
         drain_timeout=settings.worker.processing_timeout + settings.worker.stop_grace,
     )
+
+
+def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
+    """How many workers groups have; an instance of a platform that counts workers itself is one, whatever is set."""
+    if not driver.manages_workers or not driver.instance_is_worker:
+        number = 1 if driver.manages_workers else 0
+        return ScalingRules(minimum=number, maximum=number)
+    scaling = settings.worker.scaling
+    return ScalingRules(
+        minimum=scaling.min,
+        maximum=scaling.max,
+        target_lag=scaling.target_lag,
+        cooldown=scaling.cooldown,
+        concurrency=settings.worker.concurrency,
+    )
+
+
+def spec_factory(settings: Settings, layout: QueueLayout, credentials: WorkerCredentials) -> SpecFactory:
+    """What makes the specification of a worker, with credentials of its own."""
+
+    async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
+        environment = worker_environment(settings, key, layout)
+        uri = await credentials.uri_for(key, environment.worker_id)
+        return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
+
+    return make_spec
 
 
 def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> WorkerEnvironment:

@@ -37,6 +37,7 @@ class WorkerReportState:
 
     Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
     told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
+    `completed`: requests that it was heard to have completed.
     """
 
     worker_id: str
@@ -50,6 +51,7 @@ class WorkerReportState:
     worked_at: float = -math.inf
     counts_requests: bool = False
     paused: bool = False
+    completed: int = 0
 
 
 def apply_report(
@@ -74,7 +76,16 @@ def apply_report(
         worked_at=now if report.event in WORK else after.worked_at,
         counts_requests=after.counts_requests or isinstance(in_flight, int),
         paused=report.details.get("paused") is True,
+        completed=after.completed + _completed(report),
     )
+
+
+def _completed(report: ActivityReport) -> int:
+    """How many requests a report says were completed; one report may stand for many."""
+    count = report.details.get("count")
+    if report.event is not Event.REQUEST_COMPLETED:
+        return 0
+    return count if isinstance(count, int) and count > 0 else 1
 
 
 class WorkerRegistry:

@@ -1,0 +1,100 @@
+"""How many workers a group needs: a pure function, tried on simulated groups."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.pool.scaling import GroupScale, Sample, ScalingRules, begin, rescale
+
+RULES = ScalingRules(minimum=1, maximum=8, target_lag=30.0, cooldown=300.0)
+STEP = 5.0
+
+
+def simulate(
+    arrivals: float, service: float, *, seconds: float, rules: ScalingRules = RULES, waiting: float = 0.0,
+    scale: GroupScale | None = None,
+) -> GroupScale:  # fmt: skip
+    """A group whose workers need `service` seconds for a request, of which `arrivals` come in a second.
+
+    Workers are there as soon as they are wanted.
+    """
+    at = scale.sample.at if scale else 0.0
+    completed = float(scale.sample.completed) if scale else 0.0
+    end = at + seconds
+    while at < end:
+        workers = scale.wanted if scale else rules.minimum
+        done = min(workers * rules.concurrency / service * STEP, waiting + arrivals * STEP)
+        waiting += arrivals * STEP - done
+        completed += done
+        at += STEP
+        running = min(workers * rules.concurrency, round(done * service / STEP) or int(waiting > 0))
+        busy = min(workers, running)
+        sample = Sample(at, int(waiting), running, busy, workers, int(completed))
+        scale = begin(sample, rules, alive=workers) if scale is None else rescale(scale, sample, rules)
+    assert scale is not None
+    return scale
+
+
+def test_quiet_group_has_the_minimum() -> None:
+    assert simulate(0.0, 1.0, seconds=600).wanted == 1
+
+
+def test_load_that_one_worker_can_do_needs_one() -> None:
+    assert simulate(0.8, 1.0, seconds=1200).wanted == 1
+
+
+def test_load_of_three_workers_ends_with_no_lag_beyond_the_target() -> None:
+    scale = simulate(2.7, 1.0, seconds=1800)
+    assert 3 <= scale.wanted <= 8
+    assert scale.sample.waiting / (scale.wanted * 1.0) <= RULES.target_lag
+
+
+def test_backlog_is_served_by_as_many_workers_as_the_target_asks_for() -> None:
+    scale = simulate(0.0, 1.0, seconds=30.0, waiting=200.0)
+    assert scale.wanted == pytest.approx(200 / 30, abs=1.5)
+
+
+def test_requests_that_take_long_count_before_the_first_is_done() -> None:
+    assert simulate(0.0, 10_000.0, seconds=90.0, waiting=3.0).wanted >= 3
+
+
+def test_never_more_than_the_maximum() -> None:
+    assert simulate(1000.0, 1.0, seconds=600).wanted == 8
+
+
+def test_one_idle_moment_ends_no_worker() -> None:
+    busy = simulate(2.7, 1.0, seconds=1800)
+    idle = simulate(0.0, 1.0, seconds=60.0, scale=busy)
+    assert idle.wanted >= busy.wanted
+
+
+def test_workers_go_when_fewer_were_enough_for_the_whole_cooldown() -> None:
+    busy = simulate(2.7, 1.0, seconds=1800)
+    assert simulate(0.0, 1.0, seconds=1200.0, scale=busy).wanted == 1
+
+
+def test_busy_workers_are_spared_however_long_they_run() -> None:
+    sample = Sample(0.0, 0, 4, 4, 4, 0)
+    scale = begin(sample, RULES, alive=4)
+    for at in range(0, 7200, 5):
+        scale = rescale(scale, Sample(float(at), 0, 4, 4, 4, 0), RULES)
+    assert scale.wanted == 4
+
+
+def test_concurrent_requests_need_fewer_workers() -> None:
+    rules = ScalingRules(maximum=8, concurrency=4)
+    assert simulate(4.0, 1.0, seconds=1800, rules=rules).wanted < simulate(4.0, 1.0, seconds=1800).wanted
+
+
+def test_what_a_leader_finds_is_taken_for_right() -> None:
+    assert begin(Sample(0.0, 0, 0, 0, 3, 0), RULES, alive=3).wanted == 3
+
+
+@given(st.lists(st.tuples(*(st.integers(0, 1000) for _ in range(5))), max_size=40))
+def test_wanted_is_between_the_limits_whatever_is_measured(rows: list[tuple[int, ...]]) -> None:
+    scale = begin(Sample(0.0, 0, 0, 0, 0, 0), RULES, alive=0)
+    for number, (waiting, in_flight, busy, serving, completed) in enumerate(rows):
+        scale = rescale(scale, Sample(number * STEP, waiting, in_flight, busy, serving, completed), RULES)
+        assert 1 <= scale.wanted <= 8

@@ -1,0 +1,147 @@
+"""Groups get more workers and give them back: a real leader in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from osrdyne.config.models import LifecycleSettings, ScalingSettings
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+A = Key("a")
+LONG = LifecycleSettings(unbind_delay=36_000.0, stop_delay=600.0)
+
+
+def settings(**scaling: object):
+    values = {"min": 1, "max": 4, "target_lag": 30.0, "cooldown": 300.0} | scaling
+    base = settings_for(LONG)
+    worker = base.worker.model_copy(update={"scaling": ScalingSettings.model_validate(values)})
+    return base.model_copy(update={"worker": worker})
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def driver(clock: VirtualClock) -> FakeDriver:
+    return FakeDriver(clock, pool=POOL)
+
+
+@pytest.fixture
+async def stack(clock: VirtualClock, driver: FakeDriver) -> AsyncIterator[Stack]:
+    async with leading(clock, driver=driver, settings=settings()) as stack:
+        yield stack
+
+
+async def all_ready(stack: Stack) -> None:
+    for worker in stack.driver.workers_of(A):
+        await stack.report("a", Event.READY, worker.spec.worker_id)
+
+
+async def busy(stack: Stack, worker: FakeWorker) -> None:
+    await stack.report("a", Event.BUSY, worker.spec.worker_id)
+
+
+async def flood(stack: Stack, requests: int = 50) -> None:
+    """One busy worker, and more requests than it can do."""
+    await stack.publish("a", b"first")
+    await stack.clock.advance(1.0)
+    await all_ready(stack)
+    for number in range(requests):
+        await stack.publish("a", str(number).encode())
+    (worker,) = stack.driver.workers_of(A)
+    for _ in range(20):
+        await busy(stack, worker)
+        await stack.clock.advance(5.0)
+
+
+async def test_group_whose_requests_wait_gets_more_workers_up_to_the_maximum(stack: Stack) -> None:
+    await flood(stack)
+    workers = stack.driver.workers_of(A)
+    assert sorted(worker.instance.slot for worker in workers) == [0, 1, 2, 3]
+
+
+async def test_idle_pool_asks_rabbitmq_for_no_listing(stack: Stack, clock: VirtualClock) -> None:
+    await stack.publish("a", b"1")
+    await clock.advance(1.0)
+    await all_ready(stack)
+    before = stack.broker.count("list_queues")
+    await clock.advance(50.0)
+    assert stack.broker.count("list_queues") == before
+
+
+async def test_workers_that_are_not_needed_finish_and_go_after_the_cooldown(stack: Stack, clock: VirtualClock) -> None:
+    await flood(stack)
+    await all_ready(stack)
+    hear(stack)
+    stack.broker.queues[stack.names.request_queue(A)].ready.clear()
+    await clock.advance(290.0)
+    assert told(stack) == []
+    await clock.advance(600.0)
+    assert told(stack)[:3] == [Command.DRAIN] * 3
+    assert stack.driver.count("stop") == 0
+
+
+async def test_worker_that_went_is_no_crash_and_is_not_started_again(stack: Stack, clock: VirtualClock) -> None:
+    await flood(stack)
+    await all_ready(stack)
+    stack.broker.queues[stack.names.request_queue(A)].ready.clear()
+    await clock.advance(900.0)
+    for entry in stack.term.book.of_key(A):
+        if entry.draining:
+            stack.driver.exit_instance(entry.instance.instance_id, code=0)
+    await clock.advance(60.0)
+    assert (stack.running("a"), stack.metrics.worker_exits._value.get(), stack.driver.count("start")) == (1, 0, 4)
+
+
+async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> None:
+    await flood(stack)
+    await all_ready(stack)
+    stack.broker.queues[stack.names.request_queue(A)].ready.clear()
+    first, second, *_ = stack.driver.workers_of(A)
+    for _ in range(200):
+        for worker in (first, second):
+            await busy(stack, worker)
+        await clock.advance(5.0)
+    draining = {entry.instance.instance_id for entry in stack.term.book.of_key(A) if entry.draining}
+    assert len(draining) == 2
+    assert not draining & {first.instance.instance_id, second.instance.instance_id}
+
+
+async def test_minimum_is_started_with_the_group(clock: VirtualClock, driver: FakeDriver) -> None:
+    async with leading(clock, driver=driver, settings=settings(min=3, max=3)) as stack:
+        await stack.publish("a", b"1")
+        await clock.advance(1.0)
+        assert stack.running("a") == 3
+
+
+async def test_next_leader_keeps_the_number_that_it_finds(clock: VirtualClock, driver: FakeDriver) -> None:
+    broker = FakeBroker(clock)
+    async with leading(clock, broker=broker, driver=driver, settings=settings()) as stack:
+        await flood(stack)
+    driver.calls.clear()
+    async with leading(clock, broker=broker, driver=driver, settings=settings()) as stack:
+        await all_ready(stack)
+        await clock.advance(60.0)
+        assert (stack.running("a"), driver.calls) == (4, [])
+
+
+def hear(stack: Stack) -> None:
+    stack.broker.declare_queue("ctl", {})
+    for worker in stack.driver.workers_of(A):
+        routing_key = stack.names.control_worker_routing_key(worker.spec.worker_id)
+        stack.broker.bind("ctl", stack.names.control_exchange, routing_key)
+
+
+def told(stack: Stack) -> list[Command]:
+    messages = map(control_from_wire, stack.broker.bodies("ctl"))
+    return [message.command for message in messages if message is not None]
