@@ -13,6 +13,7 @@ from enum import StrEnum
 from osrdyne.amqp import Message
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.errors import BrokerError
+from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
@@ -61,6 +62,7 @@ class World:
         """Requests that a worker takes and does not finish before `release`."""
         self.cut_off: list[FakeChannel] = []
         """Channels of dead workers that the broker has not noticed."""
+        self._channel = FakeChannel(self.broker)
         self.unnoticed = False
         """Whether the broker is blind to the end of workers for now."""
         self._released = asyncio.Event()
@@ -106,18 +108,24 @@ class World:
     # --- workers
 
     async def _live(self, worker: FakeWorker) -> None:
-        channel = FakeChannel(self.broker)
-        serving = asyncio.ensure_future(self._serve(channel, worker))
+        serving = asyncio.ensure_future(self._serve(worker))
         try:
             await worker.gone.wait()
         finally:
             serving.cancel()
         if self.unnoticed:
-            self.cut_off.append(channel)
+            self.cut_off.append(self._channel)
         else:
-            channel.end(None)
+            self._channel.end(None)
 
-    async def _serve(self, channel: FakeChannel, worker: FakeWorker) -> None:
+    async def _serve(self, worker: FakeWorker) -> None:
+        """Consume, and connect anew when that ends."""
+        while True:
+            self._channel = FakeChannel(self.broker)
+            await self._consume(self._channel, worker)
+            await self.clock.sleep(1.0)
+
+    async def _consume(self, channel: FakeChannel, worker: FakeWorker) -> None:
         while NAMES.request_queue(worker.spec.key) not in self.broker.queues:
             await self.clock.sleep(1.0)
         try:
@@ -128,7 +136,7 @@ class World:
                 self.served.add(delivery.body)
                 await delivery.ack()
         except BrokerError:
-            return  # the queue is gone under the worker; nothing more comes to it
+            return  # the queue is gone under the worker, or its connection
 
     async def _hold_on(self, body: bytes, worker: FakeWorker) -> None:
         try:
@@ -146,6 +154,16 @@ class World:
         """The worker ends by itself."""
         self.unnoticed = unnoticed
         self.driver.exit_instance(self.worker.instance.instance_id, code=1)
+
+    def cut_worker(self) -> None:
+        """The worker loses its connection, and lives on."""
+        self._channel.end(None)
+
+    def report(self) -> None:
+        """The worker says that it works; this may be late."""
+        report = ActivityReport(KEY, Event.BUSY, "w", {"in_flight": 1})
+        message = Message(body=report.wire_body(), headers=report.wire_headers())
+        self.do(FakeChannel(self.broker).publish(message, exchange=NAMES.activity_exchange, routing_key=KEY))
 
     @property
     def worker(self) -> FakeWorker:
@@ -191,15 +209,15 @@ class World:
 
     # --- the end
 
-    async def rest(self) -> None:
+    async def rest(self, seconds: float = LONG) -> None:
         """Let every fault pass, and time enough for everything to come to its end."""
-        self.notice()
-        self.release()
-        self.broker.release_dead_letters()
         for _ in range(3):
+            self.notice()
+            self.release()
+            self.broker.release_dead_letters()
             if self.leader.task.done():
                 await self.lead()
-            await self.clock.advance(LONG)
+            await self.clock.advance(seconds)
 
     def faults(self) -> set[Fault]:
         """What is wrong, once everything has come to rest: nothing may be left over then."""
