@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import logging
+import shlex
 import shutil
 import sys
 import tempfile
@@ -148,8 +149,7 @@ def main() -> int:
         if passed:
             shutil.rmtree(directory)
         else:
-            again = f"make chaos SEED={arguments.seed} MINUTES={arguments.minutes:g}"
-            print(f"The logs are in {directory}; the same schedule again: {again}")
+            print(f"The logs are in {directory}; the same again: python -m tests.chaos.run {shlex.join(sys.argv[1:])}")
     return 0 if passed else 1
 
 
