@@ -1,8 +1,8 @@
 """Every race of seed 004, forced: something happens at each single step of a group's beginning and end.
 
-A run counts the steps of the leader: every command that concerns the group's queue, before it takes effect and before it
-is answered. The next run lets something happen at the first of them, the next at the second, and so on. In the end
-every confirmed request has an outcome, no busy worker was stopped, and nothing is left over.
+A step is a command that concerns the group's queue, before it takes effect or before it is answered. In the first run
+something happens at the first of them, in the next run at the second, and so on. In the end every confirmed request has
+an outcome, no busy worker was stopped, and nothing is left over.
 """
 
 from __future__ import annotations
