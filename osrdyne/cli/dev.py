@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
 from osrdyne.config.announcement import announcement_file, find_announcement
@@ -39,6 +40,9 @@ def dev(
     from osrdyne.dev_stack import sample_settings  # not before the settings are known to be right
 
     console = Console(stderr=True)
+    if settings.worker.app != type(settings.worker)().app:
+        with console.status("Looking at the application"):
+            check_app(settings)
     if settings.worker == type(settings.worker)():
         with console.status("Generating TPC-H sample data (once)"):
             settings = sample_settings(settings, scales=SAMPLE_SCALES)

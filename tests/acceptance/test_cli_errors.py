@@ -67,6 +67,13 @@ def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "no driver is called 'nope'; known drivers: noop")
 
 
+def test_application_that_does_not_exist_is_found_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("application = 1\n")
+    places = {"XDG_RUNTIME_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = osrdyne(tmp_path, "dev", "--app", "mine:app", **places)
+    assert_sentence(done, 2, "worker.app: The module 'mine' has no 'app'.")
+
+
 def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "osrdyne.yaml").write_text("broker: {uri_file: uri, tls: {ca_file: /nowhere.pem}}")
     (tmp_path / "uri").write_text("amqps://u:hidden@127.0.0.1:1")

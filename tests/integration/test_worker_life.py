@@ -79,7 +79,7 @@ async def test_failing_start_says_why_in_its_last_line(pool: Stage) -> None:
 @pytest.mark.parametrize(
     ("app", "text"),
     [
-        ("nowhere:app", "The module 'nowhere' cannot be imported: ModuleNotFoundError"),
+        ("nowhere:app", "There is no module 'nowhere', neither installed nor in the working directory"),
         ("json:dumps", "json:dumps is not an osrdyne_worker.App; it is function."),
         ("echo", "must be given as module:attribute"),
     ],

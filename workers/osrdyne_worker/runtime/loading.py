@@ -37,10 +37,16 @@ def import_app(reference: str) -> App:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"There is no module {error.name!r}, neither installed nor in the working directory {here}."
+            ) from error
         raise ConfigurationError(
             f"The module {module_name!r} cannot be imported: {describe_with_place(error)}"
         ) from error
-    app = getattr(module, attribute, None)
+    if not hasattr(module, attribute):
+        raise ConfigurationError(f"The module {module_name!r} has no {attribute!r}.")
+    app = getattr(module, attribute)
     if not isinstance(app, App):
         raise ConfigurationError(f"{reference} is not an osrdyne_worker.App; it is {type(app).__name__}.")
     return app

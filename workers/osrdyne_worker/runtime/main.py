@@ -31,7 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The entry point."""
     parser = argparse.ArgumentParser(prog="osrdyne-worker", description="Run one osrdyne worker.")
     parser.add_argument("app", metavar="MODULE:ATTRIBUTE", help="the osrdyne_worker.App that answers requests")
-    app_reference: str = parser.parse_args(arguments).app
+    parser.add_argument(
+        "--check", action="store_true", help="only import the application, and say what is wrong with it"
+    )
+    parsed = parser.parse_args(arguments)
+    app_reference: str = parsed.app
+    if parsed.check:
+        _check(app_reference)
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
     ready_file = ReadyFile.from_variables(os.environ)
@@ -50,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # The last line is what callers are told.
         sys.stderr.write("osrdyne-worker: the worker runtime failed unexpectedly; its log has the traceback.\n")
     _exit(ExitCode.BEYOND_HELP)
+
+
+def _check(app_reference: str) -> NoReturn:
+    """No environment is needed, and no session is built."""
+    try:
+        import_app(app_reference)
+    except ConfigurationError as error:
+        sys.stderr.write(f"osrdyne-worker: {error.message}\n")
+        sys.exit(ExitCode.WRONG_CONFIGURATION)
+    sys.exit(ExitCode.STOPPED)
 
 
 async def _run(worker: Worker) -> None:
