@@ -1,0 +1,39 @@
+"""Groups of several workers, and workers that are replaced: real processes, and no request lost or answered twice."""
+
+from __future__ import annotations
+
+import asyncio
+
+from daemon_process import MakeDaemon, until
+from durable_caller import DurableCaller
+
+
+async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(worker={"scaling": {"max": 3, "target_lag": "1s", "cooldown": "1s"}})
+    await daemon.start()
+    requests = [await caller.send("k", "/sleep", {"seconds": 2}) for _ in range(10)]
+    await until(lambda: len(daemon.pids("k")) == 3, "three workers share the requests")
+    await asyncio.gather(*map(caller.answer, requests))
+    await until(lambda: len(daemon.pids("k")) == 1, "one worker is enough again")
+    assert caller.statuses() == {"ok"}
+    assert [len(caller.answers[request]) for request in requests] == [1] * 10
+    assert daemon.events("worker ended", component="worker_actions") == []
+
+
+async def test_changed_settings_replace_a_busy_worker_when_it_has_finished(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    daemon = make_daemon()
+    await daemon.start()
+    before = await caller.info("k")
+    long = await caller.send("k", "/sleep", {"seconds": 8})
+    await daemon.until_group("k", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
+    await daemon.stop()
+    daemon.write_settings(worker={"config": {"greeting": "changed"}})
+    await daemon.start()
+    await until(lambda: len(daemon.pids("k")) == 2, "the successor is there")
+    await caller.answer(long)
+    await until(lambda: before["pid"] not in daemon.pids("k"), "the old worker has ended")
+    assert (await caller.info("k"))["greeting"] == "changed"
+    assert (caller.statuses(), len(caller.answers[long])) == ({"ok"}, 1)
+    assert daemon.events("worker stopping") == []
