@@ -36,6 +36,9 @@ test-docker: setup ## RabbitMQ 4 in a container: the tests that are about Rabbit
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests/docker $(ARGS)
 
+test-kubernetes: setup ## The Kubernetes driver and the Helm chart against the API server that KUBECONFIG names
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/kubernetes $(ARGS)
+
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)

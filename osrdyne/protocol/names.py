@@ -82,6 +82,16 @@ def fit_key(key: Key, limit: int) -> str:
     return f"{prefix}_{digest}"
 
 
+def replica_id(worker_id: WorkerId, replica: str) -> WorkerId:
+    """The worker id of one of several workers that the platform makes of a single start (pods of a Deployment)."""
+    return WorkerId(f"{worker_id}.{replica}")
+
+
+def started_as(worker_id: str) -> WorkerId:
+    """The worker id that a start was given: of a replica, what comes before its own name. Ids of ours have no dot."""
+    return WorkerId(worker_id.partition(".")[0])
+
+
 def is_pool_id(text: str) -> bool:
     """Pool ids are `[a-z0-9_]{1,32}` and never encoded."""
     return _POOL_ID.match(text) is not None

@@ -1,0 +1,259 @@
+"""The driver that runs each group as a Kubernetes Deployment.
+
+One start is one Deployment and what belongs to it: a Secret with the broker URI, and an autoscaler where one is wanted.
+Everything is found again by labels, and goes with the Deployment. Kubernetes restarts, scales and rolls the pods; this
+driver starts and ends groups, and says when one cannot come up (decision 0015). Documents are made in
+`kubernetes_manifests`, read in `kubernetes_groups`; `kubernetes_api` does the calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod, Secret
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.drivers.base import (
+    Driver,
+    DriverContext,
+    DriverOptions,
+    Finding,
+    Instance,
+    InstanceId,
+    InstanceState,
+    WorkerSpec,
+    hash_options,
+)
+from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes_check import check
+from osrdyne.drivers.kubernetes_ending import end_group
+from osrdyne.drivers.kubernetes_groups import (
+    Group,
+    container_status,
+    gather,
+    is_ready,
+    is_running,
+    meta,
+    restarts,
+    sorted_by_distress,
+    to_instance,
+    trouble,
+    uid_of,
+)
+from osrdyne.drivers.kubernetes_manifests import CONTAINER, Manifests
+from osrdyne.drivers.kubernetes_names import PoolLabels, field_manager, replicas_manager, worker_selector
+from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes_scaling import apply_autoscaler
+from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.logs import get_logger
+
+_GATHER_DELAY = 0.25
+"""Seconds in which changes count as one: a pod that comes up makes half a dozen."""
+_WATCH_RETRY = Backoff(initial=0.5, maximum=30.0)
+_LAST_LINES = 100
+_LOGS_OF_PODS = 5
+_ACCESS_OPTIONS = frozenset({"kubeconfig", "context", "namespace", "request_timeout"})
+
+log = get_logger("kubernetes_driver")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A group that this driver has ended, until it is removed: Kubernetes remembers nothing of it."""
+
+    instance: Instance
+    lines: tuple[str, ...]
+
+
+class KubernetesDriver(Driver):
+    """Starts, lists and ends groups of workers. Its options: `KubernetesOptions`."""
+
+    name: ClassVar[str] = "kubernetes"
+    options_model: ClassVar[type[DriverOptions]] = KubernetesOptions
+
+    def __init__(self, options: KubernetesOptions, context: DriverContext) -> None:
+        super().__init__(options, context)
+        self._options = options
+        self._api = KubernetesApi(options)
+        self._selector = PoolLabels.of(context).selector
+        self._manifests = Manifests(options, context, spec_hash=self.spec_hash())
+        self._ended: dict[InstanceId, _Ended] = {}
+
+    def spec_hash(self) -> str:
+        return hash_options(
+            {
+                "options": self._options.model_dump(mode="json", exclude=set(_ACCESS_OPTIONS)),
+                "app": self.context.worker_command[-1],
+                "config": self.context.worker_config,
+            }
+        )
+
+    async def list_instances(self) -> list[Instance]:
+        listed = [instance for group in await self._groups(self._selector) if (instance := to_instance(group))]
+        known = {instance.instance_id for instance in listed}
+        return listed + [ended.instance for name, ended in self._ended.items() if name not in known]
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        try:
+            deployment = await self._create(spec)
+            await self._complete(spec, deployment)
+        except KubernetesError as error:
+            if error.is_final:
+                raise StartFailedError(error.message) from error
+            raise
+        instance = to_instance(Group(spec.worker_id, deployment, ()))
+        if instance is None:
+            raise DriverUnavailableError("The API server has not kept the labels of the Deployment.")
+        return instance
+
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        group = await self._find(instance_id)
+        instance = None if group is None else to_instance(group)
+        if group is None or instance is None or instance.state is InstanceState.EXITED:
+            return
+        lines = await self._last_words(group)
+        end = await end_group(self._api, group, grace=grace, read=self._last_lines)
+        instance = replace(instance, state=InstanceState.EXITED, exit=end.exit)
+        self._ended[instance_id] = _Ended(instance, end.lines or lines)
+
+    async def remove(self, instance_id: InstanceId) -> None:
+        if self._ended.pop(instance_id, None) is not None:
+            return
+        group = await self._find(instance_id)
+        instance = None if group is None else to_instance(group)
+        if group is not None and instance is not None and instance.state is InstanceState.EXITED:
+            await end_group(self._api, group, grace=0, read=_nothing)
+
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        if lines == 0:
+            return ()
+        ended = self._ended.get(instance_id)
+        if ended is not None:
+            return ended.lines[-lines:]
+        group = await self._find(instance_id)
+        return () if group is None else await self._read_logs(group, lines=lines)
+
+    async def events(self) -> AsyncIterator[None]:
+        changed = asyncio.Event()
+        watches = [
+            asyncio.create_task(self._follow(Deployment, changed), name="watch of Deployments"),
+            asyncio.create_task(self._follow(Pod, changed), name="watch of Pods"),
+        ]
+        try:
+            while True:
+                await changed.wait()
+                await self.context.clock.sleep(_GATHER_DELAY)
+                changed.clear()
+                yield
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    async def check(self) -> list[Finding]:
+        return await check(self._api, self._options, self.context)
+
+    async def close(self) -> None:
+        await self._api.close()
+
+    # --- starting
+
+    async def _create(self, spec: WorkerSpec) -> Deployment:
+        """Make the Deployment. Its name is the group's place: the API server lets one start have it."""
+        manifest = self._manifests.deployment(spec)
+        try:
+            return await self._api.apply(Deployment, manifest, manager=field_manager(spec.worker_id))
+        except KubernetesError as error:
+            if error.code == 409:
+                raise SlotTakenError(
+                    "A Deployment of this key and slot exists already.", key=spec.key, slot=spec.slot
+                ) from error
+            raise
+
+    async def _complete(self, spec: WorkerSpec, deployment: Deployment) -> None:
+        """Make what belongs to the Deployment; without all of it there is no group."""
+        try:
+            await self._apply_owned(spec, owner=uid_of(deployment))
+        except BaseException:
+            await asyncio.shield(self._undo(deployment))
+            raise
+
+    async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
+        secret = self._manifests.secret(spec, owner=owner)
+        await self._api.apply(Secret, secret, manager=field_manager(spec.worker_id), force=True)
+        if self._options.autoscaling.mode is Scaling.NONE:
+            patch = self._manifests.replicas_patch(spec, uid=owner)
+            await self._api.apply(Deployment, patch, manager=replicas_manager(spec.worker_id), force=True)
+        else:
+            await apply_autoscaler(self._api, self._manifests, self._options, spec, owner=owner)
+
+    async def _undo(self, deployment: Deployment) -> None:
+        try:
+            await self._api.delete(Deployment, meta(deployment).name or "", uid=uid_of(deployment))
+        except DriverError as error:
+            log.warning("unfinished Deployment is left", name=meta(deployment).name, error=str(error))
+
+    # --- looking
+
+    async def _groups(self, selector: str) -> list[Group]:
+        pods, _ = await self._api.list(Pod, selector)  # first: `gather` says why
+        deployments, _ = await self._api.list(Deployment, selector)
+        return gather(deployments, pods)
+
+    async def _find(self, instance_id: InstanceId) -> Group | None:
+        groups = await self._groups(f"{self._selector},{worker_selector(instance_id)}")
+        return groups[0] if groups else None
+
+    async def _follow(self, kind: type[Deployment] | type[Pod], changed: asyncio.Event) -> None:
+        """Watch one kind, for ever. After a watch that broke, everything may have changed."""
+        failures = 0
+        while True:
+            try:
+                _, version = await self._api.list(kind, self._selector)
+                failures = 0
+                changed.set()
+                while True:
+                    async for _, item in self._api.watch(kind, self._selector, version):
+                        version = meta(item).resourceVersion or version
+                        changed.set()
+            except KubernetesError as error:
+                if error.code == 410:  # that version is forgotten: look at everything anew
+                    continue
+                failures += 1
+                log.warning("watch broke, trying again", kind=kind.__name__, error=error.message)
+            await self.context.clock.sleep(_WATCH_RETRY.delay(failures))
+
+    async def _read_logs(self, group: Group, *, lines: int) -> tuple[str, ...]:
+        """What the pods have written; where nothing was, why they do not run."""
+        told: list[str] = []
+        pods = [pod for pod in sorted_by_distress(group.pods) if container_status(pod) is not None][:_LOGS_OF_PODS]
+        for pod in pods:
+            said = await self._read_pod(pod, lines=lines)
+            told += said if len(pods) == 1 else (f"{meta(pod).name}: {line}" for line in said)
+        return tuple(told) or trouble(group)
+
+    async def _read_pod(self, pod: Pod, *, lines: int) -> tuple[str, ...]:
+        """The last lines of a pod's worker: of its former run while the present one does not serve yet."""
+        previous = restarts(pod) > 0 and is_running(pod) and not is_ready(pod)
+        return await self._api.logs(meta(pod).name or "", container=CONTAINER, lines=lines, previous=previous)
+
+    async def _last_words(self, group: Group) -> tuple[str, ...]:
+        """What is to be known of a group before it is ended; nothing of that is worth holding up its end."""
+        try:
+            return await self._read_logs(group, lines=_LAST_LINES)
+        except DriverError:
+            return trouble(group)
+
+    async def _last_lines(self, pod: Pod) -> tuple[str, ...]:
+        try:
+            return await self._read_pod(pod, lines=_LAST_LINES)
+        except DriverError:
+            return ()
+
+
+async def _nothing(_pod: Pod) -> tuple[str, ...]:
+    return ()

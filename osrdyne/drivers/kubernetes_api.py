@@ -1,0 +1,245 @@
+"""The calls of the Kubernetes API server that the driver needs, with its errors as ours. The only file that sends any.
+
+It rests on lightkube for kubeconfig, credentials, TLS, watches and decoding. Two calls go below lightkube's client,
+which does not offer them: a deletion of one very object (by its uid), and the log of a container's previous run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+import yaml
+from lightkube import ApiError, KubeConfig
+from lightkube.config.client_adapter import ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.core.exceptions import ConfigError
+from lightkube.core.generic_client import BasicRequest, GenericAsyncClient, WatchDriver
+from lightkube.core.resource import NamespacedResource
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+from lightkube.resources.core_v1 import PodLog
+from lightkube.types import CascadeType, PatchType
+
+from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.errors import DriverUnavailableError
+
+R = TypeVar("R", bound=NamespacedResource)
+
+WATCH_SECONDS = 240
+"""The API server ends a watch after so long; one that says nothing for longer has a dead connection."""
+_WATCH_SLACK = 30.0
+_PAGE = 500
+_REMEDIES = {
+    401: "Check the credentials in the kubeconfig, or the service account.",
+    403: "Give the daemon's service account this right: the Role of the Helm chart holds all of them.",
+}
+
+
+class KubernetesError(DriverUnavailableError):
+    """The API server refused or failed a call.
+
+    `code` is the HTTP status, 0 when there was no answer. `is_final`: the same call will be refused again.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+    @property
+    def is_final(self) -> bool:
+        return self.code in {400, 403, 404, 405, 422}
+
+
+def resource_kind(api_version: str, kind: str, plural: str) -> type[GenericNamespacedResource]:
+    """A kind that lightkube does not know by itself, or knows in another version."""
+    group, _, version = api_version.rpartition("/")
+    return create_namespaced_resource(group, version, kind, plural)
+
+
+class KubernetesApi:
+    """The API server of one cluster, and one namespace in it. Connects at the first call."""
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+        self._opened: Any = None  # a GenericAsyncClient; half of its methods are not annotated
+        self._server = ""
+
+    @property
+    def _client(self) -> Any:
+        if self._opened is None:
+            limits = ConnectionParams(timeout=httpx2.Timeout(self._options.request_timeout))
+            try:
+                config = load_config(self._options)
+                self._server = config.cluster.server
+                self._opened = GenericAsyncClient(limits, config, namespace=self._options.namespace)
+            except (ConfigError, OSError, KeyError, ValueError, AssertionError) as error:
+                raise KubernetesError(
+                    f"The access to Kubernetes cannot be set up: {error}.", reason="Config"
+                ) from error
+        return self._opened
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the workers. Raises `KubernetesError` when the access cannot be set up."""
+        return str(self._client.namespace)
+
+    @property
+    def server(self) -> str:
+        """The address of the API server, once the access is set up."""
+        return self._server
+
+    async def close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+            self._opened = None
+
+    # --- objects
+
+    async def apply(self, kind: type[R], manifest: dict[str, Any], *, manager: str, force: bool = False) -> R:
+        """Server-side apply. Without `force`, a field that another manager has set otherwise is a conflict (409)."""
+        params = {"fieldManager": manager, "force": "true" if force else "false"}
+        headers = {"Content-Type": PatchType.APPLY.value}
+        name = manifest["metadata"]["name"]
+        return await self._call("patch", kind, obj=manifest, name=name, params=params, headers=headers)
+
+    async def list(self, kind: type[R], selector: str) -> tuple[list[R], str]:
+        """All objects that the labels select, and the version of that state."""
+        client = self._client
+        request = client.prepare_request("list", kind, params={"labelSelector": selector, "limit": str(_PAGE)})
+        found: list[R] = []
+        version = ""
+        try:
+            async for page_version, page in client.list_chunks(request):
+                found += page
+                version = page_version
+        except _FOREIGN as error:
+            raise self._translate(error) from error
+        return found, version
+
+    async def delete(
+        self,
+        kind: type[NamespacedResource],
+        name: str,
+        *,
+        uid: str | None = None,
+        cascade: CascadeType = CascadeType.BACKGROUND,
+        grace: int | None = None,
+    ) -> None:
+        """Delete an object, with `uid` that very one. What is gone, or was replaced meanwhile, is not an error."""
+        request = self._client.prepare_request("delete", kind, name=name)
+        request.data = {"propagationPolicy": cascade.value}
+        if uid is not None:
+            request.data["preconditions"] = {"uid": uid}
+        if grace is not None:
+            request.data["gracePeriodSeconds"] = grace
+        try:
+            await self._send("delete", request)
+        except KubernetesError as error:
+            if error.code not in {404, 409}:
+                raise
+
+    async def watch(self, kind: type[R], selector: str, version: str) -> AsyncIterator[tuple[str, R]]:
+        """Changes since `version`, until the API server ends the watch. Raises `KubernetesError` with code 410 when
+        that version is no longer known."""
+        client = self._client
+        params = {"labelSelector": selector, "timeoutSeconds": str(WATCH_SECONDS), "resourceVersion": version}
+        request = client.prepare_request("list", kind, watch=True, params=params)
+        request.timeout = httpx2.Timeout(self._options.request_timeout, read=WATCH_SECONDS + _WATCH_SLACK)
+        decoder: Any = WatchDriver(request, client.build_adapter_request)
+        try:
+            answer = await client.send(client.build_adapter_request(request), stream=True)
+            async with contextlib.aclosing(answer):
+                if answer.is_error:
+                    await answer.aread()
+                client.raise_for_status(answer)
+                async for line in answer.aiter_lines():
+                    yield decoder.process_one_line(line)
+        except _FOREIGN as error:
+            raise self._translate(error) from error
+
+    async def logs(self, pod: str, *, container: str, lines: int, previous: bool) -> tuple[str, ...]:
+        """The last lines of a container, or of its previous run; none when there is nothing to be read."""
+        params = {"container": container, "tailLines": str(lines), "previous": "true" if previous else "false"}
+        request = self._client.prepare_request("get", PodLog, name=pod, params=params)
+        try:
+            answer = await self._send_raw(request)
+        except KubernetesError as error:
+            if error.code in {400, 404, 500}:  # not started yet, gone, its node does not answer
+                return ()
+            raise
+        return tuple(answer.content.decode(errors="replace").splitlines())
+
+    # --- what the server is
+
+    async def get_json(self, path: str) -> Any:
+        """A document of the API server that belongs to no namespace, such as a list of versions."""
+        return msgspec.json.decode((await self._send_raw(BasicRequest("GET", path))).content)
+
+    async def may(self, *, verb: str, group: str, resource: str, subresource: str = "") -> bool:
+        """Whether this client has a right in its namespace."""
+        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        if subresource:
+            asked["subresource"] = subresource
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        request = BasicRequest("POST", "apis/authorization.k8s.io/v1/selfsubjectaccessreviews", data=review)
+        answer = msgspec.json.decode((await self._send_raw(request)).content)
+        return bool(answer["status"].get("allowed"))
+
+    # --- parts
+
+    async def _call(self, method: str, kind: type[R], **arguments: Any) -> R:
+        result: R = await self._send(method, self._client.prepare_request(method, kind, **arguments))
+        return result
+
+    async def _send(self, method: str, request: BasicRequest) -> Any:
+        client = self._client
+        try:
+            return client.handle_response(method, await client.send(client.build_adapter_request(request)), request)
+        except _FOREIGN as error:
+            raise self._translate(error) from error
+
+    async def _send_raw(self, request: BasicRequest) -> httpx2.Response:
+        client = self._client
+        try:
+            answer: httpx2.Response = await client.send(client.build_adapter_request(request))
+            client.raise_for_status(answer)
+        except _FOREIGN as error:
+            raise self._translate(error) from error
+        return answer
+
+    def _translate(self, error: BaseException) -> KubernetesError:
+        """What went wrong, in our words. An API server's answers name objects and fields, never a secret's value."""
+        if isinstance(error, ApiError):
+            code, said = error.status.code or 0, (error.status.message or "no reason given").rstrip(".")
+            message = " ".join(filter(None, (f"Kubernetes refused: {said}.", _REMEDIES.get(code))))
+            return KubernetesError(message, code=code, reason=error.status.reason or "")
+        if isinstance(error, httpx2.HTTPStatusError):
+            code = error.response.status_code
+            return KubernetesError(f"The API server at {self.server} answered {code}.", code=code)
+        what = str(error) or type(error).__name__
+        return KubernetesError(f"The API server at {self.server} does not answer: {what}.")
+
+
+_FOREIGN = (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, TimeoutError, OSError, KeyError, ConfigError)
+"""What lightkube and what is below it raise; a `KeyError` for an answer without a content type."""
+
+
+def load_config(options: KubernetesOptions) -> SingleConfig:
+    """The access that the options name, else the pod's own, else that of `$KUBECONFIG` and its default."""
+    try:
+        found = KubeConfig.from_env() if options.kubeconfig is None else KubeConfig.from_file(Path(options.kubeconfig))
+        config = found.get(options.context)
+    except yaml.YAMLError:
+        raise ConfigError("the kubeconfig is not YAML") from None
+    if config is None:
+        raise ConfigError("the kubeconfig names no current context; set driver.options.context")
+    return config

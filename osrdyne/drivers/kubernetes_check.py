@@ -1,0 +1,97 @@
+"""What `doctor` finds out about a Kubernetes cluster: is it there, may we do what we must, is KEDA there.
+
+`RIGHTS` is every right the driver uses; the Role of the Helm chart grants exactly these, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from osrdyne.drivers.base import DriverContext, Finding
+from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes_scaling import has_keda
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One right in the namespace of the workers; a `/` in `resource` separates a subresource."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+def _rights(group: str, resource: str, *verbs: str) -> tuple[Right, ...]:
+    return tuple(Right(group, resource, verb) for verb in verbs)
+
+
+RIGHTS = (
+    *_rights("apps", "deployments", "list", "watch", "create", "patch", "delete"),
+    *_rights("", "pods", "list", "watch", "delete"),
+    *_rights("", "pods/log", "get"),
+    *_rights("", "secrets", "create", "patch"),
+)
+"""Server-side apply needs `create` and `patch`. Secrets are never read."""
+SCALING_RIGHTS = {
+    Scaling.NONE: (),
+    Scaling.HPA: _rights("autoscaling", "horizontalpodautoscalers", "create", "patch", "delete"),
+    Scaling.KEDA: (
+        *_rights("keda.sh", "scaledobjects", "create", "patch", "delete"),
+        *_rights("keda.sh", "triggerauthentications", "create", "patch", "delete"),
+    ),
+}
+
+
+async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverContext) -> list[Finding]:
+    """The findings; raises nothing."""
+    try:
+        findings = [await _check_server(api), await _check_rights(api, options)]
+        if options.autoscaling.mode is Scaling.KEDA:
+            findings.append(await _check_keda(api))
+    except KubernetesError as error:
+        remedy = "Check driver.options.kubeconfig and context, or the network policy between daemon and API server."
+        return [Finding("Kubernetes", ok=False, message=error.message, remedy=remedy)]
+    return [*findings, _check_broker(context)]
+
+
+async def _check_server(api: KubernetesApi) -> Finding:
+    version = await api.get_json("version")
+    message = f"Kubernetes {version['gitVersion']} at {api.server}; workers live in the namespace {api.namespace}."
+    return Finding("Kubernetes", ok=True, message=message)
+
+
+async def _check_rights(api: KubernetesApi, options: KubernetesOptions) -> Finding:
+    wanted = (*RIGHTS, *SCALING_RIGHTS[options.autoscaling.mode])
+    missing = []
+    for right in wanted:
+        resource, _, subresource = right.resource.partition("/")
+        if not await api.may(verb=right.verb, group=right.group, resource=resource, subresource=subresource):
+            missing.append(str(right))
+    if missing:
+        return Finding(
+            "rights",
+            ok=False,
+            message=f"Missing in the namespace {api.namespace}: {', '.join(missing)}.",
+            remedy="Grant them to the daemon's service account; the Role of the Helm chart holds all of them.",
+        )
+    return Finding("rights", ok=True, message=f"All {len(wanted)} rights that the driver uses are there.")
+
+
+async def _check_keda(api: KubernetesApi) -> Finding:
+    if await has_keda(api):
+        return Finding("KEDA", ok=True, message="KEDA's custom resources are installed.")
+    remedy = "Install KEDA, or set driver.options.autoscaling.mode to hpa or none."
+    return Finding("KEDA", ok=False, message="The custom resources of keda.sh are not installed.", remedy=remedy)
+
+
+def _check_broker(context: DriverContext) -> Finding:
+    """A pod's localhost is the pod itself."""
+    if context.stack.startswith("localhost:"):
+        remedy = "Set broker.worker_uri (or broker.uri) to a name that pods can resolve."
+        message = "The broker is called localhost, which a pod takes for itself."
+        return Finding("broker seen from pods", ok=False, message=message, remedy=remedy, fatal=False)
+    return Finding("broker seen from pods", ok=True, message=f"Workers look for the broker at {context.stack}.")

@@ -1,0 +1,116 @@
+"""Ending a group: its Deployment is deleted, and the end of its pods is watched until nothing is left.
+
+The driver calls it. It decides nothing, and touches nothing but the objects of one start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from lightkube.core.resource import NamespacedResource
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod
+from lightkube.types import CascadeType
+
+from osrdyne.drivers.base import Exit
+from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes_groups import Group, has_terminated, last_exit, meta, uid_of
+from osrdyne.drivers.kubernetes_names import worker_selector
+from osrdyne.errors import DriverUnavailableError
+
+_SLACK = 60.0
+"""Seconds beyond the grace period within which Kubernetes should have told that the pods are gone."""
+
+
+LastLines = Callable[[Pod], Awaitable[tuple[str, ...]]]
+
+
+@dataclass(slots=True)
+class End:
+    """How a group's pods ended: what was seen of one of them, and its last lines where those could still be read."""
+
+    exit: Exit | None = None
+    lines: tuple[str, ...] = ()
+
+
+async def end_group(api: KubernetesApi, group: Group, *, grace: float, read: LastLines) -> End:
+    """Delete the group's objects and return when its pods are gone. `read` gives the last lines of one that has ended.
+
+    Raises `DriverUnavailableError` when the pods do not go.
+    """
+    end = End()
+    if group.deployment is not None:
+        name = meta(group.deployment).name or ""
+        await api.delete(Deployment, name, uid=uid_of(group.deployment), cascade=CascadeType.FOREGROUND)
+    else:
+        for pod in group.pods:
+            await api.delete(Pod, meta(pod).name or "", uid=uid_of(pod), grace=_seconds(grace))
+    try:
+        async with asyncio.timeout(grace + _SLACK):
+            await _until_pods_are_gone(api, group, end, grace=grace, read=read)
+            await _until_gone(api, Deployment, worker_selector(group.worker_id))
+    except TimeoutError:
+        raise DriverUnavailableError(
+            f"The pods of worker {group.worker_id} do not end: their node may be lost, or a ReplicaSet without a "
+            f"Deployment makes them anew. See `kubectl get pods,replicasets -l {worker_selector(group.worker_id)}`."
+        ) from None
+    return end
+
+
+async def _until_pods_are_gone(api: KubernetesApi, group: Group, end: End, *, grace: float, read: LastLines) -> None:
+    """Watch the pods go, and note how they end. The last state of each is in the very event that tells it is gone."""
+    selector = worker_selector(group.worker_id)
+    while True:
+        pods, version = await api.list(Pod, selector)
+        left = {uid_of(pod) for pod in pods}
+        for pod in pods:
+            await _look_at(api, pod, end, grace=grace, read=read)
+        try:
+            while left:
+                async for event, pod in api.watch(Pod, selector, version):
+                    version = meta(pod).resourceVersion or version
+                    if event == "DELETED":
+                        end.exit = last_exit(pod) or end.exit
+                        left.discard(uid_of(pod))
+                    else:
+                        left.add(uid_of(pod))
+                        await _look_at(api, pod, end, grace=grace, read=read)
+                    if not left:
+                        break
+            return
+        except KubernetesError as error:
+            if error.code != 410:
+                raise
+
+
+async def _look_at(api: KubernetesApi, pod: Pod, end: End, *, grace: float, read: LastLines) -> None:
+    """Note the end of a pod's container, and hurry a pod that has longer than it may take."""
+    if has_terminated(pod):
+        end.exit = last_exit(pod)
+        end.lines = await read(pod) or end.lines
+    metadata = meta(pod)
+    if metadata.deletionTimestamp is not None and (metadata.deletionGracePeriodSeconds or 0) > _seconds(grace):
+        await api.delete(Pod, metadata.name or "", uid=uid_of(pod), grace=_seconds(grace))
+
+
+async def _until_gone(api: KubernetesApi, kind: type[NamespacedResource], selector: str) -> None:
+    """Wait until the Deployment itself is gone: its name is free then."""
+    while True:
+        found, version = await api.list(kind, selector)
+        if not found:
+            return
+        try:
+            async for event, _ in api.watch(kind, selector, version):
+                if event == "DELETED":
+                    break
+        except KubernetesError as error:
+            if error.code != 410:
+                raise
+
+
+def _seconds(grace: float) -> int:
+    """Zero would mean "forget the pod, whether it has ended or not"."""
+    return max(1, math.ceil(grace))

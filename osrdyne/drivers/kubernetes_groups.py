@@ -1,0 +1,252 @@
+"""What the listed Deployments and Pods of a pool mean: one instance for each group. Pure.
+
+A Deployment is one instance, whatever the number of its pods (decision 0015): Kubernetes restarts, scales and rolls its
+pods by itself. An instance counts as ended when that can no longer help: no pod serves, and every one of them fails.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lightkube.models.core_v1 import ContainerStateTerminated, ContainerStatus
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod
+
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
+from osrdyne.drivers.kubernetes_manifests import CONTAINER
+from osrdyne.drivers.kubernetes_names import (
+    ENCODED_KEY_ANNOTATION,
+    SLOT_LABEL,
+    SPEC_ANNOTATION,
+    WORKER_LABEL,
+)
+from osrdyne.logs import get_logger
+from osrdyne.protocol.names import Key, WorkerId, decode_key
+
+log = get_logger("kubernetes_driver")
+
+_HOPELESS = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "RegistryUnavailable",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+"""Why a container waits that will not come up by waiting. `ErrImagePull` is not among them: one more try follows."""
+_CRASH_LOOP = "CrashLoopBackOff"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One start of a group: its Deployment, unless somebody has deleted that, and the pods that exist."""
+
+    worker_id: WorkerId
+    deployment: Deployment | None
+    pods: tuple[Pod, ...]
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return InstanceId(self.worker_id)
+
+    @property
+    def is_ending(self) -> bool:
+        """Somebody has asked for its end."""
+        if self.deployment is not None:
+            return meta(self.deployment).deletionTimestamp is not None
+        return all(meta(pod).deletionTimestamp is not None for pod in self.pods)
+
+    @property
+    def live_pods(self) -> list[Pod]:
+        """Those that run or are to run; not those on their way out, nor what an eviction has left behind."""
+        return [
+            pod
+            for pod in self.pods
+            if meta(pod).deletionTimestamp is None and _phase(pod) not in {"Failed", "Succeeded"}
+        ]
+
+
+def gather(deployments: Iterable[Deployment], pods: Iterable[Pod]) -> list[Group]:
+    """Put together what belongs together. Pods must have been listed first: one without a Deployment has lost it."""
+    by_worker: dict[str, list[Pod]] = defaultdict(list)
+    for pod in pods:
+        by_worker[_label(meta(pod), WORKER_LABEL)].append(pod)
+    groups = []
+    for deployment in deployments:
+        worker_id = _label(meta(deployment), WORKER_LABEL)
+        groups.append(Group(WorkerId(worker_id), deployment, tuple(by_worker.pop(worker_id, ()))))
+    groups += [Group(WorkerId(worker_id), None, tuple(orphans)) for worker_id, orphans in by_worker.items()]
+    return groups
+
+
+def to_instance(group: Group) -> Instance | None:
+    """The instance that a group is; None for an object with our label that is none of ours: that is logged."""
+    metadata = meta(group.deployment or group.pods[0])
+    key, slot = _identity(metadata)
+    if key is None or slot is None:
+        log.warning("object is not osrdyne's although its label says so", name=metadata.name)
+        return None
+    end = None if group.is_ending else end_of(group)
+    running = InstanceState.STOPPING if group.is_ending else InstanceState.RUNNING
+    created = metadata.creationTimestamp
+    return Instance(
+        instance_id=group.instance_id,
+        key=key,
+        slot=slot,
+        worker_id=group.worker_id,
+        state=running if end is None else InstanceState.EXITED,
+        spec_hash=(metadata.annotations or {}).get(SPEC_ANNOTATION, ""),
+        started_at=0.0 if created is None else created.timestamp(),
+        external_id=metadata.name or "",
+        exit=end,
+    )
+
+
+def end_of(group: Group) -> Exit | None:
+    """How a group ended that Kubernetes alone will not bring up, or None."""
+    refused = _refusal(group.deployment)
+    pods = group.live_pods
+    if not pods:
+        return None if refused is None else Exit(reason=refused)
+    if any(is_ready(pod) for pod in pods):
+        return None
+    served = has_served(group.deployment)
+    ends = [_end_of_pod(pod, served=served) for pod in pods]
+    return ends[0] if all(end is not None for end in ends) else None
+
+
+def has_served(deployment: Deployment | None) -> bool:
+    """Whether all its pods have been ready once: then Kubernetes restarts a container that ends, and we wait."""
+    conditions = deployment.status.conditions if deployment is not None and deployment.status is not None else None
+    return any(
+        condition.type == "Progressing" and condition.reason == "NewReplicaSetAvailable"
+        for condition in conditions or ()
+    )
+
+
+def is_ready(pod: Pod) -> bool:
+    conditions = pod.status.conditions if pod.status is not None else None
+    return any(condition.type == "Ready" and condition.status == "True" for condition in conditions or ())
+
+
+def restarts(pod: Pod) -> int:
+    status = container_status(pod)
+    return 0 if status is None else status.restartCount
+
+
+def last_exit(pod: Pod) -> Exit | None:
+    """How the worker in this pod ended last, or None when it has not ended yet."""
+    status = container_status(pod)
+    if status is None:
+        return None
+    for state in (status.state, status.lastState):
+        if state is not None and state.terminated is not None:
+            return _to_exit(state.terminated)
+    return None
+
+
+def is_running(pod: Pod) -> bool:
+    status = container_status(pod)
+    return status is not None and status.state is not None and status.state.running is not None
+
+
+def has_terminated(pod: Pod) -> bool:
+    status = container_status(pod)
+    return status is not None and status.state is not None and status.state.terminated is not None
+
+
+def trouble(group: Group) -> tuple[str, ...]:
+    """What keeps the group from running, a line for each pod that does not."""
+    lines = [f"Kubernetes: {refused}" for refused in (_refusal(group.deployment),) if refused]
+    for pod in group.live_pods:
+        why = _trouble_of_pod(pod)
+        if why and not is_ready(pod):
+            lines.append(f"Kubernetes: pod {meta(pod).name}: {why}")
+    return tuple(lines)
+
+
+def container_status(pod: Pod) -> ContainerStatus | None:
+    statuses = (pod.status.containerStatuses if pod.status is not None else None) or ()
+    return next((status for status in statuses if status.name == CONTAINER), None)
+
+
+def meta(item: Deployment | Pod) -> ObjectMeta:
+    """Its metadata, which every object that was listed has."""
+    return item.metadata or ObjectMeta()
+
+
+def uid_of(item: Deployment | Pod) -> str:
+    return meta(item).uid or ""
+
+
+def sorted_by_distress(pods: Sequence[Pod]) -> list[Pod]:
+    """Pods that tell most of what is wrong first."""
+    return sorted(pods, key=lambda pod: (is_ready(pod), -restarts(pod), meta(pod).name or ""))
+
+
+# --- parts
+
+
+def _end_of_pod(pod: Pod, *, served: bool) -> Exit | None:
+    status = container_status(pod)
+    if status is None:
+        return None
+    waiting = status.state.waiting if status.state is not None else None
+    if waiting is not None and waiting.reason in _HOPELESS:
+        return Exit(reason=_say(waiting.reason, waiting.message))
+    if waiting is not None and waiting.reason == _CRASH_LOOP:
+        end = last_exit(pod) or Exit()
+        return Exit(code=end.code, signal=end.signal, reason=end.reason or _CRASH_LOOP)
+    return None if served else last_exit(pod)
+
+
+def _trouble_of_pod(pod: Pod) -> str | None:
+    status = container_status(pod)
+    waiting = status.state.waiting if status is not None and status.state is not None else None
+    if waiting is not None and waiting.reason not in {None, "ContainerCreating", "PodInitializing"}:
+        return _say(waiting.reason, waiting.message)
+    for condition in (pod.status.conditions if pod.status is not None else None) or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return _say(condition.reason, condition.message)
+    return None
+
+
+def _refusal(deployment: Deployment | None) -> str | None:
+    """Why the cluster lets this Deployment have no pods: a quota, an admission rule."""
+    conditions = deployment.status.conditions if deployment is not None and deployment.status is not None else None
+    for condition in conditions or ():
+        if condition.type == "ReplicaFailure" and condition.status == "True":
+            return _say(condition.reason, condition.message)
+    return None
+
+
+def _to_exit(state: ContainerStateTerminated) -> Exit:
+    if state.reason == "OOMKilled":
+        return Exit(code=state.exitCode, reason="out of memory (OOMKilled)")
+    ordinary = {None, "", "Error", "Completed"}
+    return Exit(code=state.exitCode, reason=None if state.reason in ordinary else _say(state.reason, state.message))
+
+
+def _say(reason: str | None, message: str | None) -> str:
+    return ": ".join(part for part in (reason, message) if part)
+
+
+def _phase(pod: Pod) -> str | None:
+    return pod.status.phase if pod.status is not None else None
+
+
+def _identity(metadata: ObjectMeta) -> tuple[Key | None, int | None]:
+    key = decode_key((metadata.annotations or {}).get(ENCODED_KEY_ANNOTATION, "-"))
+    slot = _label(metadata, SLOT_LABEL)
+    return key, int(slot) if slot.isdecimal() else None
+
+
+def _label(metadata: ObjectMeta, name: str) -> str:
+    labels: Mapping[str, str] = metadata.labels or {}
+    return labels.get(name, "")

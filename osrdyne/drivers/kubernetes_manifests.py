@@ -1,0 +1,268 @@
+"""The Kubernetes objects of one group, as plain documents. Pure: options and a worker's specification in, objects out.
+
+`tests/unit` checks them against the schemas of current Kubernetes and KEDA. None of them names a secret's value but the
+Secret itself. `replicas` is in none of them: whoever scales the group owns that field (`replicas_patch`).
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from osrdyne.drivers.base import DriverContext, WorkerSpec
+from osrdyne.drivers.kubernetes_names import (
+    GENERATION_ANNOTATION,
+    SCALING_ANNOTATION,
+    SPEC_ANNOTATION,
+    WORKER_LABEL,
+    PoolLabels,
+    key_annotations,
+)
+from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.protocol.environment import READY_FILE_VARIABLE
+from osrdyne.protocol.names import encode_key, replica_id
+
+Manifest: TypeAlias = dict[str, Any]
+
+CONTAINER = "worker"
+URI_FILE = "amqp-uri"
+_SECRET_DIRECTORY = "/run/osrdyne"
+_READY_FILE = "/tmp/osrdyne-ready"
+_READY_EXISTS = ["test", "-e", _READY_FILE]
+_DEFAULT_GRACE = 30.0
+
+
+class Manifests:
+    """Makes the documents for the groups of one pool."""
+
+    def __init__(self, options: KubernetesOptions, context: DriverContext, *, spec_hash: str) -> None:
+        self._options = options
+        self._context = context
+        self._labels = PoolLabels.of(context)
+        self._spec_hash = spec_hash
+
+    def name(self, spec: WorkerSpec) -> str:
+        return self._labels.object_name(spec.key, spec.slot)
+
+    def deployment(self, spec: WorkerSpec, *, uid: str | None = None) -> Manifest:
+        """The group itself. With `uid` it can only change that very object, never make a new one."""
+        metadata: Manifest = {"name": self.name(spec), "labels": self._labels.labels(spec)}
+        if uid is not None:
+            metadata["uid"] = uid
+        metadata["annotations"] = key_annotations(spec) | {
+            SPEC_ANNOTATION: self._spec_hash,
+            GENERATION_ANNOTATION: str(spec.generation),
+            SCALING_ANNOTATION: self._options.autoscaling.mode.value,
+        }
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": metadata,
+            "spec": {
+                "selector": {"matchLabels": {WORKER_LABEL: spec.worker_id}},
+                "revisionHistoryLimit": 1,
+                # A new pod is ready before an old one is asked to go.
+                "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+                "template": self._pod(spec),
+            },
+        }
+
+    def secret(self, spec: WorkerSpec, *, owner: str) -> Manifest:
+        """The broker URI, mounted as a file."""
+        uri = base64.b64encode(spec.environment.amqp_uri.encode()).decode()
+        return {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": self._owned(spec, owner),
+            "type": "Opaque",
+            "data": {URI_FILE: uri},
+        }
+
+    def replicas_patch(self, spec: WorkerSpec, *, uid: str) -> Manifest:
+        """The number of pods, where this driver sets it."""
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": self.name(spec), "uid": uid},
+            "spec": {"replicas": self._options.replicas},
+        }
+
+    def autoscaler(self, spec: WorkerSpec, *, owner: str, version: str) -> Manifest:
+        """A HorizontalPodAutoscaler on the use of CPU, in `version` of its API (`v2`, `v2beta2` or `v1`)."""
+        scaling = self._options.autoscaling
+        body: Manifest = {
+            "scaleTargetRef": self._target(spec),
+            "minReplicas": scaling.min_replicas,
+            "maxReplicas": scaling.max_replicas,
+        }
+        if version == "v1":
+            body["targetCPUUtilizationPercentage"] = scaling.cpu_utilization
+        else:
+            target = {"type": "Utilization", "averageUtilization": scaling.cpu_utilization}
+            body["metrics"] = [{"type": "Resource", "resource": {"name": "cpu", "target": target}}]
+            body["behavior"] = self._behavior()
+        return {
+            "apiVersion": f"autoscaling/{version}",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": self._owned(spec, owner),
+            "spec": body,
+        }
+
+    def keda_authentication(self, spec: WorkerSpec, *, owner: str) -> Manifest:
+        """Where KEDA finds RabbitMQ's HTTP URI: a Secret of the operator's, by name."""
+        keda = self._options.autoscaling.keda
+        target = {"parameter": "host", "name": keda.secret, "key": keda.secret_key}
+        return {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "TriggerAuthentication",
+            "metadata": self._owned(spec, owner),
+            "spec": {"secretTargetRef": [target]},
+        }
+
+    def scaled_object(self, spec: WorkerSpec, *, owner: str) -> Manifest:
+        """KEDA's scaling by the length of the request queue. Over HTTP the length counts unacknowledged messages too,
+        so that requests in work hold their workers."""
+        scaling = self._options.autoscaling
+        trigger = {
+            "type": "rabbitmq",
+            "metadata": {
+                "protocol": "http",
+                "queueName": spec.environment.requests_queue,
+                "vhostName": _vhost(spec.environment.amqp_uri),
+                "mode": "QueueLength",
+                "value": str(scaling.keda.messages_per_worker),
+                "excludeUnacknowledged": "false",
+            },
+            "authenticationRef": {"name": self._labels.owned_name(spec)},
+        }
+        return {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "ScaledObject",
+            "metadata": self._owned(spec, owner),
+            "spec": {
+                "scaleTargetRef": self._target(spec),
+                "minReplicaCount": scaling.min_replicas,
+                "maxReplicaCount": scaling.max_replicas,
+                "pollingInterval": math.ceil(scaling.keda.polling_interval),
+                "advanced": {"horizontalPodAutoscalerConfig": {"behavior": self._behavior()}},
+                "triggers": [trigger],
+            },
+        }
+
+    # --- parts
+
+    def _owned(self, spec: WorkerSpec, owner: str) -> Manifest:
+        """What belongs to the Deployment goes with it, whatever the driver's options are by then."""
+        reference = {"apiVersion": "apps/v1", "kind": "Deployment", "name": self.name(spec), "uid": owner}
+        return {
+            "name": self._labels.owned_name(spec),
+            "labels": self._labels.labels(spec),
+            "ownerReferences": [reference],
+        }
+
+    def _target(self, spec: WorkerSpec) -> Manifest:
+        return {"apiVersion": "apps/v1", "kind": "Deployment", "name": self.name(spec)}
+
+    def _behavior(self) -> Manifest:
+        seconds = math.ceil(self._options.autoscaling.scale_down_delay)
+        return {"scaleDown": {"stabilizationWindowSeconds": seconds}}
+
+    def _pod(self, spec: WorkerSpec) -> Manifest:
+        options = self._options
+        user = {} if options.run_as_user is None else {"runAsUser": options.run_as_user}
+        pod: Manifest = {
+            "containers": [self._container(spec)],
+            "volumes": self._volumes(spec),
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **user},
+            "automountServiceAccountToken": options.service_account is not None,
+            "enableServiceLinks": False,  # variables of every Service of the namespace, and some are WORKER_…
+            "terminationGracePeriodSeconds": self._grace(),
+            "nodeSelector": options.node_selector,
+            "affinity": options.affinity,
+            "tolerations": list(options.tolerations),
+            "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+            "serviceAccountName": options.service_account,
+            "priorityClassName": options.priority_class,
+            "schedulerName": options.scheduler,
+        }
+        return {
+            "metadata": {
+                "labels": {**options.labels, **self._labels.labels(spec)},
+                "annotations": {**options.annotations, **key_annotations(spec)},
+            },
+            "spec": _without_nothing(pod),
+        }
+
+    def _container(self, spec: WorkerSpec) -> Manifest:
+        options = self._options
+        command = options.command or ("osrdyne-worker", self._context.worker_command[-1])
+        container: Manifest = {
+            "name": CONTAINER,
+            "image": options.image,
+            "imagePullPolicy": options.image_pull_policy,
+            "command": [_literal(part) for part in command],
+            "env": self._environment(spec),
+            "envFrom": [{"secretRef": {"name": name}} for name in options.environment_from],
+            "resources": _without_nothing(options.resources.model_dump()),
+            "volumeMounts": [
+                {"name": "amqp-uri", "mountPath": _SECRET_DIRECTORY, "readOnly": True},
+                {"name": "scratch", "mountPath": "/tmp"},
+                *options.volume_mounts,
+            ],
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            # The first look is late: a container that is started again finds its former file, and deletes it first.
+            "readinessProbe": {"exec": {"command": _READY_EXISTS}, "initialDelaySeconds": 5, "periodSeconds": 5},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+        return _without_nothing(container)
+
+    def _environment(self, spec: WorkerSpec) -> list[Manifest]:
+        variables = self._options.environment | spec.environment.to_variables()
+        del variables["WORKER_AMQP_URI"], variables["WORKER_ID"]
+        if not spec.key.isprintable():
+            variables.pop("WORKER_KEY", None)
+            variables["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
+        variables["WORKER_AMQP_URI_FILE"] = f"{_SECRET_DIRECTORY}/{URI_FILE}"
+        variables[READY_FILE_VARIABLE] = _READY_FILE
+        return [
+            {"name": "OSRDYNE_POD", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+            {"name": "WORKER_ID", "value": replica_id(spec.worker_id, "$(OSRDYNE_POD)")},
+            *({"name": name, "value": _literal(value)} for name, value in variables.items()),
+        ]
+
+    def _volumes(self, spec: WorkerSpec) -> list[Manifest]:
+        size = self._options.scratch_size
+        scratch: Manifest = {} if size is None else {"sizeLimit": str(size)}
+        secret = {"secretName": self._labels.owned_name(spec), "defaultMode": 0o444}
+        return [
+            {"name": "amqp-uri", "secret": secret},
+            {"name": "scratch", "emptyDir": scratch},
+            *self._options.volumes,
+        ]
+
+    def _grace(self) -> int:
+        """The worker's own time to end, from the configuration it is given."""
+        runtime = self._context.worker_config.get("runtime")
+        grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
+        return max(1, math.ceil(grace if isinstance(grace, int | float) else _DEFAULT_GRACE))
+
+
+def _literal(text: str) -> str:
+    """Kubernetes expands `$(NAME)` in commands and variables; `$$` is a dollar sign."""
+    return text.replace("$", "$$")
+
+
+def _without_nothing(document: Manifest) -> Manifest:
+    """Without empty parts: server-side apply would own them."""
+    return {name: value for name, value in document.items() if value not in (None, {}, [], "")}
+
+
+def _vhost(amqp_uri: str) -> str:
+    return unquote(urlsplit(amqp_uri).path.removeprefix("/")) or "/"

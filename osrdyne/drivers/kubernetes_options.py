@@ -1,0 +1,132 @@
+"""The options of the Kubernetes driver. Pure: reads no cluster."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from osrdyne.config.models import Model
+from osrdyne.config.types import Duration, Size
+from osrdyne.drivers.base import DriverOptions
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_RESERVED_VARIABLES = ("WORKER_", "OSRDYNE_")
+LABEL_PREFIX = "osrdyne.dev/"
+
+
+class Scaling(StrEnum):
+    """Who sets the number of a group's pods: the option `replicas`, a HorizontalPodAutoscaler, or KEDA."""
+
+    NONE = "none"
+    HPA = "hpa"
+    KEDA = "keda"
+
+
+class KedaOptions(Model):
+    """How KEDA asks RabbitMQ for the length of a queue: over its HTTP API, which counts unacknowledged messages too."""
+
+    secret: str | None = Field(
+        None,
+        description="Secret in the workers' namespace with RabbitMQ's HTTP URI; that user needs only `monitoring`.",
+    )
+    secret_key: str = Field("host", description="Key in that Secret.")
+    messages_per_worker: int = Field(1, ge=1, description="Messages in the queue for which one worker is enough.")
+    polling_interval: Duration = Field(15.0, ge=1, description="How often KEDA asks RabbitMQ.")
+
+
+class AutoscalingOptions(Model):
+    """How many pods a group has. With `hpa` and `keda` the driver leaves the number alone."""
+
+    mode: Scaling = Field(Scaling.NONE, description="`none`, `hpa` or `keda`.")
+    min_replicas: int = Field(1, ge=1, description="With `hpa` and `keda`; osrdyne itself ends an idle group.")
+    max_replicas: int = Field(3, ge=1, description="With `hpa` and `keda`.")
+    cpu_utilization: int = Field(80, ge=1, le=1000, description="With `hpa`: wanted use of the CPU request, percent.")
+    scale_down_delay: Duration = Field(
+        300.0, ge=0, le=3600, description="How long fewer pods must have been enough before one is ended."
+    )
+    keda: KedaOptions = Field(default_factory=KedaOptions, description="With `keda`.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError("max_replicas must be at least min_replicas")
+        if self.mode is Scaling.KEDA and self.keda.secret is None:
+            raise ValueError("keda.secret: name the Secret that holds RabbitMQ's HTTP URI for KEDA")
+        return self
+
+
+class ResourceOptions(Model):
+    """What a worker asks for and may use at most, as Kubernetes writes it."""
+
+    requests: dict[str, str] = Field(default_factory=dict, description="For example `{cpu: '2', memory: 4Gi}`.")
+    limits: dict[str, str] = Field(default_factory=dict, description="Memory beyond its limit ends the worker.")
+
+
+class KubernetesOptions(DriverOptions):
+    """`driver.options` of the Kubernetes driver. Objects below `affinity`, `tolerations`, `volumes` and `volume_mounts`
+    are passed on as they are, in Kubernetes' own words."""
+
+    image: str = Field(..., min_length=1, description="Image of the workers; there is no default.")
+    command: tuple[str, ...] | None = Field(
+        None, description="Program and arguments of a worker; by default `osrdyne-worker` with `worker.app`."
+    )
+    namespace: str | None = Field(None, description="Where workers live; by default the daemon's own namespace.")
+    kubeconfig: str | None = Field(
+        None, description="A kubeconfig file; by default the pod's service account, else `$KUBECONFIG` and its default."
+    )
+    context: str | None = Field(None, description="Context of the kubeconfig; its current one by default.")
+    request_timeout: Duration = Field(10.0, gt=0, description="Limit for one call of the API server.")
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="By default as Kubernetes decides: `Always` for the tag `latest`, else `IfNotPresent`."
+    )
+    image_pull_secrets: tuple[str, ...] = Field((), description="Names of Secrets with registry credentials.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Further variables; no secrets.")
+    environment_from: tuple[str, ...] = Field((), description="Names of Secrets whose keys become variables.")
+    resources: ResourceOptions = Field(default_factory=ResourceOptions, description="CPU and memory of a worker.")
+    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels that a node must have.")
+    affinity: dict[str, Any] = Field(default_factory=dict, description="An Affinity object.")
+    tolerations: tuple[dict[str, Any], ...] = Field((), description="Toleration objects.")
+    priority_class: str | None = Field(None, description="Name of a PriorityClass.")
+    scheduler: str | None = Field(None, description="Name of another scheduler than the cluster's default.")
+    service_account: str | None = Field(
+        None, description="Service account of the workers; its token is mounted only when this is set."
+    )
+    run_as_user: int | None = Field(
+        None, ge=1, description="User id of the workers; by default the image's, which must be a number and not 0."
+    )
+    labels: dict[str, str] = Field(default_factory=dict, description="Further labels of the pods.")
+    annotations: dict[str, str] = Field(default_factory=dict, description="Further annotations of the pods.")
+    volumes: tuple[dict[str, Any], ...] = Field((), description="Volume objects, for data.")
+    volume_mounts: tuple[dict[str, Any], ...] = Field((), description="VolumeMount objects, for data.")
+    scratch_size: Size | None = Field(
+        None, ge=1, description="Limit of `/tmp`, which Spark writes to; the rest of the file system is read-only."
+    )
+    replicas: int = Field(1, ge=1, description="Pods of a group when there is no autoscaler.")
+    autoscaling: AutoscalingOptions = Field(default_factory=AutoscalingOptions, description="Who scales a group.")
+
+    @field_validator("command")
+    @classmethod
+    def _no_empty_command(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if value is not None and (not value or not value[0]):
+            raise ValueError("give a program, or leave the option out for `osrdyne-worker`")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_names(self) -> Self:
+        for name in self.environment:
+            if name.startswith(_RESERVED_VARIABLES):
+                raise ValueError(f"environment: {name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
+            if not _VARIABLE.match(name):
+                raise ValueError(f"environment: {name!r} is no name of a variable")
+        for name in [*self.labels, *self.annotations]:
+            if name.startswith((LABEL_PREFIX, "app.kubernetes.io/")):
+                raise ValueError(f"labels, annotations: {name} is set by osrdyne itself")
+        return self
+
+    def max_workers_of_group(self) -> int:
+        """How many pods one group may have at once."""
+        scaling = self.autoscaling
+        return self.replicas if scaling.mode is Scaling.NONE else scaling.max_replicas

@@ -1,0 +1,51 @@
+"""A namespace on a real API server for the whole run, and somebody to play its nodes.
+
+`KUBECONFIG` names the cluster. It may have nodes: the pods of these tests ask for a scheduler that does not exist, so
+that only the played kubelet takes them. The API server must reach this machine's loopback for the logs of pods, as one
+on the same machine does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from lightkube import Client, KubeConfig
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import Namespace
+from played_kubelet import PlayedKubelet
+
+
+@pytest.fixture(scope="session")
+def cluster() -> SingleConfig:
+    path = os.environ.get("KUBECONFIG")
+    if not path:
+        pytest.fail("These tests need a Kubernetes API server: set KUBECONFIG to the path of its kubeconfig.", False)
+    config = KubeConfig.from_file(path).get()
+    assert config is not None
+    return config
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: SingleConfig) -> Iterator[Client]:
+    with Client(config=cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def namespace(admin: Client) -> Iterator[str]:
+    name = f"osrdyne-test-{secrets.token_hex(4)}"
+    admin.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    admin.delete(Namespace, name)
+
+
+@pytest.fixture(scope="session")
+def kubelet(cluster: SingleConfig, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedKubelet]:
+    kubelet = PlayedKubelet(cluster, namespace, tmp_path_factory.mktemp("kubelet"))
+    kubelet.start()
+    yield kubelet
+    kubelet.stop()

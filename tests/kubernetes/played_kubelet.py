@@ -1,0 +1,308 @@
+"""The part of a node, for an API server without nodes: it binds pods, says what became of them, and serves their logs.
+
+It runs in a thread and a loop of its own and plays every pod of one namespace as the worker of the conformance suite
+would behave; `WORKER_CONFIG` of the pod says how. It reads the pod as a kubelet does: variables with `$(NAME)`, the
+file of the Secret, the command. Two behaviours are its own: `config["played"]` may be `no-image` or `no-node`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import ssl
+import subprocess
+import threading
+from base64 import b64decode
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from lightkube import ApiError, AsyncClient
+from lightkube.config.kubeconfig import SingleConfig
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.models.meta_v1 import ObjectMeta, Status
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Node, NodeStatus, Pod, PodBinding, PodStatus, Secret
+from lightkube.types import on_error_retry
+
+_REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][A-Za-z0-9_]*)\))")
+_DONE_CODE = 143
+_KILLED = 137
+_TIDYING = 0.2
+"""Seconds between the end of a container and that of its pod, when its log can still be read."""
+
+
+class Played:
+    """One pod being played."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.lines: list[str] = []
+        self.task: asyncio.Task[None] | None = None
+        self.ended = asyncio.Event()
+
+    @property
+    def grace(self) -> float | None:
+        """Seconds it may take to end; None while nobody has asked for that."""
+        metadata = self.pod.metadata
+        return metadata.deletionGracePeriodSeconds if metadata.deletionTimestamp else None
+
+
+class PlayedKubelet:
+    """`start`, then pods of `namespace` come up; `stop` at the end."""
+
+    def __init__(self, config: SingleConfig, namespace: str, directory: Path) -> None:
+        self._config = config
+        self._namespace = namespace
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="played kubelet", daemon=True)
+        self._pods: dict[str, Played] = {}
+        self.node = f"played-{namespace}"
+        self.faults: list[Exception] = []
+
+    def start(self) -> None:
+        for kind in (Pod, Deployment, Secret, Node, PodBinding, Status):
+            with suppress(msgspec.ValidationError):  # msgspec crashes when two threads meet a type for the first time
+                msgspec.json.decode(b"{}", type=kind)
+        self._thread.start()
+        self.call(self._start())
+
+    def stop(self) -> None:
+        self.call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        assert self.faults == []
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
+
+    async def crash(self, worker_id: str, *, code: int = _KILLED, reason: str = "Error") -> None:
+        """From any loop: the worker's containers end and are never well again."""
+        await self._everywhere(worker_id, lambda played: self._crash(played, code=code, reason=reason))
+
+    async def end_once(self, worker_id: str) -> None:
+        """From any loop: the worker's containers end and come up again at once, as Kubernetes sees to it."""
+        await self._everywhere(worker_id, self._restart)
+
+    async def _everywhere(self, worker_id: str, action: Any) -> None:
+        async def run() -> None:
+            for played in list(self._pods.values()):
+                if played.pod.metadata.labels.get("osrdyne.dev/worker") == worker_id:
+                    await action(played)
+
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+
+    # --- in its own loop
+
+    async def _start(self) -> None:
+        self._client = AsyncClient(config=self._config, namespace=self._namespace)
+        key, certificate = (str(self._directory / name) for name in ("kubelet.key", "kubelet.pem"))
+        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=played"]
+        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._server = await asyncio.start_server(self._serve_logs, "127.0.0.1", 0, ssl=context)
+        port = self._server.sockets[0].getsockname()[1]
+        await self._client.create(Node(metadata=ObjectMeta(name=self.node)))
+        status = {
+            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+        }
+        await self._client.patch(NodeStatus, self.node, {"status": status})
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _stop(self) -> None:
+        tasks = [self._watching, *(played.task for played in self._pods.values() if played.task)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.delete(Node, self.node)
+        self._server.close()
+        await self._client.close()
+
+    async def _watch(self) -> None:
+        async for event, pod in self._client.watch(Pod, on_error=on_error_retry):
+            uid = pod.metadata.uid
+            if event == "DELETED":
+                gone = self._pods.pop(uid, None)
+                if gone is not None and gone.task is not None:
+                    gone.task.cancel()
+                continue
+            played = self._pods.setdefault(uid, Played(pod))
+            played.pod = pod
+            if played.task is None:
+                played.task = asyncio.create_task(self._play(played))
+
+    async def _play(self, played: Played) -> None:
+        try:
+            await self._run(played)
+            await self._end(played)
+        except ApiError as error:
+            if error.status.code not in {404, 409}:  # it is gone already
+                self.faults.append(error)
+        except Exception as error:
+            self.faults.append(error)
+
+    async def _run(self, played: Played) -> None:
+        config = json.loads(variables_of(played.pod).get("WORKER_CONFIG", "{}"))
+        if config.get("played") == "no-node":
+            await self._say(played, conditions=[_condition("PodScheduled", False, "Unschedulable", "0/3 nodes fit.")])
+            return
+        name = played.pod.metadata.name
+        target = ObjectReference(kind="Node", name=self.node)
+        with suppress(msgspec.ValidationError):  # the answer is no Binding
+            await self._client.create(PodBinding(metadata=ObjectMeta(name=name), target=target), name)
+        if config.get("played") == "no-image":
+            waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+            await self._container(played, {"waiting": waiting})
+            return
+        secret = await self._existing_secret(played)
+        if secret is None:
+            return
+        played.lines = [json.dumps(_report(played.pod, secret, config))]
+        played.lines += [f"line {number}" for number in range(config.get("lines", 0))]
+        behaviour = config.get("behaviour")
+        if behaviour == "silent":
+            await self._container(played, {"running": {}})
+            return
+        played.lines.append("ready")
+        if behaviour == "exit":
+            await self._crash(played, code=config.get("code", 0), reason="Completed")
+        else:
+            await self._container(played, {"running": {}}, ready=True)
+
+    async def _end(self, played: Played) -> None:
+        """End as asked: the stubborn one by being killed when its time is over."""
+        config = json.loads(variables_of(played.pod).get("WORKER_CONFIG", "{}"))
+        while played.grace is None:
+            await asyncio.sleep(0.02)
+        waited = 0.0
+        while config.get("behaviour") == "stubborn" and waited < (played.grace or 0.0):
+            await asyncio.sleep(0.05)
+            waited += 0.05
+        code = _KILLED if config.get("behaviour") == "stubborn" else 0
+        if config.get("behaviour") == "busy":
+            await asyncio.sleep(0.3)
+            played.lines.append("job finished")
+        if played.pod.spec.nodeName or played.lines:
+            await self._container(played, {"terminated": _terminated(code)})
+            await asyncio.sleep(_TIDYING)
+        await self._client.delete(Pod, played.pod.metadata.name, grace_period=0)
+
+    async def _crash(self, played: Played, *, code: int, reason: str) -> None:
+        terminated = _terminated(code, reason)
+        await self._container(played, {"terminated": terminated})
+        waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}}
+        await self._container(played, waiting, last={"terminated": terminated}, restarts=1)
+
+    async def _restart(self, played: Played) -> None:
+        terminated = _terminated(_DONE_CODE)
+        await self._container(played, {"terminated": terminated})
+        await self._container(played, {"running": {}}, last={"terminated": terminated}, restarts=1, ready=True)
+
+    async def _container(
+        self, played: Played, state: Any, *, last: Any = None, restarts: int = 0, ready: bool = False
+    ) -> None:
+        container = played.pod.spec.containers[0]
+        status = {
+            "name": container.name,
+            "image": container.image,
+            "imageID": "",
+            "ready": ready,
+            "restartCount": restarts,
+            "state": state,
+            "lastState": last or {},
+        }
+        conditions = [_condition("PodScheduled", True), _condition("Ready", ready)]
+        await self._say(played, phase="Running", containerStatuses=[status], conditions=conditions)
+
+    async def _say(self, played: Played, **status: Any) -> None:
+        await self._client.patch(PodStatus, played.pod.metadata.name, {"status": status})
+
+    async def _existing_secret(self, played: Played) -> Secret | None:
+        """A kubelet tries again until the Secret is there; None when the pod is to end before that."""
+        name = next(volume.secret.secretName for volume in played.pod.spec.volumes if volume.secret)
+        while played.grace is None:
+            try:
+                return await self._client.get(Secret, name)
+            except ApiError as error:
+                if error.status.code != 404:
+                    raise
+            await asyncio.sleep(0.05)
+        return None
+
+    async def _serve_logs(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """`GET /containerLogs/NAMESPACE/POD/CONTAINER`, as the API server asks a kubelet."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        parts = urlsplit(head.split()[1])
+        pod = parts.path.split("/")[3]
+        played = next((one for one in self._pods.values() if one.pod.metadata.name == pod), None)
+        lines = played.lines if played else []
+        wanted = int(parse_qs(parts.query).get("tailLines", ["1000000"])[0])
+        body = "".join(f"{line}\n" for line in lines[-wanted:]).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/plain\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+
+def _report(pod: Pod, secret: Secret, config: dict[str, Any]) -> dict[str, Any]:
+    """What the worker of the suite says about itself, had it been started with what the pod holds."""
+    variables = variables_of(pod)
+    container = pod.spec.containers[0]
+    volume = next(volume.name for volume in pod.spec.volumes if volume.secret)
+    mount = next(mount for mount in container.volumeMounts if mount.name == volume)
+    files = {f"{mount.mountPath}/{name}": b64decode(value) for name, value in secret.data.items()}
+    key = variables.get("WORKER_KEY")
+    if key is None:
+        escaped = variables["WORKER_KEY_ESCAPED"].encode()
+        key = re.sub(rb"\+([0-9A-F]{2})", lambda found: bytes.fromhex(found[1].decode()), escaped).decode()
+    return {
+        "worker_id": variables["WORKER_ID"],
+        "key": key,
+        "pool": variables["WORKER_POOL"],
+        "queue": variables["WORKER_REQUESTS_QUEUE"],
+        "uri_sha256": hashlib.sha256(files[variables["WORKER_AMQP_URI_FILE"]]).hexdigest(),
+        "config": config,
+        "arguments": [expand(part, variables) for part in container.command],
+        "variables": variables,
+    }
+
+
+def variables_of(pod: Pod) -> dict[str, str]:
+    """The environment of the pod's container, as a kubelet makes it."""
+    variables: dict[str, str] = {}
+    for item in pod.spec.containers[0].env:
+        if item.valueFrom is not None:
+            assert item.valueFrom.fieldRef.fieldPath == "metadata.name"
+            variables[item.name] = pod.metadata.name
+        else:
+            variables[item.name] = expand(item.value or "", variables)
+    return variables
+
+
+def expand(text: str, variables: dict[str, str]) -> str:
+    """`$(NAME)` of a variable that is known, `$$` for a dollar sign. Source: Kubernetes, "dependent environment
+    variables"."""
+
+    def replace(found: re.Match[str]) -> str:
+        if found[1] == "$":
+            return "$"
+        return variables.get(found[2], found[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def _terminated(code: int, reason: str = "Completed") -> dict[str, Any]:
+    return {"exitCode": code, "reason": reason}
+
+
+def _condition(kind: str, holds: bool, reason: str = "", message: str = "") -> dict[str, str]:
+    return {"type": kind, "status": "True" if holds else "False", "reason": reason, "message": message}

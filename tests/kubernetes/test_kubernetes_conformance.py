@@ -1,0 +1,31 @@
+"""The conformance suite on the Kubernetes driver: a real API server and controller manager, and a played kubelet."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
+
+from harness import harness_for  # noqa: E402
+
+from osrdyne.drivers.base import Driver  # noqa: E402
+from osrdyne.protocol.names import started_as  # noqa: E402
+from osrdyne.testing.driver_conformance import BackendConformance, WorkerConformance  # noqa: E402
+from osrdyne.testing.driver_harness import AMQP_URI, is_ready, make_spec  # noqa: E402
+
+
+class TestKubernetesDriver(BackendConformance, WorkerConformance):
+    @pytest.fixture
+    async def harness(self, cluster, kubelet, namespace, tmp_path):
+        async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
+            yield harness
+
+    async def test_worker_gets_its_environment(self, driver: Driver) -> None:
+        """As for other drivers, but each pod is a worker of its own, named after the start and itself."""
+        spec = make_spec(note="a 'quoted' $note $(WORKER_POOL)\n漢")
+        said = await is_ready(driver, await driver.start(spec))
+        assert started_as(said["worker_id"]) == spec.worker_id != said["worker_id"]
+        assert (said["key"], said["pool"], said["config"]) == (spec.key, spec.pool, spec.environment.config)
+        assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
