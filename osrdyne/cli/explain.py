@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from osrdyne.cli.call import parse_header, read_body, seconds
-from osrdyne.cli.options import ConfigOption, KeyArgument, Output, OutputOption, SetOption, load
+from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, load, remote
 from osrdyne.cli.output import print_json, printable
 from osrdyne.cli.routes import read_manifest
-from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.explain import explain as explained
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.ingress.table import RouteTable
@@ -21,7 +21,10 @@ from osrdyne.protocol.names import PoolNames
 def explain(
     key: KeyArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
-    routes: Annotated[str, typer.Option("--routes", metavar="FILE", help="The route manifest, JSON or YAML.")],
+    routes: Annotated[
+        str | None,
+        typer.Option("--routes", metavar="FILE", help="A manifest to try; else the one that the daemon has in force."),
+    ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
@@ -30,30 +33,34 @@ def explain(
     ] = None,
     app_id: Annotated[str | None, typer.Option("--app-id", metavar="NAME", help="The publisher's name.")] = None,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="The caller's own limit, as 30s.")] = None,
+    api: ApiOption = None,
     config: ConfigOption = None,
-    assignments: SetOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say which routes a request takes, and its group, queue, priority and deadline."""
-    settings = load(config, assignments).settings
-    arrival = sample_arrival(
-        key,
-        path,
-        headers=dict(map(parse_header, headers or ())),
-        body=read_body(data),
-        app_id=app_id,
-        timeout=None if timeout is None else seconds(timeout),
-        now=time.time(),
-    )
-    table = RouteTable(read_manifest(routes))
-    print_explanation(
-        explained(arrival, table, names=PoolNames(settings.pool.id), pool_ttl=settings.requests.ttl), output
-    )
-
-
-def print_explanation(explanation: Explanation, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(explanation.to_json())
+    given = dict(map(parse_header, headers or ()))
+    body = read_body(data)
+    limit = None if timeout is None else seconds(timeout)
+    if routes is None:
+        sample = {"key": key, "path": path, "headers": given, "app_id": app_id, "timeout": limit}
+        document = {**sample, "body": None if body is None else json.loads(body)}
+        print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
         return
-    for step in explanation.steps:
-        typer.echo(f"{step.name:9} {printable(step.text)}")
+    settings = load(config, None).settings
+    arrival = sample_arrival(key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time())
+    explanation = explained(
+        arrival,
+        RouteTable(read_manifest(routes)),
+        names=PoolNames(settings.pool.id),
+        pool_ttl=settings.requests.ttl,
+    )
+    print_explanation(explanation.to_json(), output)
+
+
+def print_explanation(explanation: Any, output: Output) -> None:
+    """An explanation as the API gives it."""
+    if output is Output.JSON:
+        print_json(explanation)
+        return
+    for step in explanation["steps"]:
+        typer.echo(f"{step['name']:9} {printable(step['text'])}")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from osrdyne.cli.call import parse_header
-from osrdyne.cli.options import Output, OutputOption
-from osrdyne.cli.output import print_json, print_table, printable
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
+from osrdyne.cli.output import ago, print_json, print_table, printable
+from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown
@@ -21,7 +25,11 @@ from osrdyne.ingress.manifest import Manifest, load_manifest
 from osrdyne.ingress.routes import Route
 from osrdyne.protocol.messages import JSON_TYPE
 
-app = typer.Typer(help="Check route manifests, and try the conditions of routes.", no_args_is_help=True)
+app = typer.Typer(help="Which requests of a managed pool go first, where to, and for how long.", no_args_is_help=True)
+
+AuthorOption = Annotated[
+    str | None, typer.Option("--author", metavar="NAME", help="Kept with the version; else user@host.")
+]
 
 _JSON_SYSTEM = {"contentType": JSON_TYPE, "contentEncoding": "utf-8"}
 
@@ -39,6 +47,89 @@ def check(
         print_json(manifest.document())
         return
     print_routes(manifest)
+
+
+@app.command()
+def show(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the routes in force. With --output json a manifest that `apply` takes."""
+    current = _current(remote(api, config))
+    if output is Output.JSON:
+        print_json(current["manifest"] if current else None)
+    elif current is None:
+        typer.echo("There has never been a manifest: everything goes to $upstream in the default class.")
+    else:
+        typer.echo(f"version {current['version']}, by {printable(current['author'])}, {ago(current['at'])}")
+        print_routes(load_manifest(json.dumps(current["manifest"])))
+
+
+@app.command()
+def apply(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A route manifest, JSON or YAML; - is standard input.")],
+    author: AuthorOption = None,
+    api: ApiOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put a manifest in force, at once and for requests to come. Those that wait keep their priority and deadline."""
+    document = read_manifest(file).document()
+    _told(remote(api, config).send("PUT", "/v1/routes", document, author=author or _own_name()))
+
+
+@app.command()
+def diff(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A route manifest, JSON or YAML; - is standard input.")],
+    api: ApiOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show what `apply` would change. Exit code 1 when there is a difference."""
+    current = _current(remote(api, config))
+    before, after = (current["manifest"] if current else {}), read_manifest(file).document()
+    lines = list(unified_diff(_lines(before), _lines(after), "in force", file, lineterm=""))
+    typer.echo("\n".join(lines) if lines else "No difference.")
+    if lines:
+        raise typer.Exit(1)
+
+
+@app.command()
+def history(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List the versions of the manifest that are kept, the newest first."""
+    versions = remote(api, config).get("/v1/routes/history")["versions"]
+    if output is Output.JSON:
+        print_json(versions)
+        return
+    rows = ((one["version"], one["author"], ago(one["at"]), len(one["manifest"].get("routes", {}))) for one in versions)
+    print_table(("version", "author", "applied", "routes"), rows, empty="There has never been a manifest.")
+
+
+@app.command()
+def rollback(
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="A version that `history` shows.")],
+    author: AuthorOption = None,
+    api: ApiOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put an earlier version in force again, as a new version."""
+    _told(remote(api, config).post("/v1/routes/rollback", version=version, author=author or _own_name()))
+
+
+def _lines(document: Any) -> list[str]:
+    return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
+
+
+def _current(daemon: DaemonApi) -> Any:
+    return daemon.get("/v1/routes")["current"]
+
+
+def _told(change: Any) -> None:
+    for warning in change["warnings"]:
+        typer.echo(f"warning: {printable(warning)}", err=True)
+    typer.echo(f"Version {change['version']} is in force.")
+    for word, name in (("new", "added_priorities"), ("no longer used", "removed_priorities")):
+        if change[name]:
+            typer.echo(f"Priorities {word}: {', '.join(map(str, change[name]))}.")
+
+
+def _own_name() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def read_manifest(file: str) -> Manifest:

@@ -225,3 +225,70 @@ def test_explain_says_which_route_decides() -> None:
     assert (
         json.loads(CliRunner().invoke(app, [*arguments, "-o", "json"]).stdout)["passages"][0]["limited_by"] == "caller"
     )
+
+
+class Daemon:
+    """A daemon's answers about routes, and what was asked of it."""
+
+    def __init__(self, current: object) -> None:
+        self.current = current
+        self.asked: list[tuple[str, object, object]] = []
+
+    def get(self, path: str) -> object:
+        versions = [] if self.current is None else [self.current]
+        return {"versions": versions} if path.endswith("history") else {"current": self.current}
+
+    def send(self, method: str, path: str, document: object, **parameters: object) -> object:
+        self.asked.append((path, document, parameters))
+        return {"version": 2, "warnings": ["odd"], "added_priorities": [1], "removed_priorities": [3]}
+
+    def post(self, path: str, **parameters: object) -> object:
+        return self.send("POST", path, None, **parameters)
+
+
+CURRENT = {"version": 1, "author": "me", "at": 0.0, "manifest": {"routes": {"r": "FROM /* INTO $upstream"}}}
+
+
+def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Daemon:
+    daemon = Daemon(current)
+    monkeypatch.setattr("osrdyne.cli.routes.remote", lambda *_: daemon)
+    return daemon
+
+
+def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    result = CliRunner().invoke(app, ["routes", "apply", "-", "--author", "you"], input=MANIFEST)
+    assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you"})]
+    assert "Version 2 is in force.\nPriorities new: 1.\nPriorities no longer used: 3.\n" in result.output
+
+
+def test_routes_apply_sends_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    assert CliRunner().invoke(app, ["routes", "apply", "-"], input='{"routes": 3}').exit_code != 0
+    assert daemon.asked == []
+
+
+def test_routes_show_prints_a_manifest_that_is_no_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes_of(monkeypatch)
+    assert "version 1, by me" in CliRunner().invoke(app, ["routes", "show"]).stdout
+    shown = CliRunner().invoke(app, ["routes", "show", "-o", "json"]).stdout
+    assert CliRunner().invoke(app, ["routes", "diff", "-"], input=shown).stdout == "No difference.\n"
+
+
+def test_routes_diff_shows_lines_and_says_so_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    routes_of(monkeypatch)
+    result = CliRunner().invoke(app, ["routes", "diff", "-"], input=MANIFEST)
+    assert (result.exit_code, '-    "r": "FROM /* INTO $upstream"' in result.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["history"]])
+def test_routes_of_a_pool_without_a_manifest(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    routes_of(monkeypatch, None)
+    assert "never been a manifest" in CliRunner().invoke(app, ["routes", *arguments]).stdout
+
+
+def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    assert "me" in CliRunner().invoke(app, ["routes", "history"]).stdout
+    CliRunner().invoke(app, ["routes", "rollback", "1", "--author", "you"])
+    assert daemon.asked == [("/v1/routes/rollback", None, {"version": 1, "author": "you"})]
