@@ -287,13 +287,20 @@ byte fault;
 #else
 #define IDLE(k) TOTAL0(k)        /* messages == 0, ready and unacknowledged, in a sample taken after unbind and settling */
 #endif
+#ifdef RETIRE
+#define AWAKES(c,k) false                         /* told to end: what its workers still do does not keep it */
+#define JUDGED(k) (TOTAL0(k) || NINST(k)==0)      /* and it waits until they are done */
+#else
+#define AWAKES(c,k) (want[X(c,k)]==2)
+#define JUDGED(k) true
+#endif
 #define TRACKER(c,k) \
    :: d_step{ up[c]==2 && want[X(c,k)]==1 && ret>0 && !PINNED(c,k) -> \
         printf("c%d: key %d Active -> Unbound (timer)\n",c,k); ret--; want[X(c,k)]=2 } \
    :: d_step{ up[c]==2 && con[c] && act[k] -> \
         printf("c%d: activity of key %d\n",c,k); act[k]=0; \
-        if :: want[X(c,k)]==2 || (want[X(c,k)]==0 && rq[X(c,k)]>0) -> want[X(c,k)]=1 :: else fi } \
-   :: d_step{ up[c]==2 && want[X(c,k)]==2 && UNBOUND(c,k) && qp[X(c,k)]==0 && con[c] && !qdown[k] && SETTLED(k) -> \
+        if :: AWAKES(c,k) || (want[X(c,k)]==0 && rq[X(c,k)]>0) -> want[X(c,k)]=1 :: else fi } \
+   :: d_step{ up[c]==2 && want[X(c,k)]==2 && UNBOUND(c,k) && qp[X(c,k)]==0 && con[c] && !qdown[k] && SETTLED(k) && JUDGED(k) -> \
         printf("c%d: key %d stop timer, empty=%d\n",c,k,TOTAL0(k)); \
         if :: IDLE(k) -> want[X(c,k)]=0; if :: FRESH -> smpv[k]=0 :: else fi :: else -> want[X(c,k)]=1 fi } \
    ENDWITHOUT(c,k) MAKEROOM(c,k)
@@ -467,7 +474,12 @@ byte fault;
 #else
 #define CHECKROOM(k)
 #endif
-#define MAYSTART(c,k) (up[c]==2 && DRVOK(c) && wp[X(c,k)]==0 && want[X(c,k)]!=0 && rq[X(c,k)]>0 && !FAILED(c,k))
+#ifdef STARTACTIVE
+#define STARTS(c,k) (want[X(c,k)]==1)     /* never for an Unbound group; the code does while its end is not looked into */
+#else
+#define STARTS(c,k) (want[X(c,k)]!=0)
+#endif
+#define MAYSTART(c,k) (up[c]==2 && DRVOK(c) && wp[X(c,k)]==0 && STARTS(c,k) && rq[X(c,k)]>0 && !FAILED(c,k))
 #define GROUPS(c,k) \
    :: d_step{ MAYSTART(c,k) && WANTSTART(c,k) && ROOM(c,k) -> \
         printf("c%d: key %d: decides to start (listed=%d)\n",c,k,NINST(k)); wp[X(c,k)]=MISSING(k); NOTESTART(c,k) } \
