@@ -36,7 +36,7 @@ from osrdyne.pool.view import (
     WorkerState,
     WorkerView,
 )
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, started_as
 from osrdyne.term import Term
 
 FIND_TIMEOUT = 2.0
@@ -204,9 +204,10 @@ class DaemonInspector:
     def _workers(self, term: Term, key: Key, facts: WorkerFacts) -> tuple[WorkerView, ...]:
         by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
         reported = {worker.worker_id for worker in term.registry.of_key(key)}
+        listed = [worker_id for worker_id in by_id if not term.registry.replicas(worker_id)]  # else those are shown
         views = []
-        for worker_id in [*by_id, *sorted(reported - by_id.keys())]:
-            instance, report = by_id.get(worker_id), term.registry[worker_id]
+        for worker_id in [*listed, *sorted(reported - by_id.keys())]:
+            instance, report = by_id.get(started_as(worker_id)), term.registry[worker_id]
             views.append(
                 WorkerView(
                     worker_id=worker_id,

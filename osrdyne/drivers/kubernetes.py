@@ -74,6 +74,7 @@ class KubernetesDriver(Driver):
 
     name: ClassVar[str] = "kubernetes"
     options_model: ClassVar[type[DriverOptions]] = KubernetesOptions
+    instance_is_worker: ClassVar[bool] = False
 
     def __init__(self, options: KubernetesOptions, context: DriverContext) -> None:
         super().__init__(options, context)

@@ -7,14 +7,18 @@ found at a take-over is STARTING until it has reported (DEFECTS 17), which the l
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
 from osrdyne.pool.view import WorkerState
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.fingerprints import REQUESTS_FIELD, named_requests
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, started_as
+
+_K = TypeVar("_K")
 
 _STATES: dict[Event, WorkerState] = {
     Event.STARTED: WorkerState.LOADING,
@@ -26,6 +30,15 @@ _STATES: dict[Event, WorkerState] = {
     Event.STOPPING: WorkerState.STOPPING,
     Event.FAILED: WorkerState.FAILED,
 }
+_BEST_FIRST = (
+    WorkerState.BUSY,
+    WorkerState.READY,
+    WorkerState.IDLE,
+    WorkerState.LOADING,
+    WorkerState.STARTING,
+    WorkerState.STOPPING,
+    WorkerState.FAILED,
+)
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
 """Events that mean that requests are taken and worked on."""
 
@@ -95,11 +108,18 @@ class WorkerRegistry:
         self._clock = clock
         self._workers: dict[str, WorkerReportState] = {}
         self._by_key: dict[Key, dict[str, None]] = {}
+        self._replicas: dict[str, dict[str, None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
         """Keys with a worker that changed its state."""
 
     def __getitem__(self, worker_id: str) -> WorkerReportState | None:
-        return self._workers.get(worker_id)
+        """The state of a worker. Of an instance that is a whole group, what its workers are together."""
+        replicas = self.replicas(worker_id)
+        return together(worker_id, replicas) if replicas else self._workers.get(worker_id)
+
+    def replicas(self, worker_id: str) -> list[WorkerReportState]:
+        """The workers that a platform has made of the one start that was given this id (decision 0015)."""
+        return [self._workers[name] for name in self._replicas.get(worker_id, ())]
 
     def of_key(self, key: Key) -> list[WorkerReportState]:
         return [self._workers[name] for name in self._by_key.get(key, ())]
@@ -121,18 +141,45 @@ class WorkerRegistry:
         self.feed.notify(key)
 
     def _put(self, worker: WorkerReportState) -> None:
-        self.forget(worker.worker_id)
+        self._drop(worker.worker_id)
         self._workers[worker.worker_id] = worker
         self._by_key.setdefault(worker.key, {})[worker.worker_id] = None
+        start = started_as(worker.worker_id)
+        if start != worker.worker_id:
+            self._replicas.setdefault(start, {})[worker.worker_id] = None
 
     def forget(self, worker_id: str) -> None:
+        """Forget a worker, or all those of an instance."""
+        for name in [worker_id, *self._replicas.get(worker_id, ())]:
+            self._drop(name)
+
+    def _drop(self, worker_id: str) -> None:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
-            del self._by_key[worker.key][worker_id]
-            if not self._by_key[worker.key]:
-                del self._by_key[worker.key]
+            _discard(self._by_key, worker.key, worker_id)
+            _discard(self._replicas, started_as(worker_id), worker_id)
 
     def forget_group(self, key: Key) -> None:
         """The group is over: forget also workers that no driver listed, and that left without a word."""
         for worker_id in list(self._by_key.get(key, ())):
             self.forget(worker_id)
+
+
+def together(worker_id: str, replicas: Sequence[WorkerReportState]) -> WorkerReportState:
+    """Several workers as one: it serves when one of them serves, and runs what all of them run."""
+    best = min(replicas, key=lambda worker: _BEST_FIRST.index(worker.state))
+    return replace(
+        best,
+        worker_id=worker_id,
+        in_flight=sum(worker.in_flight for worker in replicas),
+        requests=tuple(request for worker in replicas for request in worker.requests),
+        completed=sum(worker.completed for worker in replicas),
+    )
+
+
+def _discard(index: dict[_K, dict[str, None]], key: _K, worker_id: str) -> None:
+    names = index.get(key)
+    if names is not None:
+        names.pop(worker_id, None)
+        if not names:
+            del index[key]
