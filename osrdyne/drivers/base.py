@@ -3,8 +3,8 @@
 The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
 arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
 asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
-Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22. `registry` finds and builds drivers; `docs/drivers.md` says how to
-write one.
+Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22. `registry` finds and builds drivers;
+`docs/writing-a-driver.md` says how to write one.
 """
 
 from __future__ import annotations
