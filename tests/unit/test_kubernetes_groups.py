@@ -1,0 +1,146 @@
+"""What listed Deployments and Pods mean."""
+
+from __future__ import annotations
+
+import pytest
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod
+
+from osrdyne.drivers.base import Exit, InstanceState
+from osrdyne.drivers.kubernetes_groups import gather, sorted_by_distress, to_instance, trouble
+from osrdyne.protocol.names import Key
+
+LABELS = {"osrdyne.dev/worker": "w1", "osrdyne.dev/slot": "2"}
+METADATA = {
+    "name": "group",
+    "uid": "u",
+    "labels": LABELS,
+    "annotations": {"osrdyne.dev/key-encoded": "a+3Db", "osrdyne.dev/spec-hash": "cafe"},
+    "creationTimestamp": "2026-11-20T12:00:00Z",
+}
+ENDING = {"deletionTimestamp": "2026-11-20T13:00:00Z"}
+SERVED = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+REFUSED = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota"}
+OOM = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+FAILED = {"terminated": {"exitCode": 3, "reason": "Error"}}
+CRASH_LOOP = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+NO_IMAGE = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
+RUNNING = {"running": {}}
+
+
+def deployment(*conditions, **metadata):
+    document = {
+        "metadata": METADATA | metadata,
+        "spec": {"selector": {}, "template": {}},
+        "status": {"conditions": list(conditions)},
+    }
+    return Deployment.from_dict(document)
+
+
+def pod(state=None, *, last=None, restarts=0, ready=False, phase="Running", conditions=(), name="p", **metadata):
+    status = {"name": "worker", "image": "", "imageID": "", "ready": ready, "restartCount": restarts}
+    status |= {"state": state or {}, "lastState": last or {}}
+    told = [{"type": "Ready", "status": "True" if ready else "False"}, *conditions]
+    return Pod.from_dict(
+        {
+            "metadata": METADATA | {"name": name} | metadata,
+            "status": {"phase": phase, "conditions": told, "containerStatuses": [status] if state else []},
+        }
+    )
+
+
+def instance_of(deployments, pods):
+    [group] = gather(deployments, pods)
+    return to_instance(group)
+
+
+def test_deployment_is_an_instance_with_all_that_its_labels_say():
+    instance = instance_of([deployment()], [])
+    assert (instance.instance_id, instance.worker_id, instance.slot) == ("w1", "w1", 2)
+    assert (instance.key, instance.spec_hash, instance.external_id) == (Key("a=b"), "cafe", "group")
+    assert (instance.state, instance.exit, instance.started_at) == (InstanceState.RUNNING, None, 1795176000.0)
+
+
+ALIVE = {
+    "no pod yet": ([], []),
+    "waiting for its node": ([], [pod(phase="Pending")]),
+    "loading": ([], [pod(RUNNING)]),
+    "ready": ([], [pod(RUNNING, ready=True)]),
+    "first failure to pull": ([], [pod({"waiting": {"reason": "ErrImagePull"}})]),
+    "one of two is well": ([SERVED], [pod(CRASH_LOOP, last=OOM), pod(RUNNING, ready=True)]),
+    "one of two still loads": ([], [pod(CRASH_LOOP, last=OOM), pod(RUNNING)]),
+    "served and started again": ([SERVED], [pod(RUNNING, last=OOM, restarts=1)]),
+    "served and just ended": ([SERVED], [pod(OOM)]),
+    "evicted, the next one comes": ([SERVED], [pod(FAILED, phase="Failed")]),
+    "rolled, the old one goes": ([SERVED], [pod(FAILED, **ENDING), pod(RUNNING)]),
+}
+
+
+@pytest.mark.parametrize(("conditions", "pods"), ALIVE.values(), ids=ALIVE.keys())
+def test_group_that_may_come_up_is_running(conditions, pods):
+    instance = instance_of([deployment(*conditions)], pods)
+    assert (instance.state, instance.exit) == (InstanceState.RUNNING, None)
+
+
+DEAD = {
+    "crash loop": ([SERVED], [pod(CRASH_LOOP, last=FAILED)], Exit(3, reason="CrashLoopBackOff")),
+    "out of memory in a loop": ([SERVED], [pod(CRASH_LOOP, last=OOM)], Exit(137, reason="out of memory (OOMKilled)")),
+    "no image": ([], [pod(NO_IMAGE)], Exit(reason="ImagePullBackOff: not found")),
+    "ended before it ever served": ([], [pod(FAILED)], Exit(3)),
+    "ended so, and was started again": ([], [pod(RUNNING, last=FAILED, restarts=1)], Exit(3)),
+    "no pod is allowed": ([REFUSED], [], Exit(reason="FailedCreate: exceeded quota")),
+    "all of them": ([], [pod(NO_IMAGE), pod(NO_IMAGE)], Exit(reason="ImagePullBackOff: not found")),
+}
+
+
+@pytest.mark.parametrize(("conditions", "pods", "end"), DEAD.values(), ids=DEAD.keys())
+def test_group_that_cannot_come_up_has_ended(conditions, pods, end):
+    instance = instance_of([deployment(*conditions)], pods)
+    assert (instance.state, instance.exit) == (InstanceState.EXITED, end)
+
+
+def test_deployment_that_is_being_deleted_is_stopping():
+    instance = instance_of([deployment(**ENDING)], [pod(CRASH_LOOP, last=FAILED)])
+    assert (instance.state, instance.exit) == (InstanceState.STOPPING, None)
+
+
+def test_pods_without_their_deployment_are_still_an_instance():
+    assert instance_of([], [pod(RUNNING, **ENDING)]).state is InstanceState.STOPPING
+    assert instance_of([], [pod(RUNNING, ready=True)]).state is InstanceState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"annotations": {}},
+        {"annotations": {"osrdyne.dev/key-encoded": "+GG"}},
+        {"labels": {"osrdyne.dev/worker": "w1"}},
+    ],
+    ids=["no key", "no such key", "no slot"],
+)
+def test_object_of_somebody_else_with_our_label_is_no_instance(broken):
+    assert instance_of([deployment(**broken)], []) is None
+
+
+def test_groups_do_not_share_pods():
+    other = {"labels": {"osrdyne.dev/worker": "w2", "osrdyne.dev/slot": "0"}}
+    groups = gather([deployment(), deployment(**other)], [pod(RUNNING), pod(RUNNING, **other), pod(RUNNING)])
+    assert {group.worker_id: len(group.pods) for group in groups} == {"w1": 2, "w2": 1}
+
+
+def test_trouble_is_told_in_the_words_of_kubernetes():
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
+    [group] = gather(
+        [deployment(REFUSED)],
+        [pod(NO_IMAGE, name="a"), pod(conditions=[unschedulable], name="b"), pod(RUNNING, ready=True, name="c")],
+    )
+    assert trouble(group) == (
+        "Kubernetes: FailedCreate: exceeded quota",
+        "Kubernetes: pod a: ImagePullBackOff: not found",
+        "Kubernetes: pod b: Unschedulable: 0/3 nodes fit",
+    )
+
+
+def test_pod_in_trouble_comes_first():
+    pods = [pod(RUNNING, ready=True, name="a"), pod(RUNNING, name="b"), pod(CRASH_LOOP, restarts=4, name="c")]
+    assert [one.metadata.name for one in sorted_by_distress(pods)] == ["c", "b", "a"]

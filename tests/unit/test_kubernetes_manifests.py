@@ -1,0 +1,213 @@
+"""The documents the Kubernetes driver makes, against the published types of Kubernetes (lightkube-models)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lightkube.models import meta_v1
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.autoscaling_v1 import HorizontalPodAutoscaler as AutoscalerV1
+from lightkube.resources.autoscaling_v2 import HorizontalPodAutoscaler as AutoscalerV2
+from lightkube.resources.core_v1 import Secret
+from pydantic import ValidationError
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.kubernetes_manifests import Manifests
+from osrdyne.drivers.kubernetes_names import PoolLabels
+from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.protocol.names import Key
+from osrdyne.testing.driver_harness import AMQP_URI, SECRET, make_spec
+from osrdyne.testing.keys import ODD_KEYS
+
+CONTEXT = DriverContext(
+    pool="_odd_",
+    stack="broker.example:5672//",
+    clock=SystemClock(),
+    worker_command=("/daemon/bin/osrdyne-worker", "example.module:app"),
+    worker_config={"runtime": {"stop_grace": 42.5}},
+)
+EVERYTHING = {
+    "image": "registry.example/worker:1",
+    "command": ["run", "$HOME"],
+    "image_pull_policy": "Always",
+    "image_pull_secrets": ["registry"],
+    "environment": {"AWS_REGION": "eu-west-3", "PRICE": "$(5)"},
+    "environment_from": ["aws"],
+    "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},
+    "node_selector": {"disk": "fast"},
+    "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "tolerations": [{"key": "spark", "operator": "Exists"}],
+    "priority_class": "high",
+    "scheduler": "another",
+    "service_account": "workers",
+    "run_as_user": 1000,
+    "labels": {"team": "data"},
+    "annotations": {"note": "of ours"},
+    "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data", "readOnly": True}}],
+    "volume_mounts": [{"name": "data", "mountPath": "/data", "readOnly": True}],
+    "scratch_size": "10GiB",
+    "replicas": 3,
+}
+SCALING = {"mode": "keda", "max_replicas": 9, "keda": {"secret": "for-keda", "messages_per_worker": 4}}
+
+
+def manifests(**options):
+    return Manifests(KubernetesOptions(**({"image": "i:1"} | options)), CONTEXT, spec_hash="0123456789abcdef")
+
+
+def pod_of(manifest):
+    return manifest["spec"]["template"]["spec"]
+
+
+def variables_of(manifest):
+    return {item["name"]: item.get("value") for item in pod_of(manifest)["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["least", "everything"])
+def test_deployment_is_what_kubernetes_understands(options):
+    manifest = manifests(**options).deployment(make_spec())
+    assert Deployment.from_dict(json.loads(json.dumps(manifest))).to_dict() == manifest
+
+
+def test_secret_is_what_kubernetes_understands():
+    manifest = manifests().secret(make_spec(), owner="uid")
+    assert Secret.from_dict(dict(manifest)).to_dict() == manifest
+
+
+@pytest.mark.parametrize(("version", "kind"), [("v1", AutoscalerV1), ("v2", AutoscalerV2)], ids=["v1", "v2"])
+def test_autoscaler_is_what_kubernetes_understands(version, kind):
+    manifest = manifests(autoscaling={"mode": "hpa"}).autoscaler(make_spec(), owner="uid", version=version)
+    assert kind.from_dict(json.loads(json.dumps(manifest))).to_dict() == manifest
+
+
+def test_beta_autoscaler_differs_from_the_present_one_in_its_version_alone():
+    beta, present = (
+        manifests(autoscaling={"mode": "hpa"}).autoscaler(make_spec(), owner="uid", version=version)["spec"]
+        for version in ("v2beta2", "v2")
+    )
+    assert beta | {"scaleTargetRef": None} == present | {"scaleTargetRef": None}
+
+
+@pytest.mark.parametrize("scaling", [{"mode": "none"}, {"mode": "hpa"}, SCALING], ids=["none", "hpa", "keda"])
+def test_number_of_pods_is_in_no_document_of_the_group(scaling):
+    manifest = manifests(autoscaling=scaling, replicas=5).deployment(make_spec())
+    assert "replicas" not in manifest["spec"]
+
+
+def test_keda_counts_over_http_and_includes_unacknowledged_messages():
+    manifest = manifests(autoscaling=SCALING).scaled_object(make_spec(Key("a=b")), owner="uid")
+    [trigger] = manifest["spec"]["triggers"]
+    assert trigger["metadata"] == {
+        "protocol": "http",
+        "queueName": "conformance-req-a+3Db",
+        "vhostName": "/",
+        "mode": "QueueLength",
+        "value": "4",
+        "excludeUnacknowledged": "false",
+    }
+    assert (manifest["spec"]["minReplicaCount"], manifest["spec"]["maxReplicaCount"]) == (1, 9)
+
+
+def test_keda_is_told_of_the_credentials_by_the_name_of_a_secret():
+    made = manifests(autoscaling=SCALING)
+    spec = make_spec()
+    authentication = made.keda_authentication(spec, owner="uid")
+    [trigger] = made.scaled_object(spec, owner="uid")["spec"]["triggers"]
+    assert authentication["spec"]["secretTargetRef"] == [{"parameter": "host", "name": "for-keda", "key": "host"}]
+    assert trigger["authenticationRef"]["name"] == authentication["metadata"]["name"]
+
+
+def test_pod_may_do_nothing_it_does_not_need():
+    pod = pod_of(manifests().deployment(make_spec()))
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod["automountServiceAccountToken"] is False
+
+
+def test_password_is_in_the_secret_alone():
+    made, spec = manifests(autoscaling=SCALING), make_spec()
+    others = [
+        made.deployment(spec),
+        made.replicas_patch(spec, uid="uid"),
+        made.keda_authentication(spec, owner="uid"),
+        made.scaled_object(spec, owner="uid"),
+    ]
+    assert SECRET not in json.dumps(others)
+    assert AMQP_URI not in repr(made)
+
+
+def test_pod_has_the_grace_of_its_worker():
+    assert pod_of(manifests().deployment(make_spec()))["terminationGracePeriodSeconds"] == 43
+
+
+def test_pod_is_ready_when_its_worker_says_so():
+    manifest = manifests().deployment(make_spec())
+    probe = pod_of(manifest)["containers"][0]["readinessProbe"]
+    assert probe["exec"]["command"] == ["test", "-e", variables_of(manifest)["WORKER_READY_FILE"]]
+
+
+def test_text_is_never_expanded():
+    manifest = manifests(**EVERYTHING).deployment(make_spec(Key("$(WORKER_POOL)")))
+    assert variables_of(manifest)["WORKER_KEY"] == "$$(WORKER_POOL)"
+    assert variables_of(manifest)["PRICE"] == "$$(5)"
+    assert pod_of(manifest)["containers"][0]["command"] == ["run", "$$HOME"]
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\0b", "a\x7fb", "a\u2028b", "a\u0085b"], ids=ascii)
+def test_key_that_yaml_would_change_travels_escaped(key):
+    manifest = manifests().deployment(make_spec(Key(key)))
+    assert "WORKER_KEY" not in variables_of(manifest)
+    assert variables_of(manifest)["WORKER_KEY_ESCAPED"].startswith("a+")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_names_are_names_for_kubernetes(key):
+    spec = make_spec(key)
+    metadata = manifests().secret(spec, owner="uid")["metadata"]
+    assert len(metadata["name"]) <= 63
+    assert len(manifests().name(spec)) <= 46
+    for text in (metadata["name"], *metadata["labels"].values()):
+        assert text.replace("-", "").replace(".", "").isalnum()
+        assert text.strip("-.") == text
+
+
+def test_keys_slots_pools_and_brokers_have_names_of_their_own():
+    names = {
+        PoolLabels(stack, pool).object_name(Key(key), slot)
+        for stack in ("a", "b")
+        for pool in ("p", "q")
+        for key in ("A", "a", "%41", "")
+        for slot in (0, 1)
+    }
+    assert len(names) == 32
+
+
+def test_what_belongs_to_the_deployment_names_it_as_its_owner():
+    [owner] = manifests().secret(make_spec(), owner="the-uid")["metadata"]["ownerReferences"]
+    assert meta_v1.OwnerReference.from_dict(dict(owner)).uid == "the-uid"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autoscaling": {"mode": "keda"}},
+        {"autoscaling": {"min_replicas": 4, "max_replicas": 3}},
+        {"environment": {"WORKER_KEY": "x"}},
+        {"environment": {"a-b": "x"}},
+        {"labels": {"osrdyne.dev/pool": "x"}},
+        {"command": []},
+        {"run_as_user": 0},
+        {"image": ""},
+        {"imagee": "typo"},
+    ],
+    ids=str,
+)
+def test_option_that_makes_no_sense_is_refused(options):
+    with pytest.raises(ValidationError):
+        KubernetesOptions(**({"image": "i:1"} | options))
