@@ -26,6 +26,7 @@ class Images:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="docker-pull")
         self._pulls = 0
         self._problem: str | None = None
+        self._closed = False
         self._log: Logger = get_logger("docker_images")
 
     async def pull(self) -> None:
@@ -33,6 +34,8 @@ class Images:
         await asyncio.get_running_loop().run_in_executor(self._executor, self._pull_after, self._pulls)
 
     def close(self) -> None:
+        """Give a pull up that is under way; what the engine has got of it stays there."""
+        self._closed = True
         self._executor.shutdown(cancel_futures=True)
         self._engine.close()
 
@@ -56,6 +59,9 @@ class Images:
 
     def _follow(self, client: Any) -> str | None:
         """Read the steps of a pull to the end; a refusal may come after the engine has begun to answer."""
-        steps = list(client.pull(self._image, stream=True, decode=True))
-        error = next((str(step["error"]) for step in steps if "error" in step), None)
-        return None if error is None else mask_uri(error).rstrip(".")
+        for step in client.pull(self._image, stream=True, decode=True):
+            if "error" in step:
+                return mask_uri(str(step["error"])).rstrip(".")
+            if self._closed:
+                return "the daemon is being stopped"
+        return None

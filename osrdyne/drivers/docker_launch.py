@@ -73,6 +73,8 @@ def start_error(error: APIError, *, log_lines: tuple[str, ...] = ()) -> DriverEr
     said = explain(error)
     if error.status_code == 404 and "no such container" in said.lower():
         return DriverUnavailableError("The container was removed while it was being started.")
+    if "shutting down" in said.lower():
+        return DriverUnavailableError("The Docker engine is being stopped.")
     remedy = next((text for pattern, text in _REMEDIES if pattern.search(said)), "")
     return StartFailedError(f"The container could not be started: {said}. {remedy}".rstrip(), log_lines=log_lines)
 

@@ -13,6 +13,7 @@ import pytest
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
+from tests.chaos.proxy import Proxy
 
 EXAMPLES = Path(__file__).parents[2] / "workers" / "examples"
 GROUPS = [f"infra={number}" for number in range(20)]
@@ -42,14 +43,21 @@ def stack() -> str:
 
 
 @pytest.fixture
+async def engine() -> AsyncIterator[Proxy]:
+    """The engine, for this daemon alone: it can be taken away."""
+    async with Proxy("/var/run/docker.sock") as proxy:
+        yield proxy
+
+
+@pytest.fixture
 async def daemon(
-    broker_settings: BrokerSettings, pool_id: str, stack: str, controller_image: str, tmp_path: Path
+    broker_settings: BrokerSettings, pool_id: str, stack: str, controller_image: str, engine: Proxy, tmp_path: Path
 ) -> AsyncIterator[DaemonProcess]:
     """On the host, with light workers: the image of the daemon has the worker runtime, and no Spark to wait for."""
     options = {
         "image": controller_image, "entrypoint": ["osrdyne-worker"], "command": ["echo:app"], "pull": "never",
         "network": "host", "stack": stack, "mounts": [f"{EXAMPLES}:/examples:ro"],
-        "environment": {"PYTHONPATH": "/examples"}, "memory": "256MiB",
+        "environment": {"PYTHONPATH": "/examples"}, "memory": "256MiB", "host": f"tcp://127.0.0.1:{engine.port}",
     }  # fmt: skip
     daemon = DaemonProcess(
         tmp_path,
@@ -93,6 +101,24 @@ async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
         second = await ask(client, "infra=1")
     assert first != second
     assert containers(stack)["infra=1"] != killed
+
+
+async def test_docker_away_for_a_while_costs_no_request_and_no_worker(
+    daemon: DaemonProcess, stack: str, engine: Proxy
+) -> None:
+    async with daemon.client() as client:
+        first = await ask(client, "infra=1")
+        before = containers(stack)
+        engine.refusing = True
+        engine.cut()
+        new = asyncio.ensure_future(ask(client, "infra=2"))
+        await daemon.until_event("driver call failed, trying again", action="start")
+        assert await ask(client, "infra=1") == first
+        assert (await daemon.get("/ready"))["ready"] is True
+        engine.refusing = False
+        await new
+        assert await ask(client, "infra=1") == first
+    assert containers(stack)["infra=1"] == before["infra=1"]
 
 
 async def test_container_of_a_group_that_was_stopped_is_gone(daemon: DaemonProcess, stack: str) -> None:

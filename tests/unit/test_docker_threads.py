@@ -1,0 +1,136 @@
+"""The threads of the Docker driver with an engine that does as it is told: pulls that are shared, events that break."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from queue import SimpleQueue
+
+import pytest
+from docker.errors import APIError
+
+from osrdyne.drivers.docker_events import EventReader
+from osrdyne.drivers.docker_images import Images
+from osrdyne.errors import DriverUnavailableError, StartFailedError
+
+PATIENCE = 10.0
+
+
+class FakeEngine:
+    """Gives itself as the SDK's client."""
+
+    def call(self, function):
+        return function(self)
+
+    def close(self):
+        pass
+
+
+class Registry(FakeEngine):
+    def __init__(self, *steps, refusal=None):
+        self.steps, self.refusal = steps, refusal
+        self.pulls = 0
+        self.go_on = threading.Event()
+
+    def pull(self, image, *, stream, decode):
+        self.pulls += 1
+        self.go_on.wait(PATIENCE)
+        if self.refusal is not None:
+            raise self.refusal
+        yield from self.steps
+
+
+@pytest.fixture
+def images():
+    made = []
+
+    def make(registry):
+        made.append(Images(registry, "worker:1"))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+async def test_starts_that_wait_for_one_image_share_its_pull(images):
+    registry = Registry({"status": "Download complete"})
+    pulling = images(registry)
+    waiting = [asyncio.ensure_future(pulling.pull()) for _ in range(20)]
+    await asyncio.sleep(0)
+    registry.go_on.set()
+    await asyncio.gather(*waiting)
+    assert registry.pulls in {1, 2}  # one that had begun before some of them asked does not count for those
+
+
+async def test_next_start_has_the_image_pulled_again(images):
+    registry = Registry()
+    registry.go_on.set()
+    pulling = images(registry)
+    await pulling.pull()
+    await pulling.pull()
+    assert registry.pulls == 2
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        pytest.param(Registry({"error": "no access to worker:1."}), id="while-pulling"),
+        pytest.param(Registry(refusal=APIError("x", explanation="no access to worker:1.")), id="at-once"),
+    ],
+)
+async def test_refused_pull_fails_every_start_that_waits(images, registry):
+    registry.go_on.set()
+    pulling = images(registry)
+    results = await asyncio.gather(*(pulling.pull() for _ in range(3)), return_exceptions=True)
+    assert {type(result) for result in results} == {StartFailedError}
+    assert str(results[0]).startswith("The image worker:1 cannot be pulled: no access to worker:1. Check")
+
+
+class Streams(FakeEngine):
+    """Each opening of the stream takes the next script: an error, or what is in the stream before it ends."""
+
+    def __init__(self, *scripts):
+        self.scripts = list(scripts)
+        self.opened = 0
+
+    def events(self, **_filters):
+        self.opened += 1
+        script = self.scripts.pop(0) if self.scripts else ()
+        if isinstance(script, Exception):
+            raise script
+        return Stream(script)
+
+
+class Stream:
+    def __init__(self, events):
+        self.events = events
+
+    def __iter__(self):
+        return iter(self.events)
+
+    def close(self):
+        pass
+
+
+def notices_of(streams, count):
+    """Read until there were `count` notices."""
+    notices = SimpleQueue()
+    reader = EventReader(streams, [], lambda: notices.put(None))
+    reader.start()
+    for _ in range(count):
+        notices.get(timeout=PATIENCE)
+    reader.close()
+
+
+def test_opened_stream_counts_as_a_change_and_so_does_each_event():
+    streams = Streams([{}, {}])
+    notices_of(streams, 3)
+    assert streams.opened >= 1
+
+
+@pytest.mark.parametrize("error", [DriverUnavailableError("away"), APIError("x"), RuntimeError("half a document")])
+def test_stream_that_breaks_is_opened_again(error):
+    streams = Streams(error, [{}])
+    notices_of(streams, 2)
+    assert streams.opened >= 2
