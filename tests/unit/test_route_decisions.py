@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osrdyne.ingress.acceptance import Deadline, Limiter, Passage, accept, deadline_of
+from osrdyne.ingress.conditions import compile_condition
+from osrdyne.ingress.conditions.guards import MAX_GUARDS
 from osrdyne.ingress.explain import explain
 from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.ingress.requests import Arrival, sample_arrival
-from osrdyne.ingress.table import RouteTable
+from osrdyne.ingress.routes import Endpoint, Route
+from osrdyne.ingress.table import RouteTable, resolved
 from osrdyne.protocol.names import PoolNames
 
 NOW = 1_000_000.0
@@ -174,3 +181,80 @@ def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
     told = explain(arrival(), table({}), names=PoolNames("p"), pool_ttl=600)
     assert (told.refused, told.passages) == ("no-route", ())
     assert json.dumps(told.to_json())
+
+
+CONDITIONS = [
+    None, "level = 'x'", "'x' = Level", "level = 'y' AND kind = 'k'", "kind = 'k' OR level = 'x'", "NOT (level = 'x')",
+    "$body.n = 1", "$body.n = true", "$body.n = 1 AND level != 'x'", "(level = 'x' OR level = 'y') AND $body.n > 0",
+    "level = 'x' OR $body.n > 1", "$key = 'a'", "level = undefined OR true", "(level ?? 'x') = 'x'", "true",
+]  # fmt: skip
+SOURCES = [
+    "/",
+    "/messages/*",
+    "/messages/modules/asa",
+    "/messages/modules/ASA/outputs/sql",
+    "/messages/modules/b/*",
+    "/a/*/b",
+]
+SINKS = ["$upstream", "BrokeredEndpoint('/modules/a/inputs/sql')", "BrokeredEndpoint('/modules/c/inputs/d')"]
+
+
+def valid(condition: str | None) -> bool:
+    try:
+        compile_condition(condition or "true")
+    except InvalidDocumentError:
+        return False
+    return True
+
+
+ROUTES = st.lists(
+    st.tuples(
+        st.sampled_from(SOURCES),
+        st.sampled_from([condition for condition in CONDITIONS if valid(condition)]),
+        st.sampled_from(SINKS),
+        st.none() | st.integers(0, 9),
+    ),
+    max_size=12,
+)
+REQUESTS = st.builds(
+    lambda headers, body: arrival(headers=headers, body=body),
+    st.dictionaries(st.sampled_from(["level", "LEVEL", "kind"]), st.sampled_from(["x", "y", "k", 1, None]), max_size=2),
+    st.sampled_from([None, b'{"n": 1}', b'{"n": true}', b'{"n": "x"}', b'{"n": 2}', b"no json"]),
+)
+
+
+@given(ROUTES, REQUESTS)
+def test_index_finds_what_a_look_at_every_route_finds(
+    routes: list[tuple[str, str | None, str, int | None]], request: Arrival
+) -> None:
+    found = table({
+        f"r{number}": {
+            "route": f"FROM {source} {f'WHERE {condition}' if condition else ''} INTO {sink}",
+            **({} if priority is None else {"priority": priority}),
+        }
+        for number, (source, condition, sink, priority) in enumerate(routes)
+    })  # fmt: skip
+    taken: dict[Endpoint, list[Route]] = defaultdict(list)
+    for one in found.examine(request):
+        if one.taken:
+            taken[resolved(one.route.statement.endpoint, request)].append(one.route)
+    assert {route.name for route in found.winners(request)} == {
+        min(candidates, key=lambda route: route.rank).name for candidates in taken.values()
+    }
+
+
+@pytest.mark.parametrize(
+    ("condition", "guards"),
+    [
+        ("level = 'x'", {"x"}),
+        ("$body.n > 1 AND 'x' = level AND kind = 'y'", {"x"}),
+        ("(level = 'x' OR level = 'y') AND $body.n > 1", {"x", "y"}),
+        ("level = 'x' OR $body.n > 1", set()),
+        ("level != 'x'", set()),
+        ("NOT (level = 'x')", set()),
+        ("level = kind", set()),
+        (" OR ".join(f"level = '{number}'" for number in range(MAX_GUARDS + 1)), set()),
+    ],
+)
+def test_guards_are_plain_equalities_that_must_hold(condition: str, guards: set[str]) -> None:
+    assert {guard.value for guard in compile_condition(condition).guards} == guards

@@ -1,7 +1,7 @@
 """The condition language of routes. Source: INGRESS, "Condition language"; seed 000."""
 
-from osrdyne.ingress.conditions.compiler import Condition, compile_condition
+from osrdyne.ingress.conditions.compiler import Condition, compile_condition, reader_of
 from osrdyne.ingress.conditions.samples import Sample
 from osrdyne.ingress.conditions.values import UNDEFINED, Undefined
 
-__all__ = ["UNDEFINED", "Condition", "Sample", "Undefined", "compile_condition"]
+__all__ = ["UNDEFINED", "Condition", "Sample", "Undefined", "compile_condition", "reader_of"]

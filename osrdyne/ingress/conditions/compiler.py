@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.ingress.conditions.functions import FUNCTIONS
+from osrdyne.ingress.conditions.guards import Guard, Property, guards_of
 from osrdyne.ingress.conditions.logic import all_of, any_of, negate
 from osrdyne.ingress.conditions.operators import (
     ARITHMETIC,
@@ -45,10 +46,11 @@ _LOGICAL = frozenset({_BOOL, _NULL, _UNDEFINED, _ANY})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A compiled condition. `text` is as written."""
+    """A compiled condition. `text` is as written; `guards`: one of them holds whenever it is true, if there are any."""
 
     text: str
     _evaluate: Evaluate = field(repr=False)
+    guards: tuple[Guard, ...] = ()
 
     def evaluate(self, sample: Sample) -> bool | Undefined:
         """A route is taken only on true. Never raises; takes time linear in the sizes of condition and request."""
@@ -70,7 +72,12 @@ def compile_condition(text: str) -> Condition:
     typed = compiler.compile(tree)
     if compiler.problems:
         raise InvalidDocumentError(compiler.problems)
-    return Condition(text, typed.evaluate)
+    return Condition(text, typed.evaluate, guards_of(tree))
+
+
+def reader_of(property_: Property) -> Evaluate:
+    """The value of a property, as conditions see it."""
+    return _Compiler().compile(property_).evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,7 @@ class _Compiler:
         if name == "concat" and len(arguments) >= 2 and all(type_ in {_STRING, _ANY} for type_ in types):
             return _concatenated(arguments)
         if function is not None and function.accepts(types):
-            return _Typed(function.gives, lambda sample: function.call([one(sample) for one in evaluates]))
+            return _Typed(function.gives, function.bound(evaluates))
         if function is not None or name == "concat":
             shown = ", ".join(types)
             return self._refuse(call.column, f"invalid arguments to function '{call.name}': {call.name}({shown})")

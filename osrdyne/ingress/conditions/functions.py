@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from osrdyne.ingress.conditions.operators import Evaluate
+from osrdyne.ingress.conditions.samples import Sample
 from osrdyne.ingress.conditions.values import (
     UNDEFINED,
     Undefined,
@@ -46,12 +48,27 @@ class Function:
             return False
         return all(not taken or given is ValueType.ANY or given in taken for given, taken in self._pairs(types))
 
-    def call(self, arguments: Sequence[Value]) -> Value:
-        """The result; undefined when an argument turns out to be of another type, null and undefined among them."""
-        for given, taken in self._pairs(arguments):
-            if taken and not any(type(given) is _PYTHON_TYPES[one] for one in taken):
-                return UNDEFINED
-        return self.apply(*arguments)
+    def bound(self, arguments: Sequence[Evaluate]) -> Evaluate:
+        """The call. Undefined when an argument turns out to be of another type, null and undefined among them."""
+        apply = self.apply
+        wanted = [tuple(_PYTHON_TYPES[one] for one in taken) for _, taken in self._pairs(arguments)]
+        if len(arguments) == 1 and wanted[0]:
+            [argument], [types] = arguments, wanted
+
+            def call_with_one(sample: Sample) -> Value:
+                value = argument(sample)
+                return apply(value) if type(value) in types else UNDEFINED
+
+            return call_with_one
+
+        def call(sample: Sample) -> Value:
+            values = [argument(sample) for argument in arguments]
+            for value, types in zip(values, wanted, strict=True):
+                if types and type(value) not in types:
+                    return UNDEFINED
+            return apply(*values)
+
+        return call
 
     def _pairs(self, arguments: Sequence[Any]) -> list[tuple[Any, frozenset[ValueType]]]:
         takes = self.takes + self.takes[-1:] * (len(arguments) - len(self.takes))

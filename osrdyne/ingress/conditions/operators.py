@@ -40,6 +40,9 @@ _PYTHON_TYPES: dict[ValueType, type] = {ValueType.NUMBER: float, ValueType.STRIN
 
 def folded(first: Evaluate, steps: Sequence[tuple[Apply, Evaluate]]) -> Evaluate:
     """Operands joined from left to right."""
+    if len(steps) == 1:
+        [(only, right)] = steps
+        return lambda sample: only(first(sample), right(sample))
 
     def evaluate(sample: Sample) -> Value:
         value = first(sample)

@@ -27,13 +27,18 @@ class Sample:
     """
 
     def __init__(self, headers: Mapping[str, object], system: Mapping[str, str | None], body: bytes) -> None:
-        self._headers = {name.lower(): value for name, value in headers.items()}
+        self._given = headers
         self._system = {name.lower(): value for name, value in system.items()}
         self._body = body
+        self._looked_up: dict[tuple[str | int, ...], Value] = {}
+
+    @cached_property
+    def _headers(self) -> dict[str, str | Undefined | None]:
+        return {name.lower(): _as_string(value) for name, value in self._given.items()}
 
     def header(self, name: str) -> str | Undefined | None:
         """A header as a string, by its name in lower case; lists and tables are undefined."""
-        return _as_string(self._headers[name]) if name in self._headers else UNDEFINED
+        return self._headers.get(name, UNDEFINED)
 
     def system_property(self, name: str) -> str | Undefined | None:
         """A system property, by its name in lower case."""
@@ -42,6 +47,11 @@ class Sample:
     def at(self, steps: tuple[str | int, ...]) -> Value:
         """The scalar at a path of the body. Null where a member or element is missing; undefined where there is no
         JSON document, where the path leads into a scalar, and for objects and arrays."""
+        if steps not in self._looked_up:
+            self._looked_up[steps] = self._look_up(steps)
+        return self._looked_up[steps]
+
+    def _look_up(self, steps: tuple[str | int, ...]) -> Value:
         found = self._document
         for step in steps:
             if isinstance(found, dict) and isinstance(step, str):
