@@ -43,10 +43,8 @@ class LoopWatchdog:
             before = time.monotonic()
             time.sleep(tick)
             now = time.monotonic()
-            if (
-                now - before > 2 * tick
-            ):  # the process was stopped, or kept all threads waiting: so the loop could do nothing
-                self._seen_at = now
+            if now - before > tick + max(1.0, tick):
+                self._seen_at = now  # the process stood still, or kept every thread waiting: what could the loop do
             if now - self._seen_at > self._limit:
                 self._on_blocked(f"The event loop has been blocked for {self._limit:g} s, {_place(thread)}.")
                 return
