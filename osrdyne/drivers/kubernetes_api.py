@@ -19,7 +19,7 @@ from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.core.generic_client import BasicRequest, GenericAsyncClient, WatchDriver
-from lightkube.core.resource import NamespacedResource
+from lightkube.core.resource import NamespacedResource, api_info
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.resources.core_v1 import PodLog
 from lightkube.types import CascadeType, PatchType
@@ -105,7 +105,15 @@ class KubernetesApi:
         params = {"fieldManager": manager, "force": "true" if force else "false"}
         headers = {"Content-Type": PatchType.APPLY.value}
         name = manifest["metadata"]["name"]
-        return await self._call("patch", kind, obj=manifest, name=name, params=params, headers=headers)
+        request = self._client.prepare_request("patch", kind, obj=manifest, name=name, params=params, headers=headers)
+        try:
+            applied: R = await self._send("patch", request)
+        except KubernetesError as error:
+            if error.code == 403:  # without `create`, the API server does not say what is missing
+                message = f"{error.message} Applying needs create and patch on {api_info(kind).plural}."
+                raise KubernetesError(message, code=403, reason=error.reason) from error
+            raise
+        return applied
 
     async def list(self, kind: type[R], selector: str) -> tuple[list[R], str]:
         """All objects that the labels select, and the version of that state."""
@@ -195,10 +203,6 @@ class KubernetesApi:
         return bool(answer["status"].get("allowed"))
 
     # --- parts
-
-    async def _call(self, method: str, kind: type[R], **arguments: Any) -> R:
-        result: R = await self._send(method, self._client.prepare_request(method, kind, **arguments))
-        return result
 
     async def _send(self, method: str, request: BasicRequest) -> Any:
         client = self._client

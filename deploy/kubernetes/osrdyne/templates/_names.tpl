@@ -1,0 +1,14 @@
+{{- define "osrdyne.selector" -}}
+app.kubernetes.io/name: osrdyne
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "osrdyne.labels" -}}
+{{ include "osrdyne.selector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- end -}}
+
+{{- define "osrdyne.account" -}}
+{{ .Values.serviceAccount.name | default .Release.Name }}
+{{- end -}}

@@ -1,0 +1,230 @@
+"""The Helm chart: rendered, checked by a real API server, and its Role against every call of the driver."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from harness import harness_for, kubeconfig_with
+from helm_templates import Chart, merged
+from lightkube import codecs
+from lightkube.models.authentication_v1 import TokenRequestSpec
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.core_v1 import ServiceAccountToken
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.kubernetes import KubernetesDriver
+from osrdyne.drivers.kubernetes_check import RIGHTS, SCALING_RIGHTS, Right
+from osrdyne.drivers.kubernetes_options import Scaling
+from osrdyne.drivers.registry import create_driver
+from osrdyne.errors import DriverUnavailableError, StartFailedError
+from osrdyne.testing.driver_harness import clean_up, is_ready, make_spec
+
+CHART = Chart(Path(__file__).parents[2] / "deploy" / "kubernetes" / "osrdyne")
+EXAMPLE = Path(__file__).parents[2] / "deploy" / "config" / "kubernetes.yaml"
+EVERYTHING = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "rbac": {"hpa": True, "keda": True},
+    "serviceAccount": {"name": "another", "annotations": {"note": "x"}},
+    "podAnnotations": {"note": "y"},
+    "podLabels": {"team": "data"},
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "spark", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
+    "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+}
+
+
+def rendered(namespace="default", **values):
+    return CHART.render(release="blue", namespace=namespace, **values)
+
+
+def the(kind, objects):
+    [found] = [item for item in objects if item["kind"] == kind]
+    return found
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
+def test_api_server_accepts_every_object(admin, namespace, values):
+    for item in rendered(namespace, **values):
+        if item["kind"] != "PodMonitor":  # of the Prometheus operator, which is not there
+            applied = admin.apply(codecs.from_dict(item), field_manager="chart-test", dry_run=True)
+            assert applied.metadata.name
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
+def test_objects_are_what_kubernetes_understands(values):
+    for item in rendered(**values):
+        if item["kind"] != "PodMonitor":
+            assert _plain(codecs.from_dict(json.loads(json.dumps(item))).to_dict()) == _plain(item)
+
+
+def _plain(value):
+    """Without what is empty, which says the same as its absence."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items() if inner not in ({}, [], None)}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
+def test_values_pass_their_own_schema(values):
+    jsonschema.validate(merged(CHART.values, values), CHART.schema)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"replica": 2}, {"config": {"driver": {"name": "docker"}}}, {"rbac": {"KEDA": True}}, {"brokerSecret": ""}],
+    ids=str,
+)
+def test_value_that_means_nothing_is_refused(values):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(merged(CHART.values, values), CHART.schema)
+
+
+def test_config_is_one_that_the_daemon_takes():
+    config = yaml.safe_load(the("ConfigMap", rendered())["data"]["osrdyne.yaml"])
+    settings = Settings.model_validate(config | {"broker": {}})
+    assert settings.driver.options == {"image": "osrdyne/spark-worker"}
+
+
+def test_example_configuration_is_one_that_the_chart_takes():
+    example = yaml.safe_load(EXAMPLE.read_text())
+    jsonschema.validate(merged(CHART.values, {"config": example}), CHART.schema)
+    assert yaml.safe_load(the("ConfigMap", rendered(config=example))["data"]["osrdyne.yaml"])["pool"] == {
+        "id": "example"
+    }
+
+
+async def test_example_configuration_is_one_that_the_driver_takes():
+    settings = Settings.model_validate(yaml.safe_load(EXAMPLE.read_text()) | {"broker": {}})
+    context = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("w", "a:b"))
+    assert isinstance(create_driver(settings.driver, context), KubernetesDriver)
+
+
+def test_changed_configuration_rolls_the_daemon():
+    before, after = (
+        the("Deployment", rendered(config={"pool": {"id": pool}}))["spec"]["template"]["metadata"]["annotations"]
+        for pool in ("a", "b")
+    )
+    assert before["checksum/config"] != after["checksum/config"]
+
+
+def test_probes_ask_the_api():
+    [container] = the("Deployment", rendered())["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["httpGet"] == {"path": "/health", "port": "api"}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "api"}
+    assert container["ports"] == [{"name": "api", "containerPort": 4242}]
+
+
+def test_nobody_reaches_the_api_unless_named():
+    assert the("NetworkPolicy", rendered())["spec"]["ingress"] == []
+    [rule] = the("NetworkPolicy", rendered(**EVERYTHING))["spec"]["ingress"]
+    assert rule["ports"] == [{"port": 4242, "protocol": "TCP"}]
+
+
+@pytest.mark.parametrize("mode", list(Scaling))
+def test_role_grants_what_the_driver_uses_and_no_more(mode):
+    role = the("Role", rendered(rbac={"hpa": mode is Scaling.HPA, "keda": mode is Scaling.KEDA}))
+    granted = {
+        Right(group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {*RIGHTS, *SCALING_RIGHTS[mode]}
+
+
+def test_role_is_where_workers_live():
+    objects = rendered("daemons", workerNamespace="workers")
+    assert the("Role", objects)["metadata"]["namespace"] == "workers"
+    assert the("RoleBinding", objects)["subjects"][0]["namespace"] == "daemons"
+
+
+class Account:
+    """A service account with the chart's rights, in the namespace of the tests."""
+
+    def __init__(self, admin, namespace):
+        self.admin = admin
+        self.namespace = namespace
+        self.release = f"r{secrets.token_hex(4)}"
+        self.objects = CHART.render(release=self.release, namespace=namespace, rbac={"hpa": True})
+        for kind in ("ServiceAccount", "Role", "RoleBinding"):
+            admin.apply(codecs.from_dict(the(kind, self.objects)), field_manager="chart-test")
+
+    def token(self):
+        request = ServiceAccountToken(metadata=ObjectMeta(), spec=TokenRequestSpec(audiences=[]))
+        return self.admin.create(request, self.release, namespace=self.namespace).status.token
+
+    def without(self, right):
+        """Take one right away."""
+        role = the("Role", self.objects)
+        rules = [
+            {"apiGroups": [group], "resources": [resource], "verbs": [verb]}
+            for rule in role["rules"]
+            for group in rule["apiGroups"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+            if Right(group, resource, verb) != right
+        ]
+        self.admin.apply(codecs.from_dict(role | {"rules": rules}), field_manager="chart-test", force=True)
+
+
+@pytest.fixture
+def account(admin, namespace):
+    return Account(admin, namespace)
+
+
+@pytest.fixture
+async def harness(cluster, kubelet, namespace, tmp_path, account):
+    async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
+        server = yaml.safe_load(harness.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+        harness.kubeconfig.write_text(kubeconfig_with(cluster, server, token=account.token()))
+        yield harness
+
+
+@pytest.mark.parametrize("mode", ["none", "hpa"])
+async def test_rights_of_the_chart_are_enough_for_a_whole_life(harness, mode):
+    driver = harness.make(autoscaling={"mode": mode})
+    assert [finding for finding in await driver.check() if not finding.ok] == []
+    started = await driver.start(make_spec())
+    await is_ready(driver, started)
+    async for _ in driver.events():
+        break
+    assert [instance.instance_id for instance in await driver.list_instances()] == [started.instance_id]
+    await clean_up(driver)
+
+
+@pytest.mark.parametrize("right", RIGHTS, ids=str)
+async def test_missing_right_is_named_by_the_doctor(harness, account, right):
+    account.without(right)
+    driver = harness.make()
+    [finding] = [finding for finding in await driver.check() if not finding.ok]
+    assert str(right) in finding.message
+    assert "Helm chart" in finding.remedy
+    await driver.close()
+
+
+@pytest.mark.parametrize("right", [Right("apps", "deployments", "create"), Right("", "secrets", "patch")], ids=str)
+async def test_start_without_a_right_fails_and_names_it(harness, account, right):
+    account.without(right)
+    driver = harness.make()
+    with pytest.raises(StartFailedError, match=rf"{right.verb}.* on {right.resource}"):
+        await driver.start(make_spec())
+    await driver.close()
+
+
+async def test_listing_without_a_right_is_tried_again_and_names_it(harness, account):
+    account.without(Right("", "pods", "list"))
+    driver = harness.make()
+    with pytest.raises(DriverUnavailableError, match='cannot list resource "pods"'):
+        await driver.list_instances()
+    await driver.close()
