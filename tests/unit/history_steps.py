@@ -122,6 +122,7 @@ def fail_start(world: HistoryWorld, *, error: DriverError) -> None:
 
 def of_daemons() -> Iterator[Step]:
     yield Step("kill the daemon", HistoryWorld.kill)
+    yield Step("the daemon gets other settings", change_settings)
     for commands in (1, 3, 8, 20):
         yield Step(f"kill at command {commands}", setting("kill_in", commands))
     yield Step("cut the daemon off", HistoryWorld.cut)
@@ -130,6 +131,12 @@ def of_daemons() -> Iterator[Step]:
     yield Step("one more daemon", HistoryWorld.appoint)
     yield Step("commands stand still", lambda world: world.moving.clear())
     yield Step("commands go on", lambda world: world.moving.set())
+
+
+def change_settings(world: HistoryWorld) -> None:
+    """It is restarted with settings that shape workers in another way."""
+    world.kill()
+    world.driver.current_spec_hash += "*"
 
 
 def of_broker() -> Iterator[Step]:

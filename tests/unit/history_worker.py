@@ -84,6 +84,7 @@ class SimulatedWorker:
         self._working_on: Delivery | None = None
         self._cancelled = asyncio.Event()
         self._control_queue = names.control_queue(fake.spec.worker_id)
+        self._draining = False
 
     async def live(self) -> None:
         """Until it ends; its last channel stays open then."""
@@ -97,6 +98,10 @@ class SimulatedWorker:
         end = self.fake.instance.exit
         if self._working_on is not None and (end is None or end.code != 1):  # it did not end by itself
             self.interrupted = self._working_on.body
+
+    def _go(self) -> None:
+        """It has finished, and ends by itself."""
+        self._driver.exit_instance(self.fake.instance.instance_id, code=0)
 
     def crash(self) -> None:
         self._driver.exit_instance(self.fake.instance.instance_id, code=1)
@@ -133,6 +138,8 @@ class SimulatedWorker:
         await delivery.ack()
         self._working_on = None
         self._report(Event.REQUEST_COMPLETED)
+        if self._draining:
+            self._go()
 
     async def _work_long(self) -> None:
         until = self._clock.monotonic() + LONG_WORK
@@ -154,7 +161,12 @@ class SimulatedWorker:
 
     def _listen(self) -> None:
         queue = self._broker.declare_queue(self._control_queue, {})
-        self._broker.bind(queue.name, self._names.control_exchange, self._names.control_group_routing_key(self.key))
+        worker_id = self.fake.spec.worker_id
+        for routing_key in (
+            self._names.control_group_routing_key(self.key),
+            self._names.control_worker_routing_key(worker_id),
+        ):
+            self._broker.bind(queue.name, self._names.control_exchange, routing_key)
         queue.holders.append(Holder(deliver=self._obey, on_delete=lambda: None))
 
     def _obey(self, stored: Stored) -> None:
@@ -167,6 +179,10 @@ class SimulatedWorker:
             properties = self._working_on.properties
             if message.details.get("correlation_id") == properties.correlation_id:
                 self._cancelled.set()
+        elif message.command is Command.DRAIN and self.manner is not Manner.STUBBORN:
+            self._draining = True
+            if self._working_on is None:
+                self._go()
 
 
 def kind_of(body: bytes) -> Kind:

@@ -16,7 +16,7 @@ from history_worker import Kind, Manner, SimulatedWorker
 from lifecycle_world import REPLIES, Fault
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, DriverUnavailableError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import Binding
@@ -39,8 +39,9 @@ METRICS = Metrics()
 
 @cache
 def settings(narrow: bool) -> Settings:
-    """Groups end after 40 s without use; `narrow`: two places, one more to wait, one start at a time."""
-    return settings_for(
+    """Groups end after 40 s without use, and have up to three workers; `narrow`: one worker, two places, one more to
+    wait, one start at a time."""
+    base = settings_for(
         LifecycleSettings(
             unbind_delay=20.0,
             stop_delay=10.0,
@@ -52,6 +53,8 @@ def settings(narrow: bool) -> Settings:
             start_timeout=30.0,
         )
     )
+    scaling = ScalingSettings(max=1 if narrow else 3, target_lag=2.0, cooldown=10.0)
+    return base.model_copy(update={"worker": base.worker.model_copy(update={"scaling": scaling})})
 
 
 class HistoryWorld:
