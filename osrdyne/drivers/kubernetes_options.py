@@ -13,6 +13,7 @@ from osrdyne.config.types import Duration, Size
 from osrdyne.drivers.base import DriverOptions
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[numkMGTPE]|[KMGTPE]i|[eE][-+]?\d+)?\Z")
 _RESERVED_VARIABLES = ("WORKER_", "OSRDYNE_")
 LABEL_PREFIX = "osrdyne.dev/"
 
@@ -63,6 +64,15 @@ class ResourceOptions(Model):
 
     requests: dict[str, str] = Field(default_factory=dict, description="For example `{cpu: '2', memory: 4Gi}`.")
     limits: dict[str, str] = Field(default_factory=dict, description="Memory beyond its limit ends the worker.")
+
+    @field_validator("requests", "limits")
+    @classmethod
+    def _quantities(cls, value: dict[str, str]) -> dict[str, str]:
+        """An API server may answer a wrong one with an error of its own, which reads as if it were broken."""
+        for name, quantity in value.items():
+            if not _QUANTITY.match(quantity):
+                raise ValueError(f"{name}: {quantity!r} is no quantity; write 500m, 2, 512Mi or 4Gi")
+        return value
 
 
 class KubernetesOptions(DriverOptions):

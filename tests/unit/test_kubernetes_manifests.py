@@ -203,6 +203,7 @@ def test_what_belongs_to_the_deployment_names_it_as_its_owner():
         {"labels": {"osrdyne.dev/pool": "x"}},
         {"command": []},
         {"run_as_user": 0},
+        {"resources": {"requests": {"memory": "plenty"}}},
         {"image": ""},
         {"imagee": "typo"},
     ],
