@@ -24,6 +24,8 @@ from osrdyne.protocol.names import Key
 
 QUIET_AFTER = 300.0
 """A worker that nothing was heard of for so long is asked, seconds."""
+DOUBT_LASTS = 900.0
+"""A doubt that could not be cleared up is forgotten, seconds: the next one asks anew."""
 ASKED = 2
 """How often a group is asked before silence means something."""
 SILENT = "it did not answer"
@@ -128,7 +130,7 @@ class WorkerWatch:
                 self._doubts.setdefault(worker.key, Doubt(since=now))
         for key, doubt in list(self._doubts.items()):
             hanging = judge(self._registry.of_key(key), doubt, now=now, patience=self._patience)
-            if hanging is None and self._tracker.status(key) is not None:
+            if hanging is None and self._tracker.status(key) is not None and now - doubt.since < DOUBT_LASTS:
                 await self._ask_group(key, doubt)
             else:
                 del self._doubts[key]

@@ -10,6 +10,7 @@ before: it keeps class and deadline.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
@@ -35,11 +36,11 @@ from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on
 from osrdyne.processors.replies import Replier
+from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames, parse_key
 from osrdyne.protocol.statuses import Status
 
-PREFETCH = 256
 FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 """After a publish without a confirm; each try may become one more copy of the request."""
@@ -74,17 +75,19 @@ class IngressProcessor:
         self._skew_ms = int(max_clock_skew * 1000)
         self._clock = clock
         self._metrics = metrics
+        self._window: Window
         self._log: Logger = get_logger("ingress")
 
     async def run(self, consumer: Consumer) -> None:
         """Process requests until the consumer ends; then finish what has been taken."""
+        window = self._window = Window(consumer, clock=self._clock)
         async with asyncio.TaskGroup() as group:
+            growing = group.create_task(window.run(), name="window of requests")
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
-                jobs.submit(
-                    delivery.routing_key,
-                    lambda delivery=delivery: self._begin(delivery, group),  # type: ignore[misc]
-                )
+                window.take(delivery)
+                jobs.submit(delivery.routing_key, partial(self._begin, delivery, group))
+            growing.cancel()
 
     async def _begin(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
         """Decide, and wait until every group is bound; then publish beside the next request of the key."""
@@ -164,7 +167,7 @@ class IngressProcessor:
                 if refusal is not None and passage.keeps_reply:
                     await self._replier.answer(request, refusal.status, refusal.detail)
                 self._count(passage, "accepted" if refusal is None else refusal.status.value)
-            await delivery.ack()
+            await self._done(delivery)
         finally:
             self._release(passages)
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
@@ -202,9 +205,13 @@ class IngressProcessor:
 
     async def _refuse(self, delivery: Delivery, request: Request, refusal: Refusal) -> None:
         await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
-        await delivery.ack()
+        await self._done(delivery)
         self._metrics.ingress.labels(outcome=refusal.status.value, route="", priority="").inc()
         self._log.info("request refused", key=request.key, status=refusal.status.value, detail=refusal.detail)
+
+    async def _done(self, delivery: Delivery) -> None:
+        await delivery.ack()
+        self._window.finish(delivery)
 
     def _count(self, passage: Passage, outcome: str) -> None:
         priority = "default" if passage.priority is None else str(passage.priority)

@@ -3,7 +3,7 @@
 RabbitMQ hands out `PREFETCH` unacknowledged messages. When all of them wait, for a key whose worker is just being
 stopped (LIFECYCLE 18), further ones are taken: the processor consumes anew over the same channel, and what it holds
 stays with it. Memory is the limit: beyond `MAX_HELD` messages or `MAX_HELD_BYTES` everybody waits. Used by the orphan
-processor.
+processor and the ingress.
 """
 
 from __future__ import annotations

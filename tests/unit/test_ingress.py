@@ -15,7 +15,7 @@ from osrdyne.broker.topology import Exchange
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, QueueFullError
 from osrdyne.ingress.manifest import load_manifest
-from osrdyne.processors.ingress import PREFETCH
+from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER
@@ -86,6 +86,26 @@ class TestClasses:
                 await stack.publish("a", level.encode(), headers={"level": level})
             await clock.settle()
             assert [waiting(stack, priority) for priority in (0, 1, None)] == [[b"alert"], [b"data"], [b"none"]]
+
+    async def test_thousands_of_requests_that_wait_hold_back_no_other_key(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """LIFECYCLE 18: the worker of their key is just being stopped, so that its bind has to wait."""
+        bodies = [b"%d" % number for number in range(1000)]
+        async with managing(clock, broker) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.settle()
+            stack.driver.workers_of(A)[0].stubborn = True
+            stack.term.tracker.retire(A)
+            while not stack.term.worker_board[A].stopping:
+                await clock.advance(0.5)
+            for body in bodies:
+                await stack.publish("a", body)
+            await stack.publish("other", b"x")
+            await clock.advance(10.0)
+            assert (waiting(stack, None, "other"), waiting(stack, None)) == ([b"x"], [])
+            await clock.advance(30.0)
+            assert (waiting(stack, None), stack.orphans()) == (bodies, [])
 
     async def test_every_request_passes_the_ingress(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker) as stack:

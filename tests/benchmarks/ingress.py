@@ -1,0 +1,213 @@
+"""The ingress of a managed pool beside a bare consume-and-republish: throughput, what a thousand routes cost, latency.
+
+The floor consumes a quorum queue with the same prefetch and publishes to quorum queues behind a direct exchange with
+confirms, written with aio-pika alone. Both find their requests waiting, so that nobody competes with a publisher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import aio_pika
+from aio_pika.abc import AbstractIncomingMessage
+from pydantic import SecretStr
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerNotFoundError
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.pool.route_store import RouteStore
+from osrdyne.processors.window import PREFETCH
+from osrdyne.protocol.names import Key, PoolNames
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
+from tests.benchmarks.leading import Activations, leader
+
+POOL = "bench_ingress"
+KEYS = [Key(f"device={number}") for number in range(10)]
+REQUESTS = 5_000
+ROUNDS = 5
+CALLS = 300
+BODY = json.dumps({"celsius": 50, "name": "x" * 60}).encode()
+PATIENCE = 120.0
+
+
+class Passed(Activations):
+    """Counts the confirmed publishes of the ingress."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__()
+        self._left = wanted
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self.began: float | None = None
+
+    def note(self, key: str, what: str) -> None:
+        if what != "forwarded" or key not in KEYS:
+            return
+        self.began = self.began or time.perf_counter()
+        self._left -= 1
+        if self._left == 0:
+            self.done.set_result(time.perf_counter())
+
+
+async def run(broker: EmbeddedBroker) -> list[Figure]:
+    bench = _Bench(broker)
+    ten = [await bench.beside_floor(routes=10) for _ in range(ROUNDS)]
+    thousand = [await bench.many_routes() for _ in range(ROUNDS)]
+    latencies = [await bench.latency() for _ in range(ROUNDS)]
+    return [
+        figure("ingress, 10 routes", "req/s", ten, Goal(0.6, at_least=True)),
+        figure("ingress, 1,000 routes", "req/s", thousand, Goal(0.5, at_least=True)),
+        figure("ingress, p50", "ms", latencies, Goal(3.0, Comparison.DIFFERENCE)),
+    ]
+
+
+def manifest(routes: int) -> str:
+    """Routes with conditions on headers and body that ask for different values, and one for the rest."""
+    found: dict[str, object] = {
+        f"r{number}": {
+            "route": f"FROM /messages/* WHERE level = 'x{number}' AND $body.celsius > {number} INTO $upstream",
+            "priority": number % 3,
+        }
+        for number in range(routes - 1)
+    }
+    return json.dumps({"routes": {**found, "rest": "FROM /messages/* INTO $upstream"}})
+
+
+class _Bench:
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self._broker = broker
+        self._names = PoolNames(POOL)
+
+    async def beside_floor(self, *, routes: int) -> Round:
+        floor = await self._floor()
+        return Round(floor, await self._ours(routes))
+
+    async def many_routes(self) -> Round:
+        one = await self._ours(1)
+        return Round(one, await self._ours(1000))
+
+    async def latency(self) -> Round:
+        """Median milliseconds from a publish to the delivery of the request, one at a time."""
+        await self._use(10)
+        async with leader(self._broker, POOL, kind="managed"):
+            channel = await self._channel()
+            await self._publish(channel, self._names.requests_exchange, KEYS[:1])
+            ours = await self._one_by_one(self._names.requests_exchange, self._names.request_queue(KEYS[0]))
+        await self._declare_floor()
+        floor = await self._one_by_one("bench_floor", f"bench_floor_{KEYS[0]}")
+        return Round(floor, ours)
+
+    async def _one_by_one(self, exchange: str, queue: str) -> float:
+        channel = await self._channel()
+        while not await self._exists(queue):
+            await asyncio.sleep(0.05)
+        consumer = await channel.consume(queue, no_ack=True)
+        await asyncio.sleep(1)
+        while consumer.waiting():
+            await consumer.get()
+        found = []
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            await self._publish(channel, exchange, KEYS[:1])
+            await consumer.get()
+            found.append((time.perf_counter() - began) * 1000)
+        return percentile(found, 50)
+
+    async def _ours(self, routes: int) -> float:
+        """Requests a second of a leader that finds them in its orphan queue."""
+        await self._use(routes)
+        async with leader(self._broker, POOL, kind="managed"):
+            pass  # makes the exchanges
+        await self._fill(self._names.requests_exchange)
+        passed = Passed(REQUESTS)
+        async with leader(self._broker, POOL, kind="managed", activations=passed):
+            ended = await asyncio.wait_for(passed.done, PATIENCE)
+            assert passed.began is not None
+            rate = REQUESTS / (ended - passed.began)
+        await self._empty()
+        return rate
+
+    async def _use(self, routes: int) -> None:
+        settings = BrokerSettings(
+            uri=SecretStr(self._broker.amqp_uri), management_uri=SecretStr(self._broker.management_uri)
+        )
+        async with ManagementClient(settings) as management:
+            await RouteStore(management, pool=POOL).save(load_manifest(manifest(routes)), author="bench", at=0.0)
+
+    async def _floor(self) -> float:
+        await self._declare_floor()
+        await self._fill("bench_floor_in")
+        async with await aio_pika.connect(self._broker.amqp_uri) as connection:
+            channel = await connection.channel()
+            exchange = await channel.get_exchange("bench_floor")
+            source = await connection.channel()
+            await source.set_qos(PREFETCH)
+            done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+            left, began = REQUESTS, 0.0
+
+            async def pass_on(request: AbstractIncomingMessage) -> None:
+                nonlocal left, began
+                began = began or time.perf_counter()
+                message = aio_pika.Message(
+                    request.body,
+                    headers=request.headers,
+                    correlation_id=request.correlation_id,
+                    delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                )
+                await exchange.publish(message, routing_key=request.routing_key or "")
+                await request.ack()
+                left -= 1
+                if left == 0:
+                    done.set_result(time.perf_counter())
+
+            await (await source.get_queue("bench_floor_in")).consume(pass_on)
+            ended = await asyncio.wait_for(done, PATIENCE)
+        return REQUESTS / (ended - began)
+
+    async def _declare_floor(self) -> None:
+        channel = await self._channel()
+        quorum = {"x-queue-type": "quorum"}
+        await channel.declare_exchange("bench_floor_in", "fanout")
+        await channel.declare_exchange("bench_floor", "direct")
+        await channel.declare_queue("bench_floor_in", arguments=quorum)
+        await channel.bind_queue("bench_floor_in", "bench_floor_in")
+        for key in KEYS:
+            await channel.declare_queue(f"bench_floor_{key}", arguments=quorum)
+            await channel.bind_queue(f"bench_floor_{key}", "bench_floor", key)
+            await channel.purge_queue(f"bench_floor_{key}")
+
+    async def _fill(self, exchange: str) -> None:
+        channel = await self._channel()
+        for start in range(0, REQUESTS, 500):
+            await self._publish(channel, exchange, [KEYS[number % len(KEYS)] for number in range(start, start + 500)])
+
+    async def _publish(self, channel: amqp.Channel, exchange: str, keys: list[Key]) -> None:
+        message = amqp.Message(
+            body=BODY,
+            headers={"level": "none", "x-rpc-path": "/x"},
+            correlation_id="c",
+            content_type="application/json",
+            content_encoding="utf-8",
+            app_id="bench",
+        )
+        await asyncio.gather(*(channel.publish(message, exchange=exchange, routing_key=key) for key in keys))
+
+    async def _empty(self) -> None:
+        channel = await self._channel()
+        for key in KEYS:
+            await channel.purge_queue(self._names.request_queue(key))
+
+    async def _exists(self, queue: str) -> bool:
+        try:
+            await (await self._channel()).declare_queue(queue, passive=True)
+        except BrokerNotFoundError:
+            return False
+        return True
+
+    async def _channel(self) -> amqp.Channel:
+        connection = await amqp.connect(amqp.ConnectionOptions(uri=self._broker.amqp_uri, name="osrdyne bench"))
+        return await connection.channel(confirms=True)
