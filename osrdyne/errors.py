@@ -64,6 +64,12 @@ class QueueFullError(PublishRefusedError):
     """RabbitMQ refused a message because its queue has reached a limit."""
 
 
+class AddressRefusedError(PublishRefusedError):
+    """RabbitMQ ends the connection that answers to this address: it is none, or was one of a node that is gone."""
+
+    retryable = False
+
+
 class LeadershipLostError(BrokerError):
     """This controller no longer holds the leader token, so it may not act."""
 

@@ -24,6 +24,7 @@ _ROOM_FOR_ONE_HEADER = 16
 _BYTES_OF_A_CHARACTER = 4
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
 """RabbitMQ's sender-selected distribution."""
+DIRECT_REPLY_TO_QUEUE = "amq.rabbitmq.reply-to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,8 @@ class Delivery:
             body=self.body,
             headers={name: value for name, value in headers.items() if name not in left_out},
             correlation_id=properties.correlation_id,
-            reply_to=properties.reply_to,
+            # RabbitMQ makes an address of the bare name, or refuses the message: on ours it would be our own address.
+            reply_to=None if properties.reply_to == DIRECT_REPLY_TO_QUEUE else properties.reply_to,
             content_type=properties.content_type,
             content_encoding=properties.content_encoding,
             expiration=expiration,

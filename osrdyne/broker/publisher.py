@@ -6,19 +6,25 @@ publish: neither may touch the channel that holds the token.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from osrdyne.amqp import Channel, Connection, Message
+from osrdyne.amqp.direct_replies import GuardedChannel, guarded_channel
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
 
 
 class LeaderPublisher:
     """Publishes with confirms; many publishes may be under way at once."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel | GuardedChannel) -> None:
         self._channel = channel
 
     @classmethod
-    async def open(cls, connection: Connection) -> LeaderPublisher:
-        return cls(await connection.channel(confirms=True))
+    async def open(
+        cls, connection: Connection, *, open_another: Callable[[], Awaitable[Connection]]
+    ) -> LeaderPublisher:
+        """`open_another`: a connection for answers that could end it."""
+        return cls(await guarded_channel(connection, open_another))
 
     async def wait_closed(self) -> BaseException | None:
         """Wait until nothing can be published any more; the reason, or None when it was closed by us."""

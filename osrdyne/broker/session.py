@@ -88,7 +88,7 @@ class LeaderSession:
         self.control = await self._open_connection(control)
         publishing = connection_options(self._settings, purpose="publisher", heartbeat=broker.heartbeat)
         self.publishing = await self._open_connection(publishing)
-        self.publisher = await LeaderPublisher.open(self.publishing)
+        self.publisher = await LeaderPublisher.open(self.publishing, open_another=self._open_for_replies)
         self.scratch = ScratchChannels(self.control)
         self.probing = ScratchChannels(self.control)
         self.token = TokenChannel(
@@ -107,6 +107,11 @@ class LeaderSession:
         connection = await self._connect_to_broker(options)
         self._open.append(connection)
         return connection
+
+    async def _open_for_replies(self) -> Connection:
+        heartbeat = self._settings.broker.heartbeat
+        self._open = [connection for connection in self._open if not connection.is_closed]
+        return await self._open_connection(connection_options(self._settings, purpose="replies", heartbeat=heartbeat))
 
     async def _ensure_token(self) -> None:
         """Make sure that the leader queue and a token exist; a second token does no harm, none would (LIFECYCLE 1)."""

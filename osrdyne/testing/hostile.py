@@ -2,7 +2,7 @@
 
 Each is made from a number, so that a failure names the message that caused it. It is made of bytes as they are on the
 wire, because much of what is hostile cannot be written with a client library. `decoded` is what our side reads of it,
-`testing.raw_amqp` sends it to a real broker.
+`properties` go into a frame as they are.
 """
 
 from __future__ import annotations
@@ -143,32 +143,35 @@ class WireMessage(Message):
         return properties
 
 
-def hostile_message(number: int, *, keys: Iterable[bytes] = ()) -> HostileMessage:
-    """The message of this number. `keys`: routing keys that are likely, besides odd ones."""
+def hostile_message(number: int, *, keys: Iterable[bytes] = (), user: bytes | None = None) -> HostileMessage:
+    """The message of this number. `keys`: routing keys that are likely, besides odd ones. `user`: who publishes it to a
+    real broker, which refuses most messages with another `user-id`, or an odd `expiration` or `delivery-mode`."""
     random = Random(number)
     key = random.choice([*keys] * 3 or WORDS) if random.random() < 0.7 else _short(random)
-    properties = _properties(random)
-    while len(properties) > MAX_PROPERTIES_BYTES:
-        properties = _properties(random)
+    while len(properties := _properties(random, user)) > MAX_PROPERTIES_BYTES:
+        pass
     body = random.choice(BODIES) if random.random() < 0.9 else random.randbytes(random.randrange(200))
     return HostileMessage(number, key, properties, body)
 
 
-def _properties(random: Random) -> bytes:
-    """Each of the fourteen fields with the probability of a half, in the protocol's order."""
+def _properties(random: Random, user: bytes | None) -> bytes:
+    """Each field with the probability of a half, in the protocol's order."""
+    modes = (0, 1, 2, 255) if user is None else (1, 2)
+    expirations = WORDS if user is None else (b"0", b"5000", b"4294967295")
+    users = WORDS if user is None else (user,)
     fields: list[Callable[[Random], bytes]] = [
         _short_string,  # content-type
         _short_string,  # content-encoding
         _headers,
-        lambda random: bytes([random.choice((0, 1, 2, 255))]),  # delivery-mode
+        lambda random: bytes([random.choice(modes)]),
         lambda random: bytes([random.randrange(256)]),  # priority
         _short_string,  # correlation-id
         _short_string,  # reply-to
-        _short_string,  # expiration
+        lambda random: _counted(random.choice(expirations)),
         _short_string,  # message-id
         lambda random: struct.pack(">Q", random.choice((0, 1_700_000_000, 1_700_000_000_000, 2**63, 2**64 - 1))),
         _short_string,  # type
-        _short_string,  # user-id
+        lambda random: _counted(random.choice(users)),
         _short_string,  # app-id
     ]
     flags, parts = 0, b""
@@ -184,7 +187,10 @@ def _short(random: Random) -> bytes:
 
 
 def _short_string(random: Random) -> bytes:
-    text = _short(random)
+    return _counted(_short(random))
+
+
+def _counted(text: bytes) -> bytes:
     return bytes([len(text)]) + text
 
 
@@ -210,7 +216,7 @@ def _value(random: Random, depth: int = 0) -> bytes:
 
 
 def _table(items: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return _long(b"".join(bytes([len(name)]) + name + value for name, value in items))
+    return _long(b"".join(_counted(name) + value for name, value in items))
 
 
 def _long(raw: bytes) -> bytes:

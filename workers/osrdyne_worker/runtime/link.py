@@ -9,6 +9,7 @@ import asyncio
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
+from osrdyne.amqp.direct_replies import GuardedChannel, guarded_channel
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 
 BLOCKED_INTERVAL = 0.5
@@ -18,7 +19,7 @@ BLOCKED_INTERVAL = 0.5
 class Link:
     """An open connection with what every part of the worker shares on it."""
 
-    def __init__(self, connection: Connection, replies: Channel, clock: Clock) -> None:
+    def __init__(self, connection: Connection, replies: Channel | GuardedChannel, clock: Clock) -> None:
         self.connection = connection
         self.replies = replies
         self._clock = clock
@@ -44,6 +45,7 @@ class Link:
     async def close(self) -> None:
         """Close the connection; never raises."""
         await self.connection.close()
+        await self.replies.close()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def wait_lost(self) -> None:
@@ -80,6 +82,8 @@ class Link:
     async def caller_is_gone(self, reply_to: str) -> bool:
         """Whether the caller behind a direct reply-to address has gone; False when that cannot be told."""
         try:
+            if isinstance(self.replies, GuardedChannel):
+                return not await self.replies.knows(reply_to)
             return not await self.queue_exists(reply_to)
         except BrokerError:
             return False
@@ -89,7 +93,8 @@ async def open_link(options: ConnectionOptions, clock: Clock) -> Link:
     """Connect. Raises what `connect` raises."""
     connection = await connect(options)
     try:
-        return Link(connection, await connection.channel(confirms=True), clock)
+        replies = await guarded_channel(connection, lambda: connect(options))
+        return Link(connection, replies, clock)
     except BaseException:
         await connection.close()
         raise

@@ -12,6 +12,7 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
+from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
@@ -27,7 +28,7 @@ from osrdyne_worker.runtime.ending import BeyondHelp
 from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.progress import ProgressSender
-from osrdyne_worker.runtime.replies import DIRECT_REPLY_TO, ReplySender
+from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 log = get_logger("worker")

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
-from osrdyne.errors import MessageTooLargeError, PublishRefusedError
+from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, GuardedChannel
+from osrdyne.errors import AddressRefusedError, MessageTooLargeError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
 from osrdyne_worker.runtime.call import RequestError
 from osrdyne_worker.runtime.codec import error_response
 
-DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
 PUBLISH_ATTEMPTS = 4
 REFUSED = Backoff(initial=0.1, factor=4.0, maximum=2.0)
 
@@ -29,10 +29,11 @@ class ReplySender:
     max_bytes: int
     clock: Clock
 
-    async def send(self, channel: Channel, request: Request, response: Response) -> None:
+    async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> None:
         """Publish with a confirm; nothing for a request that wants no reply.
 
-        A reply queue that refuses (it is full) is tried a few times, then `PublishRefusedError` is raised.
+        A reply queue that refuses (it is full) is tried a few times, then `PublishRefusedError` is raised. An address
+        that nobody can answer to is like none.
         """
         if request.reply_to is None:
             return
@@ -44,10 +45,13 @@ class ReplySender:
             message = reply_message(request, unsendable(error, request, response), worker_id=self.worker_id)
             await self._publish(channel, request.reply_to, message)
 
-    async def _publish(self, channel: Channel, reply_to: str, message: Message) -> None:
+    async def _publish(self, channel: Channel | GuardedChannel, reply_to: str, message: Message) -> None:
         for attempt in range(1, PUBLISH_ATTEMPTS):
             try:
                 return await channel.publish(message, exchange="", routing_key=reply_to)
+            except AddressRefusedError as error:
+                log.warning("nobody can be answered", reason=error.message)
+                return
             except PublishRefusedError:
                 await self.clock.sleep(REFUSED.delay(attempt))
         await channel.publish(message, exchange="", routing_key=reply_to)
