@@ -1,7 +1,7 @@
 # The daemon with the drivers that need no host of their own: docker and kubernetes.
 #   docker build -f deploy/images/controller.Dockerfile -t osrdyne/controller .
 FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/osrdyne
+RUN python -m venv /opt/osrdyne && python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir 'hatchling>=1.25'
 WORKDIR /src
 # What it depends on is a layer of its own: a change of the code does not install it again.
 COPY pyproject.toml README.md LICENSE ./
@@ -11,7 +11,7 @@ RUN mkdir -p osrdyne workers/osrdyne_worker \
  && /opt/osrdyne/bin/pip uninstall --yes osrdyne
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
-RUN /opt/osrdyne/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/osrdyne/bin/pip install --no-cache-dir --no-deps /wheels/osrdyne-*.whl
 
 FROM python:3.11-slim-bookworm

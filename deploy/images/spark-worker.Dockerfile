@@ -3,7 +3,7 @@
 #   COPY my_app.py /opt/osrdyne/app/
 # Build: docker build -f deploy/images/spark-worker.Dockerfile -t osrdyne/spark-worker .
 FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/osrdyne
+RUN python -m venv /opt/osrdyne && python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir 'hatchling>=1.25'
 WORKDIR /src
 # What it depends on is a layer of its own: a change of the code does not install it again.
 COPY pyproject.toml README.md LICENSE ./
@@ -14,7 +14,7 @@ RUN mkdir -p osrdyne workers/osrdyne_worker \
  && rm -rf /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
-RUN /opt/osrdyne/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.11-slim-bookworm
 RUN apt-get update \

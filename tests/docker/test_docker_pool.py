@@ -121,6 +121,19 @@ async def test_docker_away_for_a_while_costs_no_request_and_no_worker(
     assert containers(stack)["infra=1"] == before["infra=1"]
 
 
+async def test_changed_options_replace_a_worker_that_goes_on_answering_meanwhile(
+    daemon: DaemonProcess, stack: str
+) -> None:
+    async with daemon.client() as client:
+        first = await ask(client, "infra=1")
+        daemon.write_settings(driver={"options": {"environment": {"CHANGED": "yes"}}})
+        await daemon.restart()
+        async with asyncio.timeout(CALL_TIMEOUT):
+            while await ask(client, "infra=1") == first:
+                await asyncio.sleep(0.2)
+    await until(lambda: len(containers(stack)) == 1, "the former worker is gone")
+
+
 async def test_container_of_a_group_that_was_stopped_is_gone(daemon: DaemonProcess, stack: str) -> None:
     async with daemon.client() as client:
         await ask(client, "infra=1")

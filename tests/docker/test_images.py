@@ -1,0 +1,49 @@
+"""What is promised of the images in `deploy/images`: no root, a health check, the installed package and no checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.timeout(1500)  # a build with an empty cache
+
+
+@pytest.fixture(params=["controller_image", "spark_worker_image"], ids=["controller", "spark-worker"])
+def image(request):
+    return request.getfixturevalue(request.param)
+
+
+def inside(image, *command):
+    """What a command prints that runs in the image as the image says."""
+    arguments = ["docker", "run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:]]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    return (result.stdout + result.stderr).strip()
+
+
+def test_image_is_a_numbered_user_and_looks_after_its_health(image):
+    told = subprocess.run(["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=60).stdout
+    config = json.loads(told)[0]["Config"]
+    assert config["User"] == "10001:10001"
+    assert config["Healthcheck"]["Test"][0] in {"CMD", "CMD-SHELL"}
+
+
+def test_image_holds_the_installed_package_and_no_checkout(image):
+    where = "import osrdyne, osrdyne_worker; print(osrdyne.__file__, osrdyne_worker.__file__)"
+    packages = "/opt/osrdyne/lib/python3.11/site-packages"
+    expected = f"{packages}/osrdyne/__init__.py {packages}/osrdyne_worker/__init__.py"
+    assert inside(image, "python", "-c", where) == expected
+    assert inside(image, "sh", "-c", "ls -d /src /wheels 2>/dev/null || true") == ""
+
+
+def test_daemon_has_the_drivers_that_need_no_host(controller_image):
+    load = (
+        "from osrdyne.drivers.registry import load_driver_class as load; load('docker'); load('kubernetes'); print(1)"
+    )
+    assert inside(controller_image, "python", "-c", load) == "1"
+
+
+def test_worker_has_java_and_may_write_where_it_is(spark_worker_image):
+    assert 'version "17.' in inside(spark_worker_image, "sh", "-c", "touch here && $JAVA_HOME/bin/java -version")
