@@ -15,8 +15,8 @@ from lifecycle_world import KEY, QUEUE, World
 
 from osrdyne.testing.broker import Command
 
-REST = 200.0
-"""Seconds in which an idle group has come to its end, four times over."""
+REST = 120.0
+"""Seconds in which an idle group comes to its end, twice over."""
 
 History = Callable[[World], Awaitable[None]]
 
@@ -88,6 +88,22 @@ async def end(world: World) -> None:
     world.retire()
 
 
+async def slow_end(world: World) -> None:
+    """A group goes away whose worker ends only when it is killed, half a minute later."""
+    world.send(b"1")
+    await world.clock.advance(5)
+    for worker in world.driver.workers_of(KEY):
+        worker.stubborn = True
+    world.retire()
+
+
+async def request_while_the_worker_is_stopped(world: World) -> None:
+    """The same, and a request comes in the middle of it."""
+    await slow_end(world)
+    await world.clock.advance(30)
+    world.send(b"3")
+
+
 async def end_with_a_request_at_work(world: World) -> None:
     """A group is to go away while its worker is at work."""
     world.hold.add(b"1")
@@ -100,9 +116,12 @@ async def end_with_a_request_at_work(world: World) -> None:
 
 BEGIN = [request, worker_crash, worker_cut_off, leader_cut_off, end_of_the_group]
 END = [request, late_report, worker_crash, unnoticed_crash, worker_cut_off, leader_cut_off]
+SLOW_END = [request, late_report, leader_cut_off]
 CASES = [
     *((first_request, event) for event in BEGIN),
     *((end, event) for event in END),
+    *((slow_end, event) for event in SLOW_END),
+    *((request_while_the_worker_is_stopped, event) for event in SLOW_END),
     *((end_with_a_request_at_work, event) for event in (request, unnoticed_crash, worker_cut_off, leader_cut_off)),
 ]
 
