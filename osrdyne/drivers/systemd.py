@@ -157,7 +157,12 @@ class SystemdDriver(Driver):
             yield  # nobody knows what happened in between
 
     async def check(self) -> list[Finding]:
-        return [await self._check_unit(), await self._check_bus(), await self._check_directory()]
+        return [
+            await self._check_unit(),
+            await self._check_bus(),
+            await self._check_directory(),
+            await self._check_journal(),
+        ]
 
     async def close(self) -> None:
         await self._dbus.close()
@@ -314,6 +319,16 @@ class SystemdDriver(Driver):
             remedy = "Set RuntimeDirectory=osrdyne in the daemon's unit, or create it (mode 0700)."
             return Finding("environment files", ok=False, message=error.message, remedy=remedy)
         return Finding("environment files", ok=True, message=f"Environment files are written to {self._files.path}.")
+
+    async def _check_journal(self) -> Finding:
+        try:
+            if await self._journal.is_readable():
+                return Finding("journal", ok=True, message="What workers write can be read.")
+            message = "What workers write cannot be read, so nobody is told their last words."
+        except DriverError as error:
+            message = error.message
+        remedy = "Add the daemon's user to the group systemd-journal."
+        return Finding("journal", ok=False, message=message, remedy=remedy, fatal=False)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function)

@@ -16,7 +16,7 @@ from dbus_fast.constants import BusType
 
 from osrdyne.aio.watch import WatchCell
 from osrdyne.drivers.systemd_names import UnitEnd, object_path
-from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal
+from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError
 
 _SYSTEMD = "org.freedesktop.systemd1"
@@ -209,7 +209,7 @@ class DbusUnits(SystemdUnits):
             await (await self.connect()).job("StopUnit", unit)
         except _Refused as error:
             if error.name != _NO_SUCH_UNIT:
-                raise refusal(str(error), unit) from error
+                raise trouble(str(error), unit) from error
 
     async def kill(self, unit: str) -> None:
         await self._if_loaded("KillUnit", "ssi", [unit, "all", 9], unit)
@@ -231,4 +231,4 @@ class DbusUnits(SystemdUnits):
             await (await self.connect()).call(member, signature, body)
         except _Refused as error:
             if error.name not in {_NO_SUCH_UNIT, "org.freedesktop.systemd1.NoSuchProcess"}:
-                raise refusal(str(error), unit) from error
+                raise trouble(str(error), unit) from error

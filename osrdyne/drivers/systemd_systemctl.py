@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.systemd_names import UnitEnd
 from osrdyne.drivers.systemd_options import ManagerKind
-from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal
+from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError
 
 POLL_INTERVAL = 5.0
@@ -46,13 +46,13 @@ class Systemctl(SystemdUnits):
     async def stop(self, unit: str) -> None:
         code, said = await self._run("stop", unit, timeout=None)
         if code and "not loaded" not in said:
-            raise refusal(said, unit)
+            raise trouble(said, unit)
 
     async def kill(self, unit: str) -> None:
-        await self._run("kill", "--signal=KILL", unit)
+        await self._if_loaded("kill", "--signal=KILL", unit)
 
     async def forget_failure(self, unit: str) -> None:
-        await self._run("reset-failed", unit)
+        await self._if_loaded("reset-failed", unit)
 
     async def properties(self, unit: str, names: Sequence[str]) -> Mapping[str, str]:
         """Properties of one unit as systemctl shows them; it is loaded for that when it is not."""
@@ -67,6 +67,11 @@ class Systemctl(SystemdUnits):
             if now != before:
                 before = now
                 yield
+
+    async def _if_loaded(self, verb: str, *arguments: str) -> None:
+        code, said = await self._run(verb, *arguments)
+        if code and "not loaded" not in said:
+            raise trouble(said, arguments[-1])
 
     async def _show(self, names: Sequence[str], unit: str) -> list[dict[str, str]]:
         code, said = await self._run("show", f"--property={','.join(names)}", unit)
@@ -84,7 +89,10 @@ class Systemctl(SystemdUnits):
 
 
 class Journal:
-    """What the processes of a unit wrote. Times are in seconds since the epoch, lines come oldest first."""
+    """What the processes of a unit wrote. Times are in seconds since the epoch, lines come oldest first.
+
+    A journal that this user may not read is empty: a worker's end must be noted all the same. `is_readable` tells.
+    """
 
     def __init__(self, manager: ManagerKind, *, clock: Clock) -> None:
         self._user = "USER_" if manager is ManagerKind.USER else ""
@@ -103,6 +111,11 @@ class Journal:
         await self._catch_up(match, since=since)
         return await self._read(match, since=since, lines=20)
 
+    async def is_readable(self) -> bool:
+        """Whether this user may read what units wrote."""
+        code, _, _ = await run_program("journalctl", "--quiet", "--lines=1", timeout=CALL_TIMEOUT)
+        return code == 0
+
     async def _catch_up(self, match: str, *, since: float) -> None:
         """Root may ask the journal to write what it has; others wait until nothing more comes."""
         code, _, _ = await run_program("journalctl", "--sync", timeout=CALL_TIMEOUT)
@@ -119,11 +132,9 @@ class Journal:
             return ()
         # Backwards, because with --since the journal would give the first lines.
         options = ("--quiet", "--output=json", "--all", "--output-fields=MESSAGE", "--reverse")
-        code, out, err = await run_program(
+        _, out, _ = await run_program(
             "journalctl", *options, f"--since=@{since:.6f}", f"--lines={lines}", match, timeout=CALL_TIMEOUT
         )
-        if code:
-            raise DriverUnavailableError(f"The journal cannot be read: {err.decode(errors='replace').strip()}")
         return tuple(_message(json.loads(line).get("MESSAGE")) for line in reversed(out.splitlines()))
 
 

@@ -83,7 +83,8 @@ class SystemdUnits(ABC):
 
 
 def refusal(message: str, unit: str) -> DriverError:
-    """The error for what systemd said: for good when the unit or a permission is missing, else for now."""
+    """The error for a start that systemd refused: for good when the unit or a permission is missing, else for now."""
+    message = message.partition("\n")[0]  # systemctl goes on with advice for a terminal
     words = message.lower()
     template = f"{unit.partition('@')[0]}@.service"
     if "not found" in words or "masked" in words or "bad unit file" in words or "bad-setting" in words:
@@ -96,3 +97,8 @@ def refusal(message: str, unit: str) -> DriverError:
             f"systemd does not let this user manage {template}: {message} The polkit rule in deploy/systemd allows it."
         )
     return DriverUnavailableError(f"systemd did not do it: {message}")
+
+
+def trouble(message: str, unit: str) -> DriverUnavailableError:
+    """The error for anything else that systemd refused: it is tried again, and the remedy is the same."""
+    return DriverUnavailableError(refusal(message, unit).message)

@@ -192,3 +192,34 @@ async def test_missing_unit_is_found_by_doctor(make_driver):
         "osrdyne-worker-nowhere@.service is not-found."
     ]
     await driver.close()
+
+
+START_AS_SOMEBODY = """
+import asyncio, os
+os.environ.update(SYSTEMD_MANAGER="system", SYSTEMD_BUS="{bus}")
+from conformance import CONTEXT, OPTIONS
+from osrdyne.drivers.systemd import SystemdDriver
+from osrdyne.testing.driver_conformance import make_spec
+
+async def main():
+    driver = SystemdDriver(OPTIONS.model_copy(update=dict(runtime_directory="/tmp/of-somebody")), CONTEXT)
+    try:
+        await driver.start(make_spec())
+    except Exception as error:
+        print(type(error).__name__, error)
+    print([(finding.subject, finding.ok) for finding in await driver.check()])
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("bus", ["dbus", "systemctl"])
+def test_user_without_the_polkit_rule_is_told_about_it(bus):
+    command = ["/opt/osrdyne/bin/python", "-c", START_AS_SOMEBODY.format(bus=bus)]
+    as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    environment = {"PYTHONPATH": f"/src:{Path(__file__).parent}", "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([*as_nobody, *command], check=True, capture_output=True, text=True, env=environment)
+    first, findings = done.stdout.splitlines()
+    assert first.startswith("StartFailedError") and "polkit rule" in first
+    assert "('journal', False)" in findings
+    assert list(Path("/tmp/of-somebody").iterdir()) == []
