@@ -6,6 +6,7 @@ looked at by its id and its labels before anything is done to it: those of other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from docker.errors import APIError, ImageNotFound, NotFound
 
 from osrdyne.aio.clock import Clock
-from osrdyne.drivers.base import Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.drivers.docker_engine import Engine
 from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker_launch import explain, host_settings, refuse_loopback, start_error
@@ -125,6 +126,9 @@ class Containers:
             lines = self.logs(container_id, lines=50)
             self.discard(container_id)
             raise start_error(error, log_lines=lines) from error
+        except DriverUnavailableError:
+            self._created = {**self._created, container_id: -math.inf}  # nobody is starting it any more
+            raise
         instance = read_instance(container_id, name, labels, state=InstanceState.RUNNING)
         assert instance is not None
         return instance
@@ -208,10 +212,9 @@ class Containers:
         seen = self.find(InstanceId(container_id))
         if seen is None:
             return None
-        state = seen.state
+        exit = read_exit(seen.state)
         if seen.status == "created":
-            state = {**seen.state, "Error": seen.state.get("Error") or "its start was interrupted"}
-        exit = read_exit(state)
+            exit = Exit(reason="its start was interrupted")
         return read_instance(seen.container_id, seen.name, seen.labels, state=InstanceState.EXITED, exit=exit)
 
     def _note_created(self, created: set[str]) -> None:

@@ -201,7 +201,7 @@ async def test_start_that_a_dead_controller_left_unfinished_frees_its_slot_in_th
         await driver.remove(unfinished.instance_id)
         await clock.advance(31)
         [unfinished] = await driver.list_instances()
-        assert str(unfinished.exit) == "exit code 0 (its start was interrupted)"
+        assert str(unfinished.exit) == "ended (its start was interrupted)"
         await driver.remove(unfinished.instance_id)
         assert await driver.list_instances() == []
 
