@@ -132,7 +132,7 @@ class Driver(ABC):
     """False for `noop`: workers are started by hand, so a missing one is nobody's failure and `start` is not called."""
     instance_is_worker: ClassVar[bool] = True
     """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
-    the pool then wants one instance, and ends it by `stop` alone."""
+    the pool then wants one instance, ends it by `stop` alone, and changes its settings by `update`."""
     same_host: bool = False
     """True when the workers live on the controller's own host: a standby must then be on the same host. May depend on
     the options."""
@@ -161,6 +161,14 @@ class Driver(ABC):
         (LIFECYCLE 17), `StartFailedError` when the backend refused it for good (no such image, no such command).
         A worker that comes up and then exits is not an error here: it is listed as exited.
         """
+
+    async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:
+        """Give an instance that is a whole group the present settings; None when it is gone or going.
+
+        Only called where `instance_is_worker` is false. The instance keeps its id, its credentials, and the number of
+        its workers; the platform replaces them one by one. Errors are those of `start`.
+        """
+        raise NotImplementedError(f"The driver {self.name} has instances that are single workers.")
 
     @abstractmethod
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:

@@ -39,6 +39,7 @@ from osrdyne.drivers.kubernetes_groups import (
     is_running,
     meta,
     restarts,
+    scaling_of,
     sorted_by_distress,
     to_instance,
     trouble,
@@ -47,7 +48,7 @@ from osrdyne.drivers.kubernetes_groups import (
 from osrdyne.drivers.kubernetes_manifests import CONTAINER, Manifests
 from osrdyne.drivers.kubernetes_names import PoolLabels, field_manager, replicas_manager, worker_selector
 from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
-from osrdyne.drivers.kubernetes_scaling import apply_autoscaler
+from osrdyne.drivers.kubernetes_scaling import apply_autoscaler, remove_autoscaler
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import get_logger
 
@@ -110,6 +111,20 @@ class KubernetesDriver(Driver):
         if instance is None:
             raise DriverUnavailableError("The API server has not kept the labels of the Deployment.")
         return instance
+
+    async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:
+        """Apply the present settings. Kubernetes rolls the pods where their template has changed; the Secret stays."""
+        group = await self._find(instance_id)
+        if group is None or group.deployment is None or group.is_ending:
+            return None
+        spec = replace(spec, environment=replace(spec.environment, worker_id=group.worker_id))
+        try:
+            deployment = await self._change(spec, group.deployment)
+        except KubernetesError as error:
+            if error.is_final:
+                raise StartFailedError(error.message) from error
+            raise
+        return to_instance(replace(group, deployment=deployment))
 
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
         group = await self._find(instance_id)
@@ -186,11 +201,23 @@ class KubernetesDriver(Driver):
     async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
         secret = self._manifests.secret(spec, owner=owner)
         await self._api.apply(Secret, secret, manager=field_manager(spec.worker_id), force=True)
+        await self._apply_scaling(spec, owner=owner)
+
+    async def _apply_scaling(self, spec: WorkerSpec, *, owner: str) -> None:
         if self._options.autoscaling.mode is Scaling.NONE:
             patch = self._manifests.replicas_patch(spec, uid=owner)
             await self._api.apply(Deployment, patch, manager=replicas_manager(spec.worker_id), force=True)
         else:
             await apply_autoscaler(self._api, self._manifests, self._options, spec, owner=owner)
+
+    async def _change(self, spec: WorkerSpec, deployment: Deployment) -> Deployment:
+        """Change the Deployment last: the hash of its settings says that everything else is done."""
+        uid, before = uid_of(deployment), scaling_of(deployment)
+        if before is not self._options.autoscaling.mode:
+            await remove_autoscaler(self._api, self._manifests.owned_name(spec), before)
+        await self._apply_scaling(spec, owner=uid)
+        manifest = self._manifests.deployment(spec, uid=uid)
+        return await self._api.apply(Deployment, manifest, manager=field_manager(spec.worker_id), force=True)
 
     async def _undo(self, deployment: Deployment) -> None:
         try:

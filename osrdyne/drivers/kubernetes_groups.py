@@ -19,10 +19,12 @@ from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.drivers.kubernetes_manifests import CONTAINER
 from osrdyne.drivers.kubernetes_names import (
     ENCODED_KEY_ANNOTATION,
+    SCALING_ANNOTATION,
     SLOT_LABEL,
     SPEC_ANNOTATION,
     WORKER_LABEL,
 )
+from osrdyne.drivers.kubernetes_options import Scaling
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import Key, WorkerId, decode_key
 
@@ -128,6 +130,12 @@ def has_served(deployment: Deployment | None) -> bool:
         condition.type == "Progressing" and condition.reason == "NewReplicaSetAvailable"
         for condition in conditions or ()
     )
+
+
+def scaling_of(deployment: Deployment) -> Scaling:
+    """Which autoscaler the group was made with."""
+    named = (meta(deployment).annotations or {}).get(SCALING_ANNOTATION)
+    return Scaling(named) if named in set(Scaling) else Scaling.NONE
 
 
 def is_ready(pod: Pod) -> bool:

@@ -47,6 +47,9 @@ class Manifests:
     def name(self, spec: WorkerSpec) -> str:
         return self._labels.object_name(spec.key, spec.slot)
 
+    def owned_name(self, spec: WorkerSpec) -> str:
+        return self._labels.owned_name(spec)
+
     def deployment(self, spec: WorkerSpec, *, uid: str | None = None) -> Manifest:
         """The group itself. With `uid` it can only change that very object, never make a new one."""
         metadata: Manifest = {"name": self.name(spec), "labels": self._labels.labels(spec)}

@@ -136,6 +136,13 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """Give a group that the platform looks after the present settings; it replaces the workers itself."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """A worker that was asked to end. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
 
@@ -144,7 +151,7 @@ class Draining:
     ask_again_at: float
 
 
-GroupAction = Start | Stop | Drain | Remove | Wait
+GroupAction = Start | Stop | Drain | Update | Remove | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +224,8 @@ def _plan_number(
     """As many workers as are wanted, all with the present settings.
 
     One that was started with other settings is replaced while the group is in use: its successor comes first, in a
-    spare slot, and when that is ready the old one may finish and go; then the next.
+    spare slot, and when that is ready the old one may finish and go; then the next. A platform that looks after the
+    workers of a group itself (Kubernetes) is told the new settings instead, and does the same.
     """
     outdated = [instance for instance in staying if instance.instance_id in facts.outdated]
     current = [instance for instance in staying if instance.instance_id not in facts.outdated]
@@ -229,6 +237,8 @@ def _plan_number(
             return []
         ends = sorted(staying, key=lambda instance: _order_of_going(instance, facts))[:excess]
         return [_end(instance, facts) for instance in ends]
+    if replacing and not facts.drains:
+        return [Update(instance.instance_id) for instance in outdated]
     # Who is ending counts, so that no successor works beside one that hangs; who may finish its work does not.
     places = sum(instance.instance_id not in facts.draining for instance in facts.instances)
     missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)

@@ -27,7 +27,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool import start_record
 from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
-from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop
+from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop, Update
 from osrdyne.pool.roles import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
@@ -114,6 +114,8 @@ class WorkerActions:
                 await self._stop(key, instance_id, why)
             case Drain(instance_id, why):
                 await self._drain(key, instance_id, why)
+            case Update(instance_id):
+                return await self._update(key, instance_id)
             case Remove(instance):
                 await self._remove(instance.instance_id)
         return True
@@ -211,6 +213,25 @@ class WorkerActions:
             await self._control.drain(entry.instance.worker_id)
         except (PublishRefusedError, BrokerSilentError) as error:  # it is asked again
             self._log.warning("worker cannot be asked to end", key=key, error=str(error))
+
+    async def _update(self, key: Key, instance_id: InstanceId) -> bool:
+        """Have the platform replace the workers of a group; they keep the credentials they have."""
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return True
+        try:
+            spec = await self._make_spec(key, entry.instance.slot, self._tracker.generation_of(key))
+        except BrokerError as error:
+            if self._is_news(key, str(error)):
+                self._log.warning("group cannot be given new settings", key=key, error=str(error))
+            return False
+        self._credentials.release(spec.worker_id)
+        await self._lease.confirm()
+        updated = await self._driver.update(instance_id, spec)
+        if updated is not None:
+            entry.instance = updated
+            self._log.info("group has new settings", key=key, worker_id=updated.worker_id)
+        return True
 
     async def stop_all(self) -> None:
         """End every worker of the pool, side by side."""

@@ -24,7 +24,7 @@ from osrdyne.pool import start_record
 from osrdyne.pool.admission import Admission
 from osrdyne.pool.facts import QueueBoard, WorkerBoard, WorkerFacts
 from osrdyne.pool.instances import Entry, InstanceBook
-from osrdyne.pool.planning import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Wait, plan_group
+from osrdyne.pool.planning import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Update, Wait, plan_group
 from osrdyne.pool.start_record import StartRecord, StartRecords
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
@@ -238,7 +238,7 @@ class WorkerGroupsLoop:
     def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
         """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
         waits = [action for action in actions if isinstance(action, Wait)]
-        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Remove)]
+        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
         starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
         chosen = ends or starts
         for wait in waits:

@@ -14,6 +14,7 @@ from osrdyne.pool.planning import (
     Remove,
     Start,
     Stop,
+    Update,
     Wait,
     plan_group,
 )
@@ -91,6 +92,12 @@ ROWS = {
     "a platform that counts workers itself is told to stop": (
         facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
         [Stop(InstanceId("i0"), REPLACED)],
+    ),
+    "a platform that replaces workers itself is given the new settings": (
+        facts(instance(0), serving=ids(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
+    ),
+    "one that is not ready yet is given them too": (
+        facts(instance(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
     ),
 }  # fmt: skip
 

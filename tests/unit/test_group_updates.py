@@ -1,0 +1,79 @@
+"""Changed settings where an instance is a whole group, whose workers the platform replaces itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from osrdyne.errors import DriverUnavailableError, StartFailedError
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, leading
+
+A = Key("a")
+
+
+class GroupDriver(FakeDriver):
+    """Its instances are groups. `refusals` are raised first."""
+
+    instance_is_worker = False
+
+    def __init__(self, clock):
+        super().__init__(clock, pool=POOL)
+        self.refusals = []
+        self.updates = []
+
+    async def update(self, instance_id, spec):
+        self.updates.append(spec)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        [worker] = [one for one in self.workers_of(spec.key) if one.instance.instance_id == instance_id]
+        worker.instance = replace(worker.instance, spec_hash=self.spec_hash())
+        return worker.instance
+
+
+@pytest.fixture
+async def group():
+    """A group that serves, and a daemon that has left it: clock, broker, driver."""
+    clock = VirtualClock()
+    broker, driver = FakeBroker(clock), GroupDriver(clock)
+    async with leading(clock, broker=broker, driver=driver) as stack:
+        await stack.publish("a", b"1")
+        await clock.advance(1.0)
+        await stack.report("a", Event.READY)
+    driver.calls.clear()
+    return clock, broker, driver
+
+
+async def test_changed_settings_are_given_to_the_group_once(group):
+    clock, broker, driver = group
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver):
+        await clock.advance(200.0)
+        [worker] = driver.workers_of(A)
+        assert (worker.instance.spec_hash, len(driver.updates)) == ("changed", 1)
+        assert (driver.count("start"), driver.count("stop")) == (0, 0)
+
+
+async def test_unchanged_settings_change_nothing(group):
+    clock, broker, driver = group
+    async with leading(clock, broker=broker, driver=driver):
+        await clock.advance(200.0)
+        assert driver.updates == []
+
+
+@pytest.mark.parametrize("refusal", [DriverUnavailableError("away"), StartFailedError("no such label")], ids=repr)
+async def test_group_that_cannot_be_changed_goes_on_and_is_tried_again(group, refusal):
+    clock, broker, driver = group
+    driver.current_spec_hash = "changed"
+    driver.refusals = [refusal]
+    with capture_logs() as logs:
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await clock.advance(30.0)
+            assert (stack.running("a"), len(driver.updates), driver.count("stop")) == (1, 2, 0)
+    assert "driver call failed, trying again" in [entry["event"] for entry in logs]
