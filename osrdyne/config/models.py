@@ -171,7 +171,10 @@ def _driver_from_name(value: Any) -> Any:
 class DriverSettings(Model):
     """Which driver starts the workers. `driver: subprocess` is short for `driver: {name: subprocess}`."""
 
-    name: str = Field("subprocess", description="Entry-point name: `subprocess`, `noop`, or one that a package adds.")
+    name: str = Field(
+        "subprocess",
+        description="Entry-point name: `subprocess`, `docker`, `systemd`, `kubernetes`, `noop`, or one of a package.",
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="The driver's own options; see its page."
     )
