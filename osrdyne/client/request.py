@@ -97,6 +97,8 @@ def build_request(
         correlation_id=correlation_id,
         reply_to=reply_to,
         content_type=content_type or encoded_type,
+        # Conditions of routes look into bodies that say both; JSON that is exchanged is UTF-8 (RFC 8259).
+        content_encoding="utf-8" if (content_type or encoded_type) == JSON_TYPE else None,
         expiration=expiration,
         timestamp=datetime.fromtimestamp(seconds, tz=UTC),
         app_id=app_id,

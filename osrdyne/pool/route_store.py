@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from osrdyne.ingress.manifest import Manifest, load_manifest
 from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.pins import Parameters
 
 KEPT_VERSIONS = 20
@@ -38,10 +39,15 @@ class RouteStore:
         self._parameters = parameters
         self._current = f"osrdyne-{pool}-routes"
         self._history = f"osrdyne-{pool}-routes-history"
+        self._log: Logger = get_logger("routes", pool=pool)
 
     async def current(self) -> KeptManifest | None:
         """The version in force; None when there has never been one."""
-        return _read(await self._parameters.get_global_parameter(self._current))
+        value = await self._parameters.get_global_parameter(self._current)
+        kept = _read(value)
+        if kept is None and value is not None:
+            self._log.error("the kept routes cannot be read, requests go upstream", parameter=self._current)
+        return kept
 
     async def history(self) -> list[KeptManifest]:
         """Every version that is kept, the newest first; the one in force is the first."""

@@ -9,21 +9,7 @@ import pytest
 from osrdyne.pool.pins import PinStore
 from osrdyne.protocol.names import Key
 from osrdyne.testing.keys import ODD_KEYS
-
-
-class Parameters:
-    """Global parameters, whose answers take a while."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-
-    async def get_global_parameter(self, name: str) -> object | None:
-        await asyncio.sleep(0)
-        return self.values.get(name)
-
-    async def put_global_parameter(self, name: str, value: object) -> None:
-        await asyncio.sleep(0)
-        self.values[name] = value
+from osrdyne.testing.parameters import Parameters
 
 
 def store(parameters: Parameters, *configured: str) -> PinStore:
