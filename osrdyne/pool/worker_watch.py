@@ -16,11 +16,11 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.listing import ListedQueue
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.instances import InstanceBook
+from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.view import WorkerState
 from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, started_as
 
 QUIET_AFTER = 300.0
 """A worker that nothing was heard of for so long is asked, seconds."""
@@ -148,11 +148,17 @@ class WorkerWatch:
         doubt.asked_at = self._clock.monotonic()
 
     def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
-        """Have workers replaced that a driver can replace; forget the others, which somebody else has started."""
-        listed = {entry.instance.worker_id for entry in self._book.of_key(key)}
+        """Have instances replaced that a driver can replace; forget workers that somebody else has started."""
+        instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._book.of_key(key)}
+        useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
         for worker_id, why in hanging.items():
             self._log.warning("worker does not work", key=key, worker_id=worker_id, why=why)
-            if worker_id not in listed:
+            if started_as(worker_id) not in useless:
                 self._registry.forget(worker_id)
-        if hanging:
-            self._replace(key, hanging)
+        if useless:
+            self._replace(key, useless)
+
+    def _workers_of(self, entry: Entry) -> list[str]:
+        """The worker of an instance; of one that is a whole group (a Deployment), those that have reported."""
+        name = entry.instance.worker_id
+        return [worker.worker_id for worker in self._registry.replicas(name)] or [name]

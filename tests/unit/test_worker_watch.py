@@ -159,6 +159,23 @@ async def test_worker_of_nobody_knows_whom_is_forgotten_when_it_says_nothing(sta
     assert [worker.worker_id for worker in stack.term.registry.of_key(A)] == [first_worker(stack)]
 
 
+@pytest.mark.parametrize(("silent", "stops"), [(1, 0), (2, 1)], ids=["one of two", "both"])
+async def test_deployment_is_replaced_when_none_of_its_workers_answers(
+    stack: Stack, clock: VirtualClock, silent: int, stops: int
+) -> None:
+    """One of several is for the platform to replace; it is forgotten."""
+    instance = first_worker(stack)
+    stack.term.registry.forget(instance)
+    for name in ("x", "y"):
+        await stack.report("a", Event.BUSY, f"{instance}.{name}", in_flight=1)
+    for _ in range(24):
+        if silent == 1:
+            await stack.report("a", Event.BUSY, f"{instance}.y", in_flight=1)
+        await clock.advance(5.0)
+    assert stack.driver.count("stop") == stops
+    assert [worker.worker_id for worker in stack.term.registry.of_key(A)] == ([f"{instance}.y"] if silent == 1 else [])
+
+
 async def test_request_that_ran_in_a_hanging_worker_is_told_apart(stack: Stack, clock: VirtualClock) -> None:
     """Should it reach the delivery limit, the evidence names the worker that hung with it."""
     await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
