@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IMAGE = "osrdyne-test-systemd"
+IMAGE = "osrdyne-test/systemd"
 SOURCE = "/src"
 BUILD_TIMEOUT = 900.0
 EXTRAS = ("spark", "systemd")

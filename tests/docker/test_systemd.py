@@ -17,6 +17,7 @@ import pytest
 import yaml
 from systemd_container import SOURCE, SystemdContainer
 
+pytestmark = pytest.mark.timeout(1200)  # the first one builds the image, with Java and Spark in it
 CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
 PATIENCE = 90.0
@@ -166,7 +167,6 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
     machine.run("systemctl", "stop", "osrdyne.service", "osrdyne-worker@*.service", check=False)
 
 
-@pytest.mark.timeout(600)
 def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
     assert pool.ask() == [[5050]]
     [(unit, pid)] = pool.workers().items()
