@@ -17,7 +17,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext, Exit, InstanceId, InstanceState
 from osrdyne.drivers.docker import DockerDriver
-from osrdyne.drivers.docker_engine import root_cause
+from osrdyne.drivers.docker_engine import Engine, root_cause
 from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker_launch import host_settings, refuse_loopback, start_error
 from osrdyne.drivers.docker_options import DockerOptions, Mount
@@ -227,3 +227,12 @@ def test_root_cause_is_what_the_system_said():
         outer.__context__ = None
         cause = root_cause(outer)
     assert isinstance(cause, FileNotFoundError)
+
+
+def test_socket_that_may_not_be_used_is_told_with_the_remedy(monkeypatch):
+    def refuse(_engine):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Engine, "_connect", refuse)
+    with pytest.raises(DriverUnavailableError, match=r"Permission denied\. Let the daemon's user use the socket"):
+        Engine(OPTIONS, timeout=1.0).call(lambda client: client.version())
