@@ -1,9 +1,9 @@
 """Answers to direct reply-to addresses, on a connection of their own that may be lost.
 
-RabbitMQ before 4.3 ends the connection (541) that publishes to an address it cannot decode, or asks for it: one that a
-client has made up, or of a node that has left the cluster. So neither the leader's publishes nor the requests of a
-worker may hang on it. The connection is opened with the first such answer. Answers go one at a time: then it is known
-which one ended it.
+RabbitMQ before 4.3 ends the connection (541) that publishes to an address it cannot decode: one that a client has made
+up, or of a node that has left the cluster. Every version ends the one that asks for such an address. So neither the
+leader's publishes nor the requests of a worker may hang on it. The connection is opened when it is needed first.
+Answers go one at a time: then it is known which one ended it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from osrdyne.amqp.message import Message
 from osrdyne.errors import AddressRefusedError, BrokerNotFoundError, BrokerSilentError, BrokerUnavailableError
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
-FIRST_HARMLESS = (4, 3)
-"""The first version that was seen to take every address (3.10.8 does not)."""
+FIRST_THAT_TAKES_ANY = (4, 3)
+"""The first version that was seen to take an answer to any address (3.10.8 does not)."""
 
 
 class DirectReplies:
@@ -74,15 +74,19 @@ class DirectReplies:
 
 
 class GuardedChannel:
-    """A channel to publish on, that leaves what could end its connection to another one."""
+    """A channel to publish on, that leaves what could end its connection to another one.
 
-    def __init__(self, channel: Channel, direct: DirectReplies) -> None:
+    `takes_any`: only questions can end it, and no answers.
+    """
+
+    def __init__(self, channel: Channel, direct: DirectReplies, *, takes_any: bool = False) -> None:
         self._channel = channel
         self._direct = direct
+        self._takes_any = takes_any
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """As `Channel.publish`."""
-        if exchange == "" and routing_key.startswith(DIRECT_REPLY_TO):
+        if exchange == "" and routing_key.startswith(DIRECT_REPLY_TO) and not self._takes_any:
             await self._direct.publish(message, routing_key)
         else:
             await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
@@ -102,14 +106,10 @@ class GuardedChannel:
         await self._direct.close()
 
 
-async def guarded_channel(
-    connection: Connection, open_another: Callable[[], Awaitable[Connection]]
-) -> Channel | GuardedChannel:
+async def guarded_channel(connection: Connection, open_another: Callable[[], Awaitable[Connection]]) -> GuardedChannel:
     """A channel with confirms that no reply address can close."""
-    channel = await connection.channel(confirms=True)
-    if _version(connection.server_version) >= FIRST_HARMLESS:
-        return channel
-    return GuardedChannel(channel, DirectReplies(open_another))
+    takes_any = _version(connection.server_version) >= FIRST_THAT_TAKES_ANY
+    return GuardedChannel(await connection.channel(confirms=True), DirectReplies(open_another), takes_any=takes_any)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
+from osrdyne.amqp import Connection, ConnectionOptions, Message
 from osrdyne.amqp.direct_replies import DirectReplies, GuardedChannel, guarded_channel
 from osrdyne.errors import AddressRefusedError, BrokerUnavailableError
 from osrdyne.testing.amqp import FakeConnection
@@ -83,5 +83,19 @@ async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) 
     assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"2"], 2)
 
 
-async def test_version_that_takes_every_address_needs_no_guard(bench: Bench) -> None:
-    assert isinstance(await guarded_channel(await bench.open(), bench.open), Channel)
+@pytest.mark.parametrize(("version", "connections"), [("3.10.8", 2), ("4.2.1", 2), ("4.3.0", 1), ("4.10.0", 1)])
+async def test_version_that_takes_any_address_needs_no_second_connection_for_answers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, version: str, connections: int
+) -> None:
+    monkeypatch.setattr(FakeConnection, "server_version", version)
+    guarded = await guarded_channel(await bench.open(), bench.open)
+    await guarded.publish(Message(b"1"), exchange="", routing_key=CALLER)
+    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"1"], connections)
+
+
+async def test_question_is_never_asked_on_the_connection_of_requests(bench: Bench) -> None:
+    """Also RabbitMQ 4.3 ends the connection that asks for a forged address."""
+    requests = await bench.open()
+    guarded = await guarded_channel(requests, bench.open)
+    assert await guarded.knows(FORGED) is False
+    assert not requests.is_closed
