@@ -26,9 +26,10 @@ from tests.chaos.checker import LIFETIME, Answered, Sent
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
 RPC_TIMEOUT = 10.0
-PAUSES = (3.0, 25.0)
-"""Seconds, around all delays of the pool together, evidence of emptiness included: the group is unbound, about to end,
-ends, or has ended."""
+PAUSE = (3.0, 15.0)
+LONG_PAUSE = (15.0, 40.0)
+"""Seconds, around all delays of the pool together, evidence of emptiness included: the group is unbound or about to end
+after the one, ends or has ended after the other."""
 LONGEST_SLEEP = 3.0
 
 
@@ -95,7 +96,7 @@ class Callers:
             async with asyncio.TaskGroup() as burst:
                 for _ in range(random.randint(1, 8)):
                     burst.create_task(self._request(key, _draw_work(random)))
-            await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSES), random.uniform(*PAUSES))))
+            await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSE), random.uniform(*LONG_PAUSE))))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
