@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 from harness import harness_for
-from lightkube.generic_resource import create_namespaced_resource
+from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.autoscaling_v1 import HorizontalPodAutoscaler
+from lightkube.resources.core_v1 import Pod
 
+from osrdyne.drivers.base import InstanceId
 from osrdyne.drivers.kubernetes_scaling import hpa_version
+from osrdyne.errors import StartFailedError
 from osrdyne.testing.driver_harness import clean_up, eventually, make_spec
 
-CRDS = create_namespaced_resource  # the kinds themselves are made in `keda`
 KEDA = {"mode": "keda", "max_replicas": 5, "keda": {"secret": "rabbitmq-for-keda"}}
 
 
@@ -19,6 +21,13 @@ KEDA = {"mode": "keda", "max_replicas": 5, "keda": {"secret": "rabbitmq-for-keda
 async def harness(cluster, kubelet, namespace, tmp_path):
     async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
         yield harness
+
+
+@pytest.fixture
+def without_keda(admin):
+    """A cluster that has KEDA cannot be tested for its absence; nothing of it is taken away."""
+    groups = {item.spec.group for item in admin.list(CustomResourceDefinition)}
+    assert "keda.sh" not in groups, "This cluster has KEDA: run these tests on one that has not."
 
 
 def deployment_of(admin, namespace, instance):
@@ -59,3 +68,89 @@ async def test_best_version_of_the_autoscaler_is_found(harness):
     assert found in known
     assert found == next(version for version in ("v2", "v2beta2", "v1") if version in known)
     await driver.close()
+
+
+@pytest.fixture
+async def changed(harness, admin, namespace):
+    """Start a group with some options, and change them: gives the group as it was and as it is then."""
+    drivers = []
+
+    async def change(before, after, *, scaled_to=None):
+        first, second = harness.make(**before), harness.make(**after)
+        drivers.extend([first, second])
+        started = await first.start(make_spec())
+        if scaled_to is not None:
+            scale = {"spec": {"replicas": scaled_to}}
+            admin.patch(Deployment.Scale, started.external_id, scale, namespace=namespace)
+        return started, await second.update(started.instance_id, make_spec())
+
+    yield change
+    await clean_up(drivers[0])
+    await drivers[1].close()
+
+
+async def test_update_keeps_the_instance_and_has_the_new_hash(harness, changed, admin, namespace):
+    started, updated = await changed({}, {"environment": {"NEW": "yes"}})
+    assert (updated.instance_id, updated.started_at) == (started.instance_id, started.started_at)
+    assert updated.spec_hash != started.spec_hash
+    template = deployment_of(admin, namespace, started).spec.template
+    assert {item.name: item.value for item in template.spec.containers[0].env}["NEW"] == "yes"
+    assert template.metadata.labels["osrdyne.dev/worker"] == started.worker_id
+
+
+async def test_update_of_the_template_rolls_the_pods(changed, admin, namespace):
+    started, _ = await changed({}, {"image": "registry.example/worker:2"})
+
+    async def only_new_pods():
+        pods = owned(admin, namespace, started, Pod)
+        return pods and {pod.spec.containers[0].image for pod in pods} == {"registry.example/worker:2"}
+
+    await eventually(only_new_pods, what="all pods have the new image")
+
+
+async def test_update_leaves_alone_what_the_autoscaler_has_set(changed, admin, namespace):
+    scaling = {"autoscaling": {"mode": "hpa", "max_replicas": 5}}
+    started, _ = await changed(scaling, scaling | {"environment": {"NEW": "yes"}}, scaled_to=4)
+    assert deployment_of(admin, namespace, started).spec.replicas == 4
+
+
+MODES = {
+    "none to hpa": ({"replicas": 3}, {"autoscaling": {"mode": "hpa", "max_replicas": 5}}, 3, 1),
+    "hpa to none": ({"autoscaling": {"mode": "hpa", "max_replicas": 5}}, {"replicas": 2}, 2, 0),
+    "more pods": ({"replicas": 1}, {"replicas": 2}, 2, 0),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "replicas", "autoscalers"), MODES.values(), ids=MODES.keys())
+async def test_change_of_mode_leaves_the_pods_and_exchanges_the_autoscaler(
+    changed, admin, namespace, before, after, replicas, autoscalers
+):
+    started, _ = await changed(before, after)
+    assert deployment_of(admin, namespace, started).spec.replicas == replicas
+    assert len(owned(admin, namespace, started, HorizontalPodAutoscaler)) == autoscalers
+
+
+async def test_update_of_a_group_that_is_gone_makes_no_new_one(harness):
+    driver = harness.make()
+    assert await driver.update(InstanceId("nobody"), make_spec()) is None
+    assert await driver.list_instances() == []
+    await driver.close()
+
+
+class TestWithoutKeda:
+    async def test_start_fails_says_so_and_leaves_nothing(self, harness, without_keda):
+        driver = harness.make(autoscaling=KEDA)
+        with pytest.raises(StartFailedError, match="KEDA is not installed"):
+            await driver.start(make_spec())
+
+        async def is_empty():
+            return not await driver.list_instances()
+
+        await eventually(is_empty, what="nothing is left")
+        await driver.close()
+
+    async def test_doctor_says_so(self, harness, without_keda):
+        driver = harness.make(autoscaling=KEDA)
+        [finding] = [finding for finding in await driver.check() if not finding.ok]
+        assert finding.subject == "KEDA"
+        await driver.close()

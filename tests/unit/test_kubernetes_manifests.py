@@ -1,9 +1,10 @@
-"""The documents the Kubernetes driver makes, against the published types of Kubernetes (lightkube-models)."""
+"""The documents the Kubernetes driver makes, against published types: of Kubernetes (lightkube-models) and of KEDA."""
 
 from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from lightkube.models import meta_v1
 from lightkube.resources.apps_v1 import Deployment
@@ -50,6 +51,39 @@ EVERYTHING = {
     "scratch_size": "10GiB",
     "replicas": 3,
 }
+TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+
+
+def fields(*, required=(), **properties):
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+def each(schema):
+    return {"type": "array", "items": schema}
+
+
+# What KEDA 2.21 publishes in its custom resource definitions, of the fields that are used here.
+SCALED_OBJECT = fields(
+    required=("scaleTargetRef", "triggers"),
+    scaleTargetRef=fields(required=("name",), name=TEXT, kind=TEXT, apiVersion=TEXT),
+    minReplicaCount=NUMBER,
+    maxReplicaCount=NUMBER,
+    pollingInterval=NUMBER,
+    advanced=fields(
+        horizontalPodAutoscalerConfig=fields(behavior=fields(scaleDown=fields(stabilizationWindowSeconds=NUMBER)))
+    ),
+    triggers=each(
+        fields(
+            required=("metadata", "type"),
+            type=TEXT,
+            metadata={"type": "object", "additionalProperties": TEXT},
+            authenticationRef=fields(required=("name",), name=TEXT),
+        )
+    ),
+)
+TRIGGER_AUTHENTICATION = fields(
+    secretTargetRef=each(fields(required=("key", "name", "parameter"), key=TEXT, name=TEXT, parameter=TEXT))
+)
 SCALING = {"mode": "keda", "max_replicas": 9, "keda": {"secret": "for-keda", "messages_per_worker": 4}}
 
 
@@ -94,6 +128,15 @@ def test_beta_autoscaler_differs_from_the_present_one_in_its_version_alone():
 def test_number_of_pods_is_in_no_document_of_the_group(scaling):
     manifest = manifests(autoscaling=scaling, replicas=5).deployment(make_spec())
     assert "replicas" not in manifest["spec"]
+
+
+@pytest.mark.parametrize(
+    ("make", "schema"),
+    [(Manifests.scaled_object, SCALED_OBJECT), (Manifests.keda_authentication, TRIGGER_AUTHENTICATION)],
+    ids=["scaled object", "authentication"],
+)
+def test_objects_of_keda_have_fields_that_it_knows(make, schema):
+    jsonschema.validate(make(manifests(autoscaling=SCALING), make_spec(), owner="uid")["spec"], schema)
 
 
 def test_keda_counts_over_http_and_includes_unacknowledged_messages():

@@ -1,0 +1,113 @@
+"""Which autoscaler objects are applied and deleted, in which order; with an API server that only writes down."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.kubernetes_api import KubernetesError
+from osrdyne.drivers.kubernetes_manifests import Manifests
+from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes_scaling import apply_autoscaler, has_keda, hpa_version, remove_autoscaler
+from osrdyne.testing.driver_harness import make_spec
+
+CONTEXT = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("w", "a:b"))
+MODES = {
+    Scaling.NONE: {"mode": "none"},
+    Scaling.HPA: {"mode": "hpa"},
+    Scaling.KEDA: {"mode": "keda", "keda": {"secret": "for-keda"}},
+}
+
+
+class WritingApi:
+    """Answers for what exists; refuses everything with `error` when that is set."""
+
+    def __init__(self, *versions, groups=("apps", "keda.sh")):
+        self.calls = []
+        self.error = None
+        self._documents = {
+            "apis/autoscaling": {"versions": [{"version": version} for version in versions]},
+            "apis": {"groups": [{"name": group} for group in groups]},
+        }
+
+    async def get_json(self, path):
+        return self._documents[path]
+
+    async def apply(self, kind, manifest, *, manager, force):
+        if self.error is not None:
+            raise self.error
+        self.calls.append(("apply", manifest["apiVersion"], manifest["kind"], manager, force))
+
+    async def delete(self, kind, name):
+        self.calls.append(("delete", kind.__name__, name))
+
+
+async def apply(api, mode):
+    options = KubernetesOptions(image="i", autoscaling=MODES[mode])
+    spec = make_spec()
+    manifests = Manifests(options, CONTEXT, spec_hash="h")
+    await apply_autoscaler(api, manifests, options, spec, owner="uid")
+    return f"osrdyne-{spec.worker_id}"
+
+
+async def test_keda_is_given_its_credentials_before_it_needs_them():
+    api = WritingApi()
+    manager = await apply(api, Scaling.KEDA)
+    assert api.calls == [
+        ("apply", "keda.sh/v1alpha1", "TriggerAuthentication", manager, True),
+        ("apply", "keda.sh/v1alpha1", "ScaledObject", manager, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("served", "found"),
+    [(("v1", "v2"), "v2"), (("v1", "v2beta1", "v2beta2"), "v2beta2"), (("v1",), "v1")],
+    ids=["present", "1.20", "v1 alone"],
+)
+async def test_best_version_of_the_autoscaler_is_used(served, found):
+    api = WritingApi(*served)
+    manager = await apply(api, Scaling.HPA)
+    assert await hpa_version(api) == found
+    assert api.calls == [("apply", f"autoscaling/{found}", "HorizontalPodAutoscaler", manager, True)]
+
+
+async def test_without_an_autoscaler_nothing_is_made():
+    api = WritingApi()
+    await apply(api, Scaling.NONE)
+    assert api.calls == []
+
+
+async def test_unknown_kinds_of_keda_name_keda():
+    api = WritingApi()
+    api.error = KubernetesError("not found", code=404)
+    with pytest.raises(KubernetesError, match="KEDA is not installed") as refused:
+        await apply(api, Scaling.KEDA)
+    assert refused.value.is_final
+
+
+async def test_other_errors_of_keda_s_objects_are_passed_on():
+    api = WritingApi()
+    api.error = KubernetesError("away")
+    with pytest.raises(KubernetesError, match="away"):
+        await apply(api, Scaling.KEDA)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds"),
+    [
+        (Scaling.NONE, []),
+        (Scaling.HPA, ["HorizontalPodAutoscaler"]),
+        (Scaling.KEDA, ["ScaledObject", "TriggerAuthentication"]),
+    ],
+    ids=str,
+)
+async def test_exactly_what_was_made_is_removed(mode, kinds):
+    api = WritingApi("v2")
+    await remove_autoscaler(api, "the-name", mode)
+    assert api.calls == [("delete", kind, "the-name") for kind in kinds]
+
+
+@pytest.mark.parametrize(("groups", "there"), [(("apps",), False), (("apps", "keda.sh"), True)], ids=str)
+async def test_keda_is_looked_for(groups, there):
+    assert await has_keda(WritingApi(groups=groups)) is there
