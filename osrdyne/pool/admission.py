@@ -141,11 +141,13 @@ class Candidate:
 def choose_to_end(candidates: Iterable[Candidate], *, waiting: int, now: float, idle_for: float) -> list[Key]:
     """The least recently used idle groups that should end so that the waiting ones find room.
 
-    Those that are ending already count as room to come. A group that was used within `idle_for` seconds, has work, is
-    pinned or held, never makes room.
+    Those that are ending already count as room to come, unless they have work to finish. A group that was used within
+    `idle_for` seconds, has work, is pinned or held, never makes room.
     """
     found = list(candidates)
-    ending = sum(1 for one in found if one.record.status is GroupStatus.UNBOUND and one.record.stop_at <= now)
+    ending = sum(
+        1 for one in found if one.record.status is GroupStatus.UNBOUND and one.record.stop_at <= now and not one.busy
+    )
     idle = [
         one
         for one in found

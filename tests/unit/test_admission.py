@@ -136,3 +136,7 @@ def test_a_group_in_use_never_makes_room(one: Candidate) -> None:
 def test_groups_that_are_ending_already_count_as_room() -> None:
     assert choose(candidate("a", used_at=20, ending=True), candidate("b", used_at=30)) == []
     assert choose(candidate("a", used_at=20, ending=True), candidate("b", used_at=30), waiting=2) == keys("b")
+
+
+def test_group_that_has_work_to_finish_before_its_end_is_no_room_to_come() -> None:
+    assert choose(candidate("a", used_at=20, ending=True, busy=True), candidate("b", used_at=30)) == keys("b")
