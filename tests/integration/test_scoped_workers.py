@@ -127,7 +127,8 @@ async def test_worker_outlives_its_controller_and_its_connection(
 
 
 async def cut_connection(broker: BrokerSettings, user: str) -> None:
-    """Close the connection of this user, once RabbitMQ's statistics know it."""
+    """Close the connections of this user, once RabbitMQ's statistics know them; with the first the worker may close
+    the other one itself."""
     async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=30.0) as http:
 
         async def find() -> list[str]:
@@ -135,7 +136,8 @@ async def cut_connection(broker: BrokerSettings, user: str) -> None:
             return [connection["name"] for connection in listed if connection.get("user") == user]
 
         for name in await until(find, "RabbitMQ lists the connection"):
-            (await http.delete(f"/api/connections/{quote(name, safe='')}")).raise_for_status()
+            answer = await http.delete(f"/api/connections/{quote(name, safe='')}")
+            assert answer.status_code in {204, 404}
 
 
 @pytest.fixture
