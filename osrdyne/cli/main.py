@@ -42,6 +42,8 @@ _TO_BE_CHANGED_BY_THE_USER = (
     BrokerConflictError,
 )
 
+_WORDS_OF_PYDANTIC = {"Value error, ": "", "Input should": "it should"}
+
 app = typer.Typer(
     name="osrdyne",
     help="Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker.",
@@ -119,6 +121,8 @@ def _report(error: BaseException) -> int:
 def _usage(error: Any) -> str:
     """Wrong usage in one or two sentences; empty where Typer has printed the help of a group of commands."""
     message = str(error.format_message()).strip()
+    for theirs, ours in _WORDS_OF_PYDANTIC.items():
+        message = message.replace(theirs, ours)
     context = getattr(error, "ctx", None)
     if not message or context is None:
         return message

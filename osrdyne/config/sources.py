@@ -35,6 +35,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
+        if not self.path and self.origin is None:
+            return self.message
         where = f" ({self.origin})" if self.origin else ""
         return f"{'.'.join(self.path) or 'the configuration'}{where}: {self.message}"
 
@@ -108,7 +110,7 @@ def from_assignment(text: str, origin: str = "flag --set") -> Iterator[Found]:
     path = tuple(name.strip().split("."))
     setting = all_settings().get(path)
     if not equals:
-        yield Problem((), origin, f"{name!r} is not path=value, such as pool.id=example")
+        yield Problem((), None, f"{origin}: {name!r} is not path=value, such as pool.id=example")
     elif setting is not None and setting.secret:
         advice = f"set {setting.variable} or {setting.name}_file instead"
         yield Problem(path, origin, f"holds a secret, and flags show in the process list; {advice}")

@@ -86,6 +86,8 @@ def test_environment_of_a_worker_as_json() -> None:
     [
         (["nonsense"], "No such command 'nonsense'. Try `osrdyne --help`.\n"),
         (["groups", "show"], "Missing argument 'KEY'. Try `osrdyne groups show --help`.\n"),
+        (["call", "k", "/p", "-o", "xml"], "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json'"),
+        (["run", "--set", "x"], "Wrong configuration: flag --set: 'x' is not path=value, such as pool.id=example"),
         (["status", "--api", "nope"], "--api must be an address such as http://127.0.0.1:4242.\n"),
         (["groups", "env", "x" * 256], "The key has 256 bytes; at most 255 are allowed.\n"),
         (["groups", "env", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
