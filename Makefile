@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo run check test test-docker test-kubernetes bench docs model chaos histories
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories
 
 help: ## List the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,6 +14,9 @@ setup: ## Install what is missing: RabbitMQ, Java, .venv (quick when everything 
 
 demo: setup ## A private RabbitMQ, a daemon and Spark workers answer real requests; ends by itself
 	@$(BIN)/python tools/demo.py
+
+demo-priorities: setup ## Alerts overtake a backlog of data on a real Spark worker, and routes change meanwhile
+	@$(BIN)/python tools/demo_priorities.py
 
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
 	@$(BIN)/osrdyne run $(ARGS)

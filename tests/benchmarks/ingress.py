@@ -28,9 +28,9 @@ from tests.benchmarks.leading import Activations, leader
 
 POOL = "bench_ingress"
 KEYS = [Key(f"device={number}") for number in range(10)]
-REQUESTS = 5_000
-ROUNDS = 5
-CALLS = 300
+REQUESTS = 2_000
+ROUNDS = 3
+CALLS = 100
 BODY = json.dumps({"celsius": 50, "name": "x" * 60}).encode()
 PATIENCE = 120.0
 

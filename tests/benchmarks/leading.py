@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import SecretStr
 
@@ -93,11 +93,17 @@ class NotingPublisher(LeaderPublisher):
 
 
 @asynccontextmanager
-async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations]:
+async def leader(
+    broker: EmbeddedBroker,
+    pool: str,
+    *,
+    kind: Literal["direct", "managed"] = "direct",
+    activations: Activations | None = None,
+) -> AsyncIterator[Activations]:
     """Lead `pool`, as the daemon does, until the end of the block."""
     settings = Settings(
         broker=BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri)),
-        pool=PoolSettings(id=pool),
+        pool=PoolSettings(id=pool, kind=kind),
         driver=DriverSettings(name="noop"),
         lifecycle=LifecycleSettings(
             unbind_delay=NEVER,
@@ -107,7 +113,8 @@ async def leader(broker: EmbeddedBroker, pool: str) -> AsyncIterator[Activations
             max_concurrent_starts=NO_LIMIT,
         ),
     )
-    clock, activations, stop, leading = SystemClock(), Activations(), StopRequest(asyncio.Event()), asyncio.Event()
+    activations = activations or Activations()
+    clock, stop, leading = SystemClock(), StopRequest(asyncio.Event()), asyncio.Event()
     async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=clock) as session:
         channel = await session.publishing.channel(confirms=True)
         session.publisher = NotingPublisher(channel, activations)
