@@ -18,7 +18,6 @@ from rich.console import Console
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import Settings
 from osrdyne.dev_stack import running_stack, sample_settings
-from osrdyne.errors import OsrdyneError
 from osrdyne.logs import configure_logging
 
 KEY = "tpch/sf=0.001"
@@ -34,7 +33,7 @@ ROUTES = {
 }
 TURNED = {
     "routes": {
-        "data first": {"route": "FROM /messages/* WHERE level = 'urgent' INTO $upstream", "priority": 1},
+        "urgent": {"route": "FROM /messages/* WHERE level = 'urgent' INTO $upstream", "priority": 1},
         "rest": "FROM /messages/* INTO $upstream",
     }
 }
@@ -143,12 +142,19 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     try:
         asyncio.run(story())
-    except (OsrdyneError, DemoError, TimeoutError) as error:
-        console.print(f"\n[red]The demo failed:[/red] {error or type(error).__name__}")
-        return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        console.print(f"\n[red]The demo failed:[/red] {reason(error)}")
+        return 1
     return 0
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, out of the groups that the tasks of the stack put around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(error) or type(error).__name__
 
 
 if __name__ == "__main__":
