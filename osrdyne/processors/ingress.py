@@ -145,7 +145,11 @@ class IngressProcessor:
             raise
         else:
             # Tasks begin in the order in which they are made, so that messages are written in that order, too.
-            group.create_task(self._finish(delivery, request, passages), name=f"request of {request.key!r}")
+            attempts = [
+                group.create_task(self._pass_on(delivery, request, passage), name=f"request of {request.key!r}")
+                for passage in passages
+            ]
+            group.create_task(self._finish(delivery, request, passages, attempts), name=f"end of {request.key!r}")
 
     def _release(self, passages: list[Passage]) -> None:
         for passage in passages:
@@ -158,12 +162,18 @@ class IngressProcessor:
             with self._metrics.activation_seconds.time():
                 await self._board.wait_bound(passage.key)
 
-    async def _finish(self, delivery: Delivery, request: Request, passages: list[Passage]) -> None:
-        """Publish every passage and acknowledge the request when all are confirmed."""
+    async def _finish(
+        self,
+        delivery: Delivery,
+        request: Request,
+        passages: list[Passage],
+        attempts: list[asyncio.Task[Refusal | None]],
+    ) -> None:
+        """Acknowledge the request when all of its passages are confirmed, or refused."""
         started = self._clock.monotonic()
         try:
-            for passage in passages:
-                refusal = await self._pass_on(delivery, request, passage)
+            for passage, attempt in zip(passages, attempts, strict=True):
+                refusal = await attempt
                 if refusal is not None and passage.keeps_reply:
                     await self._replier.answer(request, refusal.status, refusal.detail)
                 self._count(passage, "accepted" if refusal is None else refusal.status.value)

@@ -181,6 +181,15 @@ class TestAcceptance:
             assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
             assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, "/store")
 
+    async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+        bodies = [b"%d" % number for number in range(50)]
+        async with managing(clock, broker, alerts=ALERTS, rest=REST, copy=copy) as stack:
+            for number, body in enumerate(bodies):
+                await stack.publish("a", body, headers={"level": "alert" if number % 3 else "none"})
+            await clock.settle()
+            assert waiting(stack, 4, "b") == bodies
+
     async def test_full_queue_is_answered_and_acknowledged(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async def full(command: Command) -> None:
             if command.target == "pool-work-xchg":
