@@ -131,7 +131,7 @@ class Term:
             settings,
             layout=self._layout,
             management=management,
-            manages_workers=driver.manages_workers,
+            driver=driver,
             alive=self._workers_alive,
             clock=clock,
         )

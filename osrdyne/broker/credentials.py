@@ -27,6 +27,8 @@ from osrdyne.protocol.uri import with_user
 RETRY = Backoff(initial=1.0, maximum=30.0)
 LIMITS = {"max-connections": 4, "max-channels": 64}
 """Of one worker's user: it needs one connection, and another while RabbitMQ has not noticed the loss of the first."""
+_REPLICA = r"(\.[a-z0-9.-]+)?"
+"""What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`)."""
 
 
 class SharedCredentials:
@@ -53,6 +55,7 @@ class ScopedCredentials:
 
     `uri` says where workers find the broker. `alive` tells the ids of the workers that exist. A user that was made for
     a start is kept for `start_timeout` seconds, whatever `alive` says: that start may still be under way.
+    `workers_of_start`: how many workers may share a user, where a platform makes several of one start.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ScopedCredentials:
         start_timeout: float,
         interval: float,
         clock: Clock,
+        workers_of_start: int = 1,
     ) -> None:
         self._names = names
         self._layout = layout
@@ -75,6 +79,7 @@ class ScopedCredentials:
         self._start_timeout = start_timeout
         self._interval = interval
         self._clock = clock
+        self._workers_of_start = workers_of_start
         self._prefix = user_prefix(names.pool, management.vhost)
         self._kept_until: dict[WorkerId, float] = {}
         self._wakeup = Wakeup(clock)
@@ -90,7 +95,7 @@ class ScopedCredentials:
         try:
             await self._management.put_user(user, password=password)
             for limit, value in LIMITS.items():
-                await self._management.put_user_limit(user, limit, value)
+                await self._management.put_user_limit(user, limit, value * self._workers_of_start)
             await self._management.put_topic_permissions(
                 user, self._names.control_exchange, write="^$", read=control_topics(self._names, key, worker_id)
             )
@@ -141,17 +146,20 @@ def worker_permissions(names: PoolNames, queues: Sequence[QueueName], worker_id:
     the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue."""
     control = names.control_queue(worker_id)
     return Permissions(
-        configure=exactly(control),
-        write=exactly(names.activity_exchange, control, "amq.default"),
-        read=exactly(*queues, control, names.control_exchange),
+        configure=exactly(own=control),
+        write=exactly(names.activity_exchange, "amq.default", own=control),
+        read=exactly(*queues, names.control_exchange, own=control),
     )
 
 
 def control_topics(names: PoolNames, key: Key, worker_id: WorkerId) -> str:
     """The routing keys of control messages that the worker may listen to: those to its group and to itself."""
-    return exactly(names.control_group_routing_key(key), names.control_worker_routing_key(worker_id))
+    return exactly(names.control_group_routing_key(key), own=names.control_worker_routing_key(worker_id))
 
 
-def exactly(*texts: str) -> str:
-    """A regular expression that matches these texts and nothing else. RabbitMQ's names hold no line feed."""
-    return f"^({'|'.join(re.escape(text) for text in texts)})$"
+def exactly(*texts: str, own: str) -> str:
+    """A regular expression that matches these texts, a name of the worker's own, and nothing else.
+
+    Its own name may go on with that of a replica. RabbitMQ's names hold no line feed.
+    """
+    return f"^({'|'.join([*map(re.escape, texts), re.escape(own) + _REPLICA])})$"

@@ -133,6 +133,9 @@ class Driver(ABC):
     instance_is_worker: ClassVar[bool] = True
     """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
     the pool then wants one instance, ends it by `stop` alone, and changes its settings by `update`."""
+    workers_of_start: int = 1
+    """How many workers there may be of one start, at the same time; they share its credentials. May depend on the
+    options."""
     same_host: bool = False
     """True when the workers live on the controller's own host: a standby must then be on the same host. May depend on
     the options."""

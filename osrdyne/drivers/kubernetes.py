@@ -80,6 +80,7 @@ class KubernetesDriver(Driver):
     def __init__(self, options: KubernetesOptions, context: DriverContext) -> None:
         super().__init__(options, context)
         self._options = options
+        self.workers_of_start = options.max_workers_of_group() + 1  # while the pods are rolled
         self._api = KubernetesApi(options)
         self._selector = PoolLabels.of(context).selector
         self._manifests = Manifests(options, context, spec_hash=self.spec_hash())

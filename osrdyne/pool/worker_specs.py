@@ -78,13 +78,13 @@ def choose_credentials(
     *,
     layout: QueueLayout,
     management: ManagementClient,
-    manages_workers: bool,
+    driver: Driver,
     alive: Callable[[], Set[WorkerId]],
     clock: Clock,
 ) -> SharedCredentials | ScopedCredentials:
     """With which credentials workers connect; `alive` tells the ids of the workers that exist."""
     broker, lifecycle = settings.broker, settings.lifecycle
-    if not (broker.scoped_credentials and manages_workers):
+    if not (broker.scoped_credentials and driver.manages_workers):
         return SharedCredentials(broker.effective_worker_uri())
     return ScopedCredentials(
         names=PoolNames(settings.pool.id),
@@ -95,4 +95,5 @@ def choose_credentials(
         start_timeout=lifecycle.start_timeout,
         interval=lifecycle.resync_interval,
         clock=clock,
+        workers_of_start=driver.workers_of_start,
     )

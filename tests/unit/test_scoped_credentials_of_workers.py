@@ -158,6 +158,14 @@ def test_key_matches_itself_and_no_other(key: Key) -> None:
     assert allowed == heard == [key]
 
 
+def test_replica_of_a_worker_has_its_rights_and_no_other_worker_has() -> None:
+    configure = re.compile(worker_permissions(NAMES, [], ME).configure)
+    topics = re.compile(control_topics(NAMES, KEY, ME))
+    ids = ["me", "me.pod-1", "me.", "mex", "me-pod", "other", "other.me", "me.a b"]
+    assert [one for one in ids if configure.search(NAMES.control_queue(WorkerId(one)))] == ["me", "me.pod-1"]
+    assert [one for one in ids if topics.search(NAMES.control_worker_routing_key(WorkerId(one)))] == ["me", "me.pod-1"]
+
+
 def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:
     write = re.compile(worker_permissions(NAMES, [NAMES.request_queue(KEY)], ME).write)
     names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
