@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import yaml
 from harness import harness_for
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Pod, Secret
@@ -188,12 +189,27 @@ async def test_several_pods_are_one_instance_and_tell_their_logs_by_name(harness
     await clean_up(driver)
 
 
-async def test_version_that_is_forgotten_ends_a_watch_with_410(harness, driver):
-    api = KubernetesApi(KubernetesOptions(image="i", kubeconfig=str(harness.kubeconfig), namespace=harness.namespace))
-    with pytest.raises(KubernetesError) as refused:
-        async for _ in api.watch(Pod, "a=b", "1"):
-            pass
-    await api.close()
+async def test_watch_that_the_server_calls_too_old_is_an_error_of_its_own(harness, tmp_path):
+    """Played, because a young API server remembers everything."""
+    gone = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}
+    line = json.dumps({"type": "ERROR", "object": gone}).encode()
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n" + line + b"\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        access = yaml.safe_load(harness.kubeconfig.read_text())
+        access["clusters"][0]["cluster"]["server"] = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        kubeconfig = tmp_path / "played"
+        kubeconfig.write_text(yaml.safe_dump(access))
+        api = KubernetesApi(KubernetesOptions(image="i", kubeconfig=str(kubeconfig)))
+        with pytest.raises(KubernetesError) as refused:
+            async for _ in api.watch(Pod, "a=b", "1"):
+                pass
+        await api.close()
     assert refused.value.code == 410
 
 
@@ -201,10 +217,12 @@ async def test_events_go_on_after_a_watch_was_forgotten(driver, monkeypatch):
     forgotten = asyncio.Event()
     watch = KubernetesApi.watch
 
-    def forget_once(self, kind, selector, version):
-        first = not forgotten.is_set()
-        forgotten.set()
-        return watch(self, kind, selector, "1" if first else version)
+    async def forget_once(self, kind, selector, version):
+        if not forgotten.is_set():
+            forgotten.set()
+            raise KubernetesError("too old resource version", code=410)
+        async for change in watch(self, kind, selector, version):
+            yield change
 
     monkeypatch.setattr(KubernetesApi, "watch", forget_once)
     seen = asyncio.Event()
