@@ -30,7 +30,7 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 	$(BIN)/mkdocs build --strict --quiet
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p slow_first --no-loadscope-reorder -n 3 --dist loadfile tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true

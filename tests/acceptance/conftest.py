@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 from daemon_process import DaemonProcess, MakeDaemon
 from durable_caller import DurableCaller, durable_caller
+from own_home import own_home
 
 from osrdyne.config.models import BrokerSettings
 
 # A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    """The environment of a user whose home is empty."""
+    return own_home(tmp_path)
 
 
 @pytest.fixture

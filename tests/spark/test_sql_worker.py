@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -67,8 +68,10 @@ async def channel(broker: Any) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
 
 @pytest.mark.timeout(600)
 async def test_worker_answers_queries_and_leaves_nothing_behind(
-    broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch_config: dict[str, Any]
+    broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch: Path
 ) -> None:
+    region = {"view": "region", "path": f"{tpch}/sf=0.001/region.parquet"}
+    config = {"datasets": [{"key": KEY, "tables": [region]}]}
     names = PoolNames(pool_id)
     await channel.declare_exchange(names.activity_exchange, "fanout", durable=True)
     await channel.declare_exchange(names.control_exchange, "topic", durable=True)
@@ -80,7 +83,7 @@ async def test_worker_answers_queries_and_leaves_nothing_behind(
         "-m",
         "osrdyne_worker.runtime.main",
         "osrdyne_worker.pipelines.sql:app",
-        env={**os.environ, **environment(broker.amqp_uri, pool_id, tpch_config)},
+        env={**os.environ, **environment(broker.amqp_uri, pool_id, config)},
     )
     try:
         status, body = await asker.ask("/sql", query="select count(*) as n from region")

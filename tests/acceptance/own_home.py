@@ -1,0 +1,28 @@
+"""A user with a home of their own, for commands that need no configuration; and what they left running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+from daemon_process import own_environment
+
+
+def own_home(directory: Path) -> dict[str, str]:
+    """The environment of such a user; what they start is found by its `TMPDIR`."""
+    (directory / "tmp").mkdir()
+    places = {"XDG_RUNTIME_DIR": "run", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
+    return own_environment(**{name: str(directory / place) for name, place in places.items()})
+
+
+def processes_of(home: Mapping[str, str]) -> list[psutil.Process]:
+    """Every process that was started with this environment, however it is related to us."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == home["TMPDIR"] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

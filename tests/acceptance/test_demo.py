@@ -1,0 +1,28 @@
+"""The demo, as `make demo` runs it: its story is true, and nothing of it is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from daemon_process import ROOT
+from own_home import processes_of
+
+
+@pytest.mark.timeout(600)
+def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path: Path) -> None:
+    demo = subprocess.run(
+        [sys.executable, ROOT / "tools" / "demo.py"],
+        cwd=tmp_path,
+        env=home,
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "all groups gone" in demo.stdout
+    assert demo.stderr == ""
+    assert processes_of(home) == []
