@@ -92,6 +92,6 @@ def _check_broker(context: DriverContext) -> Finding:
     """A pod's localhost is the pod itself."""
     if context.stack.startswith("localhost:"):
         remedy = "Set broker.worker_uri (or broker.uri) to a name that pods can resolve."
-        message = "The broker is called localhost, which a pod takes for itself."
+        message = "The broker is called localhost, which a pod takes for itself, unless broker.worker_uri is set."
         return Finding("broker seen from pods", ok=False, message=message, remedy=remedy, fatal=False)
     return Finding("broker seen from pods", ok=True, message=f"Workers look for the broker at {context.stack}.")

@@ -31,8 +31,8 @@ EXAMPLE = Path(__file__).parents[2] / "deploy" / "config" / "kubernetes.yaml"
 EVERYTHING = {
     "imagePullSecrets": [{"name": "registry"}],
     "rbac": {"hpa": True, "keda": True},
-    "serviceAccount": {"name": "another", "annotations": {"note": "x"}},
-    "podAnnotations": {"note": "y"},
+    "serviceAccount": {"name": "another", "annotations": {"note": "one"}},
+    "podAnnotations": {"note": "another"},
     "podLabels": {"team": "data"},
     "nodeSelector": {"disk": "fast"},
     "tolerations": [{"key": "spark", "operator": "Exists"}],
