@@ -2,8 +2,8 @@
 
 It knows the little of Go's templates that the chart keeps to, and refuses everything else, so that a template cannot
 pass here and mean something else to Helm: `define`, `include`, `if` with `else`, `with`, fields, texts, whole numbers,
-and pipelines of the functions below. Source: Go docs, text/template; Helm docs, template functions. Helm 3.16 renders the
-same objects from this chart, with these values (compared once, by hand).
+and pipelines of the functions below. Source: Go docs, text/template; Helm docs, template functions. Helm 3.16 renders
+the same objects from this chart and these values (compared once, by hand).
 """
 
 from __future__ import annotations

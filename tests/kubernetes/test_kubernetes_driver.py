@@ -164,6 +164,18 @@ async def test_password_is_in_the_secret_and_nowhere_else(driver, admin, namespa
     assert SECRET not in json.dumps([*seen, *logs], default=str)
 
 
+async def test_namespaces_side_by_side_do_not_see_each_other(driver, harness, admin):
+    mine = await driver.start(make_spec())
+    elsewhere = harness.make(namespace="default")
+    assert await elsewhere.list_instances() == []
+    theirs = await elsewhere.start(make_spec())
+    assert theirs.external_id == mine.external_id
+    assert await driver.list_instances() == [mine]
+    await elsewhere.stop(mine.instance_id, grace=0)
+    assert await driver.list_instances() == [mine]
+    await clean_up(elsewhere)
+
+
 async def test_restarted_daemon_changes_nothing(driver, harness, admin, namespace):
     started = await driver.start(make_spec())
     await is_ready(driver, started)
