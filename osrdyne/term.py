@@ -344,7 +344,7 @@ class Term:
         await channel.close()
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        managed = [start_endless(group, "priority classes", self.routing.classes.run())] if self._layout.managed else []
+        managed = [start_endless(group, "routes", self.routing.run())] if self._layout.managed else []
         return [
             *managed,
             start_endless(group, "pool state tracker", self.tracker.run()),

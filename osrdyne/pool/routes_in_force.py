@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
-from osrdyne.errors import PoolConflictError
+from osrdyne.errors import BrokerError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.manifest import Manifest
 from osrdyne.ingress.problems import Problem
@@ -23,6 +23,8 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.route_store import KeptManifest, RouteStore
 
+FOLLOW_INTERVAL = 30.0
+"""How often the routes in force are compared with those that are kept, seconds."""
 NOT_MANAGED = "Routes need a managed pool: set pool.kind to managed, and restart the daemon."
 
 
@@ -57,6 +59,7 @@ class RoutesInForce:
         self._declare = declare
         self._clock = clock
         self._changing = asyncio.Lock()
+        self._kept: KeptManifest | None = None
         self.table: RouteTable | None = None
         self._log: Logger = get_logger("routes")
 
@@ -64,13 +67,36 @@ class RoutesInForce:
         """At the beginning of a term, before any group is looked at: the manifest in force and its exchanges."""
         if not self._layout.managed:
             return
+        await self._declare(self._layout.exchanges)
         kept = await self._store.current()
         if kept is not None:
-            manifest = kept.load()
-            self.table = RouteTable(manifest)
-            self._layout.use(manifest.priorities)
-            self._log.info("routes loaded", version=kept.version, routes=len(manifest.routes))
-        await self._declare(self._layout.exchanges)
+            await self._put_in_force(kept, kept.load())
+
+    async def run(self) -> None:
+        """Tell workers their queues, and follow what is kept, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.classes.run(), name="queues for workers")
+            while True:
+                await self._clock.sleep(FOLLOW_INTERVAL)
+                try:
+                    await self.follow()
+                except BrokerError as error:
+                    self._log.warning("routes cannot be compared with those kept", error=str(error))
+
+    async def follow(self) -> None:
+        """Put in force what is kept, if that is something else: a leader may write while it loses the lead."""
+        async with self._changing:
+            kept = await self._store.current()
+            if kept is not None and kept != self._kept:
+                self._log.warning("other routes are kept than were in force", version=kept.version, author=kept.author)
+                await self._put_in_force(kept, kept.load())
+
+    async def _put_in_force(self, kept: KeptManifest, manifest: Manifest) -> None:
+        await self._declare(self._layout.exchanges_for(manifest.priorities))
+        if manifest.priorities != self._layout.used:
+            self.classes.use(manifest.priorities)
+        self._kept, self.table = kept, RouteTable(manifest)
+        self._log.info("routes in force", version=kept.version, routes=len(manifest.routes))
 
     async def change(self, manifest: Manifest, *, author: str) -> RouteChange:
         """Keep a manifest and put it in force. Raises `PoolConflictError` in a direct pool, `BrokerError`."""
@@ -78,12 +104,8 @@ class RoutesInForce:
             raise PoolConflictError(NOT_MANAGED)
         async with self._changing:
             before = self._layout.used
-            await self._declare(self._layout.exchanges_for(manifest.priorities))
             kept = await self._store.save(manifest, author=author, at=self._clock.time())
-            if manifest.priorities != before:
-                self.classes.use(manifest.priorities)
-            self.table = RouteTable(manifest)
-        self._log.info("routes changed", version=kept.version, author=author, routes=len(manifest.routes))
+            await self._put_in_force(kept, manifest)
         return RouteChange(
             kept,
             added=tuple(sorted(manifest.priorities - before)),

@@ -15,6 +15,8 @@ from osrdyne.broker.topology import Exchange
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, QueueFullError
 from osrdyne.ingress.manifest import load_manifest
+from osrdyne.pool.route_store import RouteStore
+from osrdyne.pool.routes_in_force import FOLLOW_INTERVAL
 from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
@@ -276,6 +278,25 @@ class TestChange:
             await stack.publish("a", b"2", headers={"level": "alert"})
             await clock.settle()
             assert (waiting(stack, 0), waiting(stack, None)) == ([b"1"], [b"2"])
+
+    async def test_routes_that_an_earlier_leader_wrote_late_come_into_force(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, rest=REST) as stack:
+            late = load_manifest(json.dumps({"routes": {"alerts": ALERTS}}))
+            await RouteStore(stack.management, pool=POOL).save(late, author="earlier", at=0.0)
+            await clock.advance(FOLLOW_INTERVAL + 1)
+            await stack.publish("a", b"1", headers={"level": "alert"})
+            await clock.settle()
+            assert waiting(stack, 0) == [b"1"]
+
+    async def test_routes_that_cannot_be_compared_stay_in_force(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            stack.management.available = False
+            await clock.advance(FOLLOW_INTERVAL + 1)
+            await stack.publish("a", b"1", headers={"level": "alert"})
+            await clock.settle()
+            assert waiting(stack, 0) == [b"1"]
 
     async def test_workers_are_told_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, rest=REST) as stack:
