@@ -160,9 +160,14 @@ class KubernetesDriver(Driver):
             asyncio.create_task(self._follow(Deployment, changed), name="watch of Deployments"),
             asyncio.create_task(self._follow(Pod, changed), name="watch of Pods"),
         ]
+        for watch in watches:
+            watch.add_done_callback(lambda _: changed.set())
         try:
             while True:
                 await changed.wait()
+                for watch in watches:
+                    if watch.done():
+                        watch.result()  # they never end by themselves: this raises why
                 await self.context.clock.sleep(_GATHER_DELAY)
                 changed.clear()
                 yield

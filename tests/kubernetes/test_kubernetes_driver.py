@@ -252,6 +252,17 @@ async def test_events_go_on_after_a_watch_was_forgotten(driver, monkeypatch):
         await seen.wait()
 
 
+async def test_watch_that_ends_by_a_fault_of_ours_ends_the_events(driver, monkeypatch):
+    async def fail(*_):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(KubernetesApi, "list", fail)
+    with pytest.raises(RuntimeError):
+        async for _ in driver.events():
+            pass
+    monkeypatch.undo()
+
+
 async def test_pod_that_does_not_go_is_said_so(driver, admin, namespace, monkeypatch):
     monkeypatch.setattr("osrdyne.drivers.kubernetes_ending._SLACK", 1.0)
     started = await driver.start(make_spec())
