@@ -187,6 +187,17 @@ async def test_restarted_daemon_changes_nothing(driver, harness, admin, namespac
     assert [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)] == before
 
 
+async def test_api_server_away_for_a_while_changes_no_pod(driver, harness, admin, namespace):
+    started = await driver.start(make_spec())
+    await is_ready(driver, started)
+    before = [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)]
+    async with harness.away():
+        with pytest.raises(DriverUnavailableError, match="does not answer"):
+            await driver.list_instances()
+    assert await driver.list_instances() == [started]
+    assert [item.metadata.uid for item in objects_of(admin, namespace, started, Deployment, Pod)] == before
+
+
 async def test_several_pods_are_one_instance_and_tell_their_logs_by_name(harness):
     driver = harness.make(replicas=2)
     started = await driver.start(make_spec(lines=1))
