@@ -97,7 +97,7 @@ def of_workers() -> Iterator[Step]:
         yield Step(f"next worker is {manner}", partial(be_next, manner=manner))
     yield Step("deaths go unnoticed", setting("deaths_are_noticed", False))
     yield Step("deaths are noticed", HistoryWorld.notice_deaths)
-    yield Step("reports are lost", setting("reports_arrive", False))
+    yield Step("reports are lost", HistoryWorld.lose_reports)
     yield Step("reports arrive", setting("reports_arrive", True))
 
 

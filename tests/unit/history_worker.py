@@ -27,6 +27,8 @@ SLOW_LOAD_TIME = 20.0
 LONG_WORK = 70.0
 """Longer than it takes an idle group to end."""
 BUSY_INTERVAL = 5.0
+HEARTBEAT_TIMEOUT = 15.0
+"""Shorter than `start_timeout`, as in the defaults."""
 
 
 class Manner(StrEnum):
@@ -38,6 +40,10 @@ class Manner(StrEnum):
     """Runs, and neither consumes nor says anything."""
     SILENT = "silent"
     """Consumes, and says nothing: it knows part of the protocol only."""
+    FROZEN = "frozen"
+    """Stands still with its first request: it says nothing any more, and hears nothing."""
+    IDLE = "idle"
+    """Says that it is ready, and takes nothing."""
     STUBBORN = "stubborn"
     """Ends only when it is killed."""
 
@@ -85,6 +91,7 @@ class SimulatedWorker:
         self._cancelled = asyncio.Event()
         self._control_queue = names.control_queue(fake.spec.worker_id)
         self._draining = False
+        self._stands_still = False
 
     async def live(self) -> None:
         """Until it ends; its last channel stays open then."""
@@ -96,7 +103,8 @@ class SimulatedWorker:
             serving.cancel()
             self._broker.delete_queue(self._control_queue)
         end = self.fake.instance.exit
-        if self._working_on is not None and (end is None or end.code != 1):  # it did not end by itself
+        ended_itself = end is not None and end.code == 1
+        if self._working_on is not None and not ended_itself and not self._stands_still:
             self.interrupted = self._working_on.body
 
     def _go(self) -> None:
@@ -109,7 +117,9 @@ class SimulatedWorker:
     async def _serve(self) -> None:
         self._report(Event.STARTED)
         await self._clock.sleep(SLOW_LOAD_TIME if self.manner is Manner.SLOW else LOAD_TIME)
-        if self.manner is Manner.DEAF:
+        if self.manner is Manner.IDLE:
+            self._report(Event.READY)
+        if self.manner in {Manner.DEAF, Manner.IDLE}:
             return
         for attempt in itertools.count():
             if attempt:
@@ -120,6 +130,8 @@ class SimulatedWorker:
                 self._report(Event.READY)
                 async for delivery in consumer:
                     await self._work(delivery)
+                    if self.fake.gone.is_set():
+                        return
             except BrokerError:
                 self._working_on = None  # the channel is gone, or the queue: what it held is the broker's again
 
@@ -130,6 +142,8 @@ class SimulatedWorker:
         kind = kind_of(delivery.body)
         if kind is Kind.DEADLY:
             return self.crash()
+        if self.manner is Manner.FROZEN:
+            return await self._stand_still()
         if kind is Kind.LONG:
             await self._work_long()
         answer = Response(Status.CANCELLED if self._cancelled.is_set() else Status.OK)
@@ -140,6 +154,13 @@ class SimulatedWorker:
         self._report(Event.REQUEST_COMPLETED)
         if self._draining:
             self._go()
+
+    async def _stand_still(self) -> None:
+        """Until somebody ends it; the broker gives its connection up before, because there are no heartbeats."""
+        self._stands_still = True
+        await self._clock.sleep(HEARTBEAT_TIMEOUT)
+        self.channel.end(None)
+        await self.fake.gone.wait()
 
     async def _work_long(self) -> None:
         until = self._clock.monotonic() + LONG_WORK
@@ -155,7 +176,8 @@ class SimulatedWorker:
         queue = self._broker.queues.get(self._names.activity_queue)
         if queue is None or self.manner is Manner.SILENT or not self.reports_arrive():
             return
-        report = ActivityReport(self.key, event, self.fake.spec.worker_id)
+        details = {"in_flight": int(self._working_on is not None)}
+        report = ActivityReport(self.key, event, self.fake.spec.worker_id, details)
         message = Message(body=report.wire_body(), headers=report.wire_headers())
         queue.put(message, exchange=self._names.activity_exchange, routing_key=self.key)
 
@@ -171,7 +193,7 @@ class SimulatedWorker:
 
     def _obey(self, stored: Stored) -> None:
         message = control_from_wire(stored.message.body)
-        if message is None:
+        if message is None or self._stands_still:
             return
         if message.command is Command.RESUME:
             self._report(self._state)

@@ -78,6 +78,7 @@ class HistoryWorld:
         self.manners: deque[Manner] = deque()
         """Of the workers to be started next."""
         self.reports_arrive = True
+        self.reports_were_lost = False
         self.api_answers = True
         self.deaths_are_noticed = True
         self.refusals: deque[tuple[bool, BrokerError]] = deque()
@@ -173,6 +174,10 @@ class HistoryWorld:
     def crash(self, key: Key) -> None:
         for worker in self.alive(key):
             worker.crash()
+
+    def lose_reports(self) -> None:
+        """Who is not heard of for long counts as hanging, and is replaced."""
+        self.reports_arrive, self.reports_were_lost = False, True
 
     def notice_deaths(self) -> None:
         """The broker gives up the connections of dead workers."""
@@ -274,7 +279,8 @@ class HistoryWorld:
         }
         found: dict[Fault | str, object] = {
             Fault.LOST: lost,
-            Fault.BUSY_STOPPED: [worker.interrupted for worker in self.workers if worker.interrupted is not None],
+            Fault.BUSY_STOPPED: not self.reports_were_lost
+            and [worker.interrupted for worker in self.workers if worker.interrupted is not None],
             "two workers": [place for place in alive if alive.count(place) > 1],
             "two leaders": self._leading()[1:],
             "wrong status": wrong,

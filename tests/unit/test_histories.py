@@ -19,7 +19,8 @@ from history_steps import BY_NAME, STEPS, Step
 from history_world import HistoryWorld
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from test_unsafe_variants import VARIANTS, Patch
+from lifecycle_world import Fault
+from test_unsafe_variants import VARIANTS, Patch, left_out
 
 COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
 HISTORIES = st.lists(st.sampled_from(STEPS), min_size=5, max_size=20)
@@ -122,6 +123,14 @@ def test_found_history_goes_wrong_with_a_broken_decision(runner: asyncio.Runner,
 def test_found_history_goes_well_with_the_real_decision(runner: asyncio.Runner, found: Found) -> None:
     patches = BY_VARIANT[found.variant].given if found.also else ()
     assert runner.run(live_through(found.steps(), narrow=False, patches=patches)) == {}
+
+
+@pytest.mark.parametrize("manner", ["frozen", "idle"])
+def test_worker_that_hangs_leaves_its_request_open_without_the_watch(runner: asyncio.Runner, manner: str) -> None:
+    history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
+    patches = [left_out("osrdyne.pool.worker_watch.WorkerWatch.look")]
+    assert Fault.NO_OUTCOME in runner.run(live_through(history, narrow=True, patches=patches))
+    assert runner.run(live_through(history, narrow=True)) == {}
 
 
 @pytest.mark.parametrize("name", ["delbound", "edge", "fwd"])
