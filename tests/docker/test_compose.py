@@ -85,10 +85,11 @@ def stack() -> Iterator[ComposeStack]:
         stack.close()
 
 
-def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack) -> None:
+def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack, tmp_path: Path) -> None:
     assert "tpch/sf=0.01" not in stack.workers()
     broker = ("--broker", f"amqp://localhost:{stack.amqp_port}/")
-    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT)
+    nobody = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # who has no other osrdyne that would be asked
+    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT, env=nobody)
     assert json.loads(answer)["rows"] == [[ROWS["0.01"]]]
     assert "tpch/sf=0.01" in stack.workers()
 
