@@ -95,6 +95,8 @@ class SystemdDriver(Driver):
             started_at=self.context.clock.time(),
         )
         units = await self._units()
+        if instance in self._starting:
+            raise SlotTakenError("A worker of this slot is just being started.", key=spec.key, slot=spec.slot)
         self._starting.add(instance)
         try:
             await self._take_slot(instance, record, spec, units)
@@ -189,6 +191,8 @@ class SystemdDriver(Driver):
 
     async def _instance(self, instance: str, record: Record, state: ActiveState, units: SystemdUnits) -> Instance:
         listed = self._running(instance, record)
+        if state is ActiveState.UP and not record.started and instance not in self._starting:
+            await self._in_thread(lambda: self._files.mark_started(instance, record))  # a start that landed late
         if state is ActiveState.UP or instance in self._starting:
             return listed
         if state is ActiveState.STOPPING:

@@ -58,7 +58,7 @@ def run_inside(machine: SystemdContainer, file: str, *options: str, user: str, m
     machine.run("bash", "-c", f"rm -rf /run/osrdyne && install -d -m 700 -o {owner} /run/osrdyne")
     done = machine.attempt(
         "env", "-C", SOURCE, *environment, "/opt/osrdyne/bin/pytest", "-p", "no:cacheprovider", "-q", "--tb=short",
-        "-o", "addopts=", f"tests/docker/systemd/{file}", *options, user=user, timeout=270.0,
+        "-o", "addopts=", f"tests/docker/systemd/{file}", *options, user=user, timeout=900.0,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     summary = re.search(r"^(\d+) passed(, \d+ deselected)? in ", done.stdout, re.MULTILINE)
@@ -175,6 +175,7 @@ def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
     pool.machine.run("systemctl", "restart", "osrdyne.service")
     assert pool.ask() == [[5050]]
     assert pool.workers() == {unit: pid}
+    until(pool.is_led, "the next daemon leads")
 
     assert pool.osrdyne("groups", "logs", KEY).strip()
 

@@ -123,6 +123,20 @@ async def never_returns(*_):
     await asyncio.Event().wait()
 
 
+async def test_start_that_a_dead_controller_left_half_done_may_land_late(driver, make_driver, monkeypatch):
+    dead = make_driver()
+    monkeypatch.setattr(dead, "_start_unit", never_returns)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(dead.start(make_spec()), 0.5)
+    await dead.close()
+    [left] = await driver.list_instances()
+    systemctl("start", left.external_id)
+    assert [item.state for item in await driver.list_instances()] == [InstanceState.RUNNING]
+    await is_ready(driver, left)
+    systemctl("stop", left.external_id)
+    assert (await find(driver, left.instance_id)).exit.code == 0
+
+
 async def test_start_that_lands_after_its_file_was_removed_starts_nothing(driver):
     unit = driver._names.unit(driver._names.instance(make_spec().key, 0))
     late = subprocess.run(["systemctl", "start", unit], check=False, capture_output=True)
