@@ -147,8 +147,11 @@ class StartFailureResponder:
 
 
 def describe_failure(failure: StartFailure) -> str:
-    """The reason and the worker's last line, unless that only repeats what the worker gave as the reason."""
+    """The reason and the worker's last line, unless that only repeats what the worker gave as the reason.
+
+    That no worker could be started is what the status says already.
+    """
     reason = failure.reason.rstrip(".")
     last = failure.log_lines[-1] if failure.log_lines else ""
     words = "" if not last or reason.rpartition(": ")[2] in last else f" Last words: {last}"
-    return f"No worker could be started for this key: {reason}.{words}"
+    return f"{reason[:1].upper()}{reason[1:]}.{words}"

@@ -6,6 +6,7 @@ from osrdyne.pool.facts import StartFailure
 from osrdyne.processors.start_failures import describe_failure
 
 EXIT = "the worker ended with exit code 3"
+SAID = "The worker ended with exit code 3"
 
 
 def describe(reason: str, *log_lines: str) -> str:
@@ -14,13 +15,13 @@ def describe(reason: str, *log_lines: str) -> str:
 
 def test_worker_that_gave_no_reason_is_quoted() -> None:
     told = describe(EXIT, "first", "cannot open the data")
-    assert told == f"No worker could be started for this key: {EXIT}. Last words: cannot open the data"
+    assert told == f"{SAID}. Last words: cannot open the data"
 
 
 def test_reason_of_the_worker_is_not_repeated_from_its_log() -> None:
     told = describe(f"{EXIT}: there is no java.", '{"reason": "there is no java.", "level": "error"}')
-    assert told == f"No worker could be started for this key: {EXIT}: there is no java."
+    assert told == f"{SAID}: there is no java."
 
 
 def test_worker_that_wrote_nothing_leaves_the_reason() -> None:
-    assert describe(EXIT) == f"No worker could be started for this key: {EXIT}."
+    assert describe(EXIT) == f"{SAID}."

@@ -64,7 +64,7 @@ def test_body_becomes_the_request_type(request_type: Any, body: bytes, value: An
         (Query, b"{", "invalid_json", "The body is not JSON"),
         (Query, b"\xff", "invalid_json", "The body is not JSON"),
         (Query, b"[" * 100_000, "invalid_json", "The body is not JSON"),
-        (Query, b"", "invalid_request", "Field query is wrong: Field required"),
+        (Query, b"", "invalid_request", "Field query is missing."),
         (Query, b'{"query": "q", "limit": 0}', "invalid_request", "Field limit is wrong"),
         (Query, b"[]", "invalid_request", "The body is wrong"),
         (Point, b'{"x": "a", "y": "b"}', "invalid_request", "(1 more)"),

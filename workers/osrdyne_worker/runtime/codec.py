@@ -72,9 +72,8 @@ def _refusal(error: ValidationError) -> RequestError:
     first = fields[0]
     more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
     where = f"Field {first['field']}" if first["field"] else "The body"
-    return RequestError(
-        f"{where} is wrong: {first['message']}{more}.", error_code="invalid_request", details={"fields": fields}
-    )
+    fault = "is missing" if wrong[0]["type"] == "missing" else f"is wrong: {first['message']}"
+    return RequestError(f"{where} {fault}{more}.", error_code="invalid_request", details={"fields": fields})
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
