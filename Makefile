@@ -41,7 +41,7 @@ test-docker: setup ## RabbitMQ 4 in a container: the tests that are about Rabbit
 
 test-kubernetes: setup ## The Kubernetes driver and the Helm chart against the API server that KUBECONFIG names
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests/kubernetes $(ARGS)
 
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model
