@@ -20,8 +20,7 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.facts import QueueFacts, WorkerFacts
 from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.pool.pins import PinStore
-from osrdyne.pool.route_store import KeptManifest
-from osrdyne.pool.routes_in_force import RouteChange
+from osrdyne.pool.route_store import KeptManifest, RouteChange
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.view import (
     ComponentView,

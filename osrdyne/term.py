@@ -207,7 +207,7 @@ class Term:
             classes=PriorityClasses(
                 layout=self._layout,
                 board=self.queue_board,
-                workers=self.worker_board,
+                registry=self.registry,
                 queues=self.queues_loop,
                 control=self._control,
                 clock=self._clock,

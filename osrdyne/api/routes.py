@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import sample_arrival
-from osrdyne.pool.route_store import KeptManifest
+from osrdyne.pool.route_store import KeptManifest, RouteChange
 from osrdyne.pool.route_view import RouteInspector
-from osrdyne.pool.routes_in_force import RouteChange
 
 _Author = Annotated[str, Query(min_length=1, max_length=200, description="Who makes the change; kept with it.")]
 

@@ -6,15 +6,18 @@ by the managed pool when its routes change.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.facts import Binding, QueueBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.worker_control import WorkerControl
+from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.names import Key
 
 ANNOUNCE_INTERVAL = 10.0
 """How often workers are told their queues again, seconds: a control message may get lost."""
@@ -28,14 +31,14 @@ class PriorityClasses:
         *,
         layout: QueueLayout,
         board: QueueBoard,
-        workers: WorkerBoard,
+        registry: WorkerRegistry,
         queues: RequestQueuesLoop,
         control: WorkerControl,
         clock: Clock,
     ) -> None:
         self._layout = layout
         self._board = board
-        self._workers = workers
+        self._registry = registry
         self._queues = queues
         self._control = control
         self._changed = Wakeup(clock)
@@ -57,8 +60,19 @@ class PriorityClasses:
             self.use(self._layout.used | {priority})
 
     async def run(self) -> None:
-        """Tell the workers of every group its queues, again and again, for ever."""
+        """Tell workers the queues of their group: when they report a new state, and again and again, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tell_who_changes(), name="queues for workers that report")
+            while True:
+                for key in {worker.key for worker in self._registry.all()}:
+                    await self._tell(key)
+                await self._changed.wait(ANNOUNCE_INTERVAL)
+
+    async def _tell_who_changes(self) -> None:
+        changes = self._registry.feed.subscribe()
         while True:
-            for key in list(self._workers.keys()):
-                await self._control.tell_queues(key, [queue.name for queue in self._layout.queues(key)])
-            await self._changed.wait(ANNOUNCE_INTERVAL)
+            for key in await changes.wait():
+                await self._tell(key)
+
+    async def _tell(self, key: Key) -> None:
+        await self._control.tell_queues(key, [queue.name for queue in self._layout.queues(key)])

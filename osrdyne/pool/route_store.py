@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.pins import Parameters
 
@@ -30,6 +30,16 @@ class KeptManifest:
     def load(self) -> Manifest:
         """Raises `InvalidDocumentError` when somebody else has written nonsense."""
         return load_manifest(self.manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChange:
+    """What a change of the manifest did."""
+
+    kept: KeptManifest
+    added: tuple[int, ...]
+    removed: tuple[int, ...]
+    warnings: tuple[Problem, ...] = ()
 
 
 class RouteStore:

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import Arrival
-from osrdyne.pool.route_store import KeptManifest
-from osrdyne.pool.routes_in_force import RouteChange
+from osrdyne.pool.route_store import KeptManifest, RouteChange
 
 
 class RouteInspector(Protocol):

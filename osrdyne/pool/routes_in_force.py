@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
@@ -16,26 +15,15 @@ from osrdyne.broker.topology import Topology
 from osrdyne.errors import BrokerError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.manifest import Manifest
-from osrdyne.ingress.problems import Problem
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.table import RouteTable
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.classes import PriorityClasses
-from osrdyne.pool.route_store import KeptManifest, RouteStore
+from osrdyne.pool.route_store import KeptManifest, RouteChange, RouteStore
 
 FOLLOW_INTERVAL = 30.0
 """How often the routes in force are compared with those that are kept, seconds."""
 NOT_MANAGED = "Routes need a managed pool: set pool.kind to managed, and restart the daemon."
-
-
-@dataclass(frozen=True, slots=True)
-class RouteChange:
-    """What a change of the manifest did."""
-
-    kept: KeptManifest
-    added: tuple[int, ...]
-    removed: tuple[int, ...]
-    warnings: tuple[Problem, ...] = ()
 
 
 class RoutesInForce:

@@ -12,8 +12,7 @@ from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.table import RouteTable
-from osrdyne.pool.route_store import KeptManifest
-from osrdyne.pool.routes_in_force import RouteChange
+from osrdyne.pool.route_store import KeptManifest, RouteChange
 from osrdyne.pool.view import (
     ComponentView,
     GroupState,

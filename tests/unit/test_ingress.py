@@ -304,10 +304,24 @@ class TestChange:
             await clock.settle()
             broker.declare_queue("control", {})
             broker.bind("control", stack.names.control_exchange, "group.a")
+            await stack.report("a", Event.READY)
             await change(stack, alerts=ALERTS, rest=REST)
             await clock.advance(1.0)
-            told = [json.loads(body) for body in broker.bodies("control")]
-            assert told[-1]["queues"] == ["pool-req-a_Pri0", "pool-req-a"]
+            told = [json.loads(body)["queues"] for body in broker.bodies("control")]
+            assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+    async def test_worker_that_somebody_started_by_hand_is_told_its_queues(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            broker.declare_queue("control", {})
+            broker.bind("control", stack.names.control_exchange, "group.b")
+            await stack.publish("b", b"1", headers={"level": "alert"})
+            await clock.settle()
+            await stack.report("b", Event.STARTED, "by-hand")
+            await clock.settle()
+            told = [json.loads(body)["queues"] for body in broker.bodies("control")]
+            assert told[-1] == ["pool-req-b_Pri0", "pool-req-b"]
 
     async def test_exchange_of_a_class_exists_before_its_first_request(
         self, clock: VirtualClock, broker: FakeBroker
