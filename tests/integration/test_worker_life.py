@@ -71,6 +71,7 @@ async def test_failing_start_says_why_in_its_last_line(pool: Stage) -> None:
     worker = await pool.start(config={"load_error": "no such table"}, ready=False)
     assert await worker.wait() == 1
     assert "RuntimeError: no such table (echo.py, line " in worker.lines[-1]
+    assert not any("no connection" in line for line in worker.lines)
     assert not any("Traceback" in line for line in worker.lines)
     report = next(report for report in pool.reports if report.event is Event.FAILED)
     assert str(report.details["reason"]).startswith("RuntimeError: no such table")

@@ -81,6 +81,7 @@ class Worker:
         self._loading_done = False
         self._link: Link | None = None
         self._ending: Ending | None = None
+        self._leaving = False
         self._end_asked = asyncio.Event()
 
     async def run(self, leave: Callable[[Ending], None]) -> None:
@@ -160,7 +161,8 @@ class Worker:
                 self.end(WrongConfiguration(f"WORKER_AMQP_URI: {error.message}"))
             except BrokerError as error:
                 failures = 1 if self._clock.monotonic() - since > STABLE_AFTER else failures + 1
-                log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
+                if not self._leaving:
+                    log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
                 refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
                 if refused_since is not None:
                     self._judge_refusal(error.message, self._clock.monotonic() - refused_since)
@@ -280,6 +282,7 @@ class Worker:
             await _at_most(0.5 * reserve, self._loader.stop(started=self._ready))
         self._reporter.flush()
         await _at_most(0.1 * reserve, self._reporter.flushed())
+        self._leaving = True
         if self._link is not None:
             await self._link.close()
 
