@@ -19,6 +19,7 @@ from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.quarantine import Quarantine
+from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import TokenChannel
 from osrdyne.broker.topology import request_queue_arguments
@@ -61,6 +62,7 @@ class RequestQueueCommands:
         self._publisher = publisher
         self._management = management
         self._quarantine = quarantine
+        self._register = QueueRegister(names, scratch)
         self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
@@ -70,16 +72,21 @@ class RequestQueueCommands:
 
         An existing queue is compared and never declared again: other arguments would cost the leader its token.
         """
+        new = False
         for queue in self._layout.queues(key):
-            await self._declare(key, queue.name)
+            new |= await self._declare(key, queue.name)
             self._layout.note(key, queue.priority)
+        if new:
+            await self._register.write()
 
-    async def _declare(self, key: Key, queue: QueueName) -> None:
+    async def _declare(self, key: Key, queue: QueueName) -> bool:
+        """Whether the queue is new."""
         arguments = request_queue_arguments(key)
         if await self._exists(queue):
             await self._compare(queue, arguments)
-        else:
-            await self._command(key, partial(_declare, queue=queue, arguments=arguments))
+            return False
+        await self._command(key, partial(_declare, queue=queue, arguments=arguments))
+        return True
 
     async def _command(self, key: Key, command: Callable[[Channel], Awaitable[None]]) -> None:
         """Send over the token channel what may be refused; a key that cost the token twice is left alone."""

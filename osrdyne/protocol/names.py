@@ -151,6 +151,11 @@ class PoolNames:
     def leader_queue(self) -> QueueName:
         return QueueName(f"{self.pool}-leader")
 
+    @property
+    def register_queue(self) -> QueueName:
+        """Comes and goes, so that RabbitMQ writes down the queues declared before (`broker.queue_register`)."""
+        return QueueName(f"{self.pool}-register")
+
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
         return f"{self.pool}-work-xchg" if priority is None else f"{self.pool}-work-xchg_Pri{priority}"
