@@ -16,6 +16,8 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import PoolNames
 
+LOADING = 12
+"""Seconds in which a worker loads, so that everything waits when it begins to serve."""
 SEED = {
     "secCamAlerts": {
         "route": "FROM /messages/modules/SecCamMod/outputs/P0_Alerts INTO $upstream",
@@ -107,14 +109,14 @@ def numbered(prefix: str, count: int) -> list[str]:
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon, worker={"config": {"load_seconds": 6}})
+    daemon = managed(make_daemon, worker={"config": {"load_seconds": LOADING}})
     await daemon.start()
     apply(daemon, tmp_path, SEED)
     data, other, late, alerts = (
-        numbered("data", 200),
-        numbered("other", 200),
+        numbered("data", 100),
+        numbered("other", 100),
         numbered("late", 20),
-        numbered("alert", 200),
+        numbered("alert", 100),
     )
     await answers.send("anything", other)
     await answers.send("P1_Data", data)
@@ -130,18 +132,18 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
 async def test_changed_routes_leave_pending_requests_as_they_are(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon, worker={"config": {"load_seconds": 6}})
+    daemon = managed(make_daemon, worker={"config": {"load_seconds": LOADING}})
     await daemon.start()
     apply(daemon, tmp_path, SEED)
-    before, after = numbered("before", 100), numbered("after", 100)
+    before, after = numbered("before", 50), numbered("after", 50)
     await answers.send("P0_Alerts", before)
     await until(lambda: daemon.events("request queue changed", step="bind"), "the group is bound")
     await asyncio.sleep(1)
     turned = {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]}  # type: ignore[dict-item]
     assert "no longer used: 0, 1" in apply(daemon, tmp_path, turned)
-    await answers.send("anything", numbered("rest", 100))
+    await answers.send("anything", numbered("rest", 50))
     await answers.send("P0_Alerts", after)
-    everything = [*before, *after, *numbered("rest", 100)]
+    everything = [*before, *after, *numbered("rest", 50)]
     await answers.until_served(everything)
     assert answers.order(everything) == everything
 
@@ -182,12 +184,3 @@ def shown(daemon: DaemonProcess, directory: Path) -> Path:
     file = directory / "shown.json"
     file.write_text(daemon.osrdyne("routes", "show", "--output", "json").stdout)
     return file
-
-
-async def test_direct_pool_refuses_routes_and_says_what_to_do(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon = make_daemon()
-    await daemon.start()
-    manifest = tmp_path / "manifest.json"
-    manifest.write_text(json.dumps({"routes": SEED}))
-    refused = daemon.osrdyne("routes", "apply", str(manifest))
-    assert (refused.returncode, "set pool.kind to managed" in refused.stderr) == (1, True)
