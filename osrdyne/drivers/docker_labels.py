@@ -79,7 +79,10 @@ def read_instance(
 
 
 def read_exit(state: Mapping[str, Any]) -> Exit:
-    """How a container ended, from its `State`. The engine adds 128 to the number of a signal, as a shell does."""
+    """How a container ended, from its `State`. The engine adds 128 to the number of a signal, as a shell does.
+
+    It does not always notice that memory ran out: the kernel's notice and the end of the container race.
+    """
     code = int(state.get("ExitCode", 0))
     signal = _SIGNALS.get(code)
     if state.get("OOMKilled"):
@@ -87,5 +90,5 @@ def read_exit(state: Mapping[str, Any]) -> Exit:
     if state.get("Error"):
         return Exit(code=code, signal=signal, reason=str(state["Error"]))
     if signal == "SIGKILL":
-        return Exit(code=code, signal=signal, reason="killed from outside, or the host ran out of memory")
+        return Exit(code=code, signal=signal, reason="killed from outside, or out of memory")
     return Exit(code=code, signal=signal)

@@ -154,7 +154,7 @@ def test_container_with_our_marks_and_nothing_else_is_no_worker():
         pytest.param({"ExitCode": 143}, Exit(code=143, signal="SIGTERM"), id="signal"),
         pytest.param(
             {"ExitCode": 137},
-            Exit(137, "SIGKILL", "killed from outside, or the host ran out of memory"),
+            Exit(137, "SIGKILL", "killed from outside, or out of memory"),
             id="killed",
         ),
         pytest.param(
