@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery, Message
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Response
@@ -167,6 +167,8 @@ class SimulatedWorker:
         while self._clock.monotonic() < until and not self._cancelled.is_set():
             self._report(Event.BUSY)
             await self._clock.sleep(BUSY_INTERVAL)
+            if self.channel.is_closed:
+                raise BrokerUnavailableError("The broker has taken the request back.")
 
     # --- what it says and hears
 
