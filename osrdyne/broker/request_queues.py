@@ -63,6 +63,7 @@ class RequestQueueCommands:
         self._management = management
         self._quarantine = quarantine
         self._register = QueueRegister(names, scratch)
+        self._unwritten: set[Key] = set()
         self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
@@ -72,21 +73,24 @@ class RequestQueueCommands:
 
         An existing queue is compared and never declared again: other arguments would cost the leader its token.
         """
-        new = False
         for queue in self._layout.queues(key):
-            new |= await self._declare(key, queue.name)
-            self._layout.note(key, queue.priority)
-        if new:
-            await self._register.write()
+            await self._declare(key, queue)
+        await self._write_down(key)
 
-    async def _declare(self, key: Key, queue: QueueName) -> bool:
-        """Whether the queue is new."""
+    async def _declare(self, key: Key, queue: GroupQueue) -> None:
         arguments = request_queue_arguments(key)
-        if await self._exists(queue):
-            await self._compare(queue, arguments)
-            return False
-        await self._command(key, partial(_declare, queue=queue, arguments=arguments))
-        return True
+        if await self._exists(queue.name):
+            await self._compare(queue.name, arguments)
+        else:
+            await self._command(key, partial(_declare, queue=queue.name, arguments=arguments))
+            self._unwritten.add(key)  # also where another queue of the group fails, and this one exists at the next try
+        self._layout.note(key, queue.priority)
+
+    async def _write_down(self, key: Key) -> None:
+        """Before a new queue is bound (decision 0020)."""
+        if key in self._unwritten:
+            await self._register.write()
+            self._unwritten.discard(key)
 
     async def _command(self, key: Key, command: Callable[[Channel], Awaitable[None]]) -> None:
         """Send over the token channel what may be refused; a key that cost the token twice is left alone."""
@@ -137,10 +141,12 @@ class RequestQueueCommands:
             await self._leave_requests_exchange(key)
         bound: set[GroupQueue] = set()
         while missing := set(self._layout.queues(key)) - bound:  # more may come into use meanwhile
-            for queue in sorted(missing, key=lambda queue: queue.name):
+            queues = sorted(missing, key=lambda queue: queue.name)
+            for queue in queues:
                 if self._layout.is_new(key, queue.priority):
-                    await self._declare(key, queue.name)
-                    self._layout.note(key, queue.priority)
+                    await self._declare(key, queue)
+            await self._write_down(key)
+            for queue in queues:
                 await self._command(key, partial(_bind, queue=queue, key=key))
             bound |= missing
 
@@ -168,6 +174,7 @@ class RequestQueueCommands:
             if outcome is not DeleteOutcome.DELETED:
                 return outcome
             self._layout.forget(key, queue.priority)
+        self._unwritten.discard(key)
         return DeleteOutcome.DELETED
 
     async def _delete(self, key: Key, queue: GroupQueue) -> DeleteOutcome:

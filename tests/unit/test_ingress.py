@@ -268,6 +268,22 @@ class TestChange:
             await clock.settle()
             assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
 
+    async def test_queue_of_a_new_class_is_written_down_before_it_is_bound(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """Decision 0020, for a group that has its other queues already."""
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            broker.commands.clear()
+            await change(stack, alerts=ALERTS, rest=REST)
+            await clock.settle()
+            commands = [(command.name, command.target) for command in broker.commands]
+            new = ("declare", stack.names.request_queue(A, 0))
+            written = ("declare", stack.names.register_queue)
+            bound = ("bind", stack.names.request_queue(A, 0))
+            assert commands.index(new) < commands.index(written) < commands.index(bound)
+
     async def test_pending_requests_keep_their_class_when_the_routes_change(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:

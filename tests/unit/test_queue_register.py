@@ -7,10 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from osrdyne.broker.queue_register import QueueRegister
-from osrdyne.protocol.names import PoolNames
+from osrdyne.errors import BrokerConflictError
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import leading
 
 ONCE = ["delete p-register", "declare p-register", "delete p-register"]
+OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register"), ("bind", "pool-req-a")]
 
 
 class Scratch:
@@ -48,3 +55,22 @@ async def test_queues_declared_while_it_runs_share_the_next_turn() -> None:
     register = register_over(scratch)
     await asyncio.gather(*(register.write() for _ in range(10)))
     assert scratch.asked == [*ONCE, *ONCE]
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) -> None:
+    """At the second try it is not new any more."""
+    clock = VirtualClock()
+    broker = FakeBroker(clock)
+    left = [BrokerConflictError("RESOURCE_LOCKED")] * failures
+
+    async def refuse(command: Command) -> None:
+        if command == ("declare", "pool-register", False) and left:
+            raise left.pop()
+
+    broker.hook = refuse
+    async with leading(clock, broker=broker) as stack:
+        stack.term.tracker.require_worker_group(Key("a"))
+        await clock.advance(10.0)
+    done = [target for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
+    assert done == ["pool-req-a", "pool-register", "pool-req-a"]
