@@ -26,7 +26,8 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	bash -n tools/setup .ci/run
+	bash -n tools/setup
+	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
