@@ -83,7 +83,7 @@ class EnvironmentFiles:
     def create(self, instance: str, record: Record, variables: str) -> bool:
         """Take the slot, whole or not at all. False: it is taken."""
         self.prepare()
-        with self._translated(), self._written(record, variables) as temporary:
+        with self._translated(), self._written(record, variables.encode()) as temporary:
             try:
                 self._file(instance).hardlink_to(temporary)
             except FileExistsError:
@@ -94,7 +94,7 @@ class EnvironmentFiles:
         """Write down that systemd has started it, unless the slot is somebody else's by now."""
         with self._translated():
             if self.read(instance) == record:
-                variables = self._file(instance).read_text(encoding="utf-8").partition("\n")[2]
+                variables = self._file(instance).read_bytes().partition(b"\n")[2]
                 with self._written(replace(record, started=True), variables) as temporary:
                     temporary.replace(self._file(instance))
 
@@ -109,12 +109,12 @@ class EnvironmentFiles:
         return self.path / f"{instance}{_SUFFIX}"
 
     @contextmanager
-    def _written(self, record: Record, variables: str) -> Iterator[Path]:
+    def _written(self, record: Record, variables: bytes) -> Iterator[Path]:
         """A temporary file (mode 0600) with the text."""
         fd, name = tempfile.mkstemp(prefix=".new-", dir=self.path)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(f"# {json.dumps(asdict(record))}\n{variables}".encode())
+                file.write(b"# %s\n%s" % (json.dumps(asdict(record)).encode(), variables))
             yield Path(name)
         finally:
             with suppress(FileNotFoundError):

@@ -44,11 +44,11 @@ def test_second_creation_is_refused_and_changes_nothing(files):
 
 
 def test_started_worker_is_marked_and_keeps_its_variables(files):
-    files.create("blue-0-a", RECORD, 'A="1"\n')
+    files.create("blue-0-a", RECORD, 'A="1\r2\r\n漢"\n')
     files.mark_started("blue-0-a", RECORD)
     record = files.read("blue-0-a")
     assert record is not None and record.started
-    assert (files.path / "blue-0-a.env").read_text().endswith('\nA="1"\n')
+    assert (files.path / "blue-0-a.env").read_bytes().endswith('\nA="1\r2\r\n漢"\n'.encode())
 
 
 def test_slot_of_another_worker_is_not_freed(files):
