@@ -7,6 +7,7 @@ engine answers, also a refusal (`APIError`), is for the caller to read. Knows no
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -125,7 +126,8 @@ def connection(options: DockerOptions) -> dict[str, Any]:
 
 
 def engine_address(options: DockerOptions) -> str:
-    return options.host or str(kwargs_from_env().get("base_url", LOCAL_SOCKET))
+    """Looks at no certificates, which may be missing: a driver is made without I/O."""
+    return options.host or os.environ.get("DOCKER_HOST") or LOCAL_SOCKET
 
 
 def is_local(options: DockerOptions) -> bool:

@@ -97,6 +97,16 @@ async def test_local_engine_binds_the_pool_to_its_host():
     await elsewhere.close()
 
 
+async def test_driver_is_made_without_the_certificates_that_the_environment_names(monkeypatch, tmp_path):
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setenv("DOCKER_CERT_PATH", str(tmp_path))
+    driver = DockerDriver(OPTIONS, CONTEXT)
+    [finding] = await driver.check()
+    assert not finding.ok
+    assert "The Docker engine at tcp://127.0.0.1:1 does not answer" in finding.message
+    await driver.close()
+
+
 async def hash_of(context=CONTEXT, **changes):
     driver = DockerDriver(OPTIONS.model_copy(update=changes), context)
     await driver.close()
