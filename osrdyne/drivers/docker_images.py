@@ -13,7 +13,7 @@ from docker.errors import APIError
 
 from osrdyne.drivers.docker_engine import Engine
 from osrdyne.drivers.docker_launch import explain
-from osrdyne.errors import StartFailedError
+from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import Logger, get_logger, mask_uri
 
 
@@ -25,12 +25,13 @@ class Images:
         self._image = image
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="docker-pull")
         self._pulls = 0
-        self._problem: str | None = None
+        self._failure: DriverError | None = None
         self._closed = False
         self._log: Logger = get_logger("docker_images")
 
     async def pull(self) -> None:
-        """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`."""
+        """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`, or
+        `DriverUnavailableError` when the engine fell silent."""
         await asyncio.get_running_loop().run_in_executor(self._executor, self._pull_after, self._pulls)
 
     def close(self) -> None:
@@ -42,20 +43,25 @@ class Images:
     def _pull_after(self, pulls: int) -> None:
         if self._pulls == pulls:
             self._pulls += 1
-            self._problem = None
-            self._problem = self._pull()
-        if self._problem is not None:
-            raise StartFailedError(
-                f"The image {self._image} cannot be pulled: {self._problem}. Check driver.options.image, the registry "
-                "and driver.options.registry_config_file."
-            )
+            self._failure = self._pull()
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.message)
 
-    def _pull(self) -> str | None:
+    def _pull(self) -> DriverError | None:
+        """Pull, and return what went wrong: it is told to everybody who waits."""
         self._log.info("image is being pulled", image=self._image)
         try:
-            return self._engine.call(self._follow)
+            problem = self._engine.call(self._follow)
         except APIError as error:
-            return explain(error)
+            problem = explain(error)
+        except DriverUnavailableError as error:
+            return error
+        if problem is None:
+            return None
+        return StartFailedError(
+            f"The image {self._image} cannot be pulled: {problem}. Check driver.options.image, the registry "
+            "and driver.options.registry_config_file."
+        )
 
     def _follow(self, client: Any) -> str | None:
         """Read the steps of a pull to the end; a refusal may come after the engine has begun to answer."""

@@ -87,6 +87,14 @@ async def test_refused_pull_fails_every_start_that_waits(images, registry):
     assert str(results[0]).startswith("The image worker:1 cannot be pulled: no access to worker:1. Check")
 
 
+async def test_engine_that_falls_silent_in_a_pull_is_away_for_every_start_that_waits(images):
+    registry = Registry(refusal=DriverUnavailableError("away"))
+    registry.go_on.set()
+    pulling = images(registry)
+    results = await asyncio.gather(*(pulling.pull() for _ in range(3)), return_exceptions=True)
+    assert {(type(result), str(result)) for result in results} == {(DriverUnavailableError, "away")}
+
+
 class Streams(FakeEngine):
     """Each opening of the stream takes the next script: an error, or what is in the stream before it ends."""
 
