@@ -55,8 +55,12 @@ def user_id(name: str, passwd: str) -> int:
 
 
 def _read_passwd(engine: Engine, container_id: str) -> str:
+    """The text of the list of users, also where it is a link, as images made by Nix have it; empty without one."""
+
     def read(client: Any) -> bytes:
-        chunks, _ = client.get_archive(container_id, _PASSWD)
+        chunks, told = client.get_archive(container_id, _PASSWD)
+        if told and told.get("linkTarget"):
+            chunks, _ = client.get_archive(container_id, told["linkTarget"])
         return b"".join(chunks)
 
     try:

@@ -21,7 +21,7 @@ from osrdyne.drivers.docker_engine import Engine, root_cause
 from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker_launch import host_settings, refuse_loopback, start_error
 from osrdyne.drivers.docker_options import DockerOptions, Mount
-from osrdyne.drivers.docker_secret import secret_archive, user_id
+from osrdyne.drivers.docker_secret import owner_of, secret_archive, user_id
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import ConfigurationError, DriverUnavailableError, StartFailedError
 from osrdyne.testing.driver_conformance import AMQP_URI, KEY, SECRET, make_spec
@@ -225,6 +225,30 @@ def test_secret_is_a_file_for_its_owner_only():
 def test_user_of_an_image_is_found_by_its_name():
     passwd = "root:x:0:0:root:/root:/bin/sh\nworker:x:4711:4711::/home/worker:/bin/sh\nbroken\n"
     assert [user_id(name, passwd) for name in ("worker", "root", "broken", "nobody")] == [4711, 0, 0, 0]
+
+
+def test_list_of_users_may_be_a_link():
+    text = b"worker:x:4711:4711::/home/worker:/bin/sh\n"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo("passwd")
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+
+    class Client:
+        def inspect_container(self, _container_id):
+            return {"Config": {"User": "worker"}}
+
+        def get_archive(self, _container_id, path):
+            if path == "/etc/passwd":
+                return [b"an archive of the link"], {"linkTarget": "/nix/store/passwd"}
+            return [buffer.getvalue()], {"linkTarget": ""}
+
+    class FakeEngine:
+        def call(self, function):
+            return function(Client())
+
+    assert owner_of(FakeEngine(), "id") == 4711
 
 
 def test_root_cause_is_what_the_system_said():
