@@ -190,7 +190,8 @@ class Driver(ABC):
 
     @abstractmethod
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
-        """The last lines the instance wrote, oldest first; empty when nothing is known."""
+        """The last lines the instance wrote, oldest first; empty when nothing is known. They go to callers, so that
+        what looks like a URI's password is masked in them (`osrdyne.logs.mask_uri`)."""
 
     @abstractmethod
     def events(self) -> AsyncIterator[None]:

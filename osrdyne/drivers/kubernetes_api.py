@@ -26,6 +26,7 @@ from lightkube.types import CascadeType, PatchType
 
 from osrdyne.drivers.kubernetes_options import KubernetesOptions
 from osrdyne.errors import DriverUnavailableError
+from osrdyne.logs import mask_uri
 
 R = TypeVar("R", bound=NamespacedResource)
 
@@ -180,7 +181,7 @@ class KubernetesApi:
             if error.code in {400, 404, 500}:  # not started yet, gone, its node does not answer
                 return ()
             raise
-        return tuple(answer.content.decode(errors="replace").splitlines())
+        return tuple(mask_uri(line) for line in answer.content.decode(errors="replace").splitlines())
 
     # --- what the server is
 

@@ -12,6 +12,7 @@ from osrdyne.drivers.systemd_names import UnitEnd
 from osrdyne.drivers.systemd_options import ManagerKind
 from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError
+from osrdyne.logs import mask_uri
 
 POLL_INTERVAL = 5.0
 """Seconds between two looks at the units: only where D-Bus, which tells by itself, is not there."""
@@ -135,7 +136,7 @@ class Journal:
         _, out, _ = await run_program(
             "journalctl", *options, f"--since=@{since:.6f}", f"--lines={lines}", match, timeout=CALL_TIMEOUT
         )
-        return tuple(_message(json.loads(line).get("MESSAGE")) for line in reversed(out.splitlines()))
+        return tuple(mask_uri(_message(json.loads(line).get("MESSAGE"))) for line in reversed(out.splitlines()))
 
 
 def _message(value: object) -> str:
