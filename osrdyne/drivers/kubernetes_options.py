@@ -11,10 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from osrdyne.config.models import Model
 from osrdyne.config.types import Duration, Size
 from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.variables import ShellVariables
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[numkMGTPE]|[KMGTPE]i|[eE][-+]?\d+)?\Z")
-_RESERVED_VARIABLES = ("WORKER_", "OSRDYNE_")
 LABEL_PREFIX = "osrdyne.dev/"
 
 
@@ -93,7 +92,7 @@ class KubernetesOptions(DriverOptions):
         None, description="By default as Kubernetes decides: `Always` for the tag `latest`, else `IfNotPresent`."
     )
     image_pull_secrets: tuple[str, ...] = Field((), description="Names of Secrets with registry credentials.")
-    environment: dict[str, str] = Field(default_factory=dict, description="Further variables; no secrets.")
+    environment: ShellVariables = Field(default_factory=dict, description="Further variables; no secrets.")
     environment_from: tuple[str, ...] = Field((), description="Names of Secrets whose keys become variables.")
     resources: ResourceOptions = Field(default_factory=ResourceOptions, description="CPU and memory of a worker.")
     node_selector: dict[str, str] = Field(default_factory=dict, description="Labels that a node must have.")
@@ -126,11 +125,6 @@ class KubernetesOptions(DriverOptions):
 
     @model_validator(mode="after")
     def _usable_names(self) -> Self:
-        for name in self.environment:
-            if name.startswith(_RESERVED_VARIABLES):
-                raise ValueError(f"environment: {name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
-            if not _VARIABLE.match(name):
-                raise ValueError(f"environment: {name!r} is no name of a variable")
         for name in [*self.labels, *self.annotations]:
             if name.startswith((LABEL_PREFIX, "app.kubernetes.io/")):
                 raise ValueError(f"labels, annotations: {name} is set by osrdyne itself")

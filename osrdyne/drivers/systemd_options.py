@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from osrdyne.drivers.base import DriverOptions
 from osrdyne.drivers.systemd_names import is_accepted
-from osrdyne.drivers.variables import Variables
+from osrdyne.drivers.variables import ShellVariables
 
 
 class ManagerKind(StrEnum):
@@ -39,7 +39,9 @@ class SystemdOptions(DriverOptions):
     bus: BusChoice = Field(
         BusChoice.AUTO, description="`dbus`, `systemctl`, or `auto`: D-Bus, and systemctl while D-Bus is not there."
     )
-    environment: Variables = Field(default_factory=dict, description="Further environment variables of the workers.")
+    environment: ShellVariables = Field(
+        default_factory=dict, description="Further environment variables of the workers."
+    )
     runtime_directory: str | None = Field(
         None, description="Where the environment files are; the unit names the same directory in `EnvironmentFile=`."
     )
@@ -55,8 +57,8 @@ class SystemdOptions(DriverOptions):
     @classmethod
     def _is_accepted_by_systemd(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is None or not is_accepted(text):
-                raise ValueError(f"{name!r} cannot be passed on by systemd")
+            if not is_accepted(text):
+                raise ValueError(f"the value of {name} has characters that systemd does not pass on")
         return value
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator
 
 RESERVED_PREFIXES = ("WORKER_", "OSRDYNE_")
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 def _usable(variables: dict[str, str]) -> dict[str, str]:
@@ -18,5 +21,15 @@ def _usable(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+def _named_as_in_a_shell(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
+        if not _IDENTIFIER.match(name):
+            raise ValueError(f"{name!r} is no name of a variable: letters, digits and `_`, no digit first")
+    return variables
+
+
 Variables = Annotated[dict[str, str], AfterValidator(_usable)]
 """Environment variables, without those that are osrdyne's own."""
+
+ShellVariables = Annotated[Variables, AfterValidator(_named_as_in_a_shell)]
+"""The same for a backend that takes no other names than a shell does."""
