@@ -94,7 +94,8 @@ def refusal(message: str, unit: str) -> DriverError:
         )
     if "access denied" in words or "authentication required" in words or "not permitted" in words:
         return StartFailedError(
-            f"systemd does not let this user manage {template}: {message} The polkit rule in deploy/systemd allows it."
+            f"systemd does not let this user manage {template}: {message} The polkit rule in deploy/systemd allows it "
+            "for templates whose name begins with osrdyne-worker."
         )
     return DriverUnavailableError(f"systemd did not do it: {message}")
 
