@@ -90,7 +90,7 @@ class KubernetesDriver(Driver):
         return hash_options(
             {
                 "options": self._options.model_dump(mode="json", exclude=set(_ACCESS_OPTIONS)),
-                "app": self.context.worker_command[-1],
+                "app": self.context.worker_app,
                 "config": self.context.worker_config,
             }
         )

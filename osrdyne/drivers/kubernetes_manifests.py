@@ -201,7 +201,7 @@ class Manifests:
 
     def _container(self, spec: WorkerSpec) -> Manifest:
         options = self._options
-        command = options.command or ("osrdyne-worker", self._context.worker_command[-1])
+        command = options.command or ("osrdyne-worker", self._context.worker_app)
         container: Manifest = {
             "name": CONTAINER,
             "image": options.image,

@@ -52,6 +52,7 @@ class KubernetesHarness(DriverHarness):
             stack=self.stack,
             clock=SystemClock(),
             worker_command=("/somewhere/bin/osrdyne-worker", "example.module:app"),
+            worker_app="example.module:app",
         )
         return KubernetesDriver(KubernetesOptions(**(given | options)), context)
 

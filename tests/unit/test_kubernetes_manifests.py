@@ -27,6 +27,7 @@ CONTEXT = DriverContext(
     stack="broker.example:5672//",
     clock=SystemClock(),
     worker_command=("/daemon/bin/osrdyne-worker", "example.module:app"),
+    worker_app="example.module:app",
     worker_config={"runtime": {"stop_grace": 42.5}},
 )
 EVERYTHING = {
