@@ -11,7 +11,7 @@ from functools import partial
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
-from osrdyne.amqp import Channel, Delivery
+from osrdyne.amqp import Channel, Delivery, QueueInfo
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
@@ -213,11 +213,23 @@ class RequestQueueCommands:
 
     async def consumer_count(self, key: Key) -> int:
         """Consumers of the queue now; 0 when there is no queue."""
+        return (await self._look_up(self._names.request_queue(key))).consumers
+
+    async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
+        """Whether requests wait in a queue of the group that has no more than `beside` consumers.
+
+        A queue that has lost its leader says that it has neither.
+        """
+        found = [await self._look_up(queue.name) for queue in self._layout.queues(key)]
+        return any(queue.ready and queue.consumers <= beside for queue in found)
+
+    async def _look_up(self, queue: QueueName) -> QueueInfo:
+        """What the queue says now; one that does not exist has nothing."""
         try:
             async with self._scratch.borrow() as channel:
-                return (await channel.declare_queue(self._names.request_queue(key), passive=True)).consumers
+                return await channel.declare_queue(queue, passive=True)
         except BrokerNotFoundError:
-            return 0
+            return QueueInfo(ready=0, consumers=0)
 
 
 async def _declare(channel: Channel, *, queue: QueueName, arguments: Mapping[str, object]) -> None:

@@ -33,6 +33,10 @@ class RequestQueues(Protocol):
         """Consumers of the queue now; 0 when there is no queue."""
         ...
 
+    async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
+        """Whether requests wait in a queue of the group that has no more than `beside` consumers."""
+        ...
+
 
 class Totals(Protocol):
     """Emptiness of request queues from a listing."""

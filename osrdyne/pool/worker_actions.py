@@ -186,7 +186,7 @@ class WorkerActions:
         entry = self._book.get(instance_id)
         if entry is None:
             return
-        if why == OVERDUE and await self._queues.consumer_count(key) > self._serving_beside(entry):
+        if why == OVERDUE and await self._seems_to_serve(entry):
             self._registry.assume_ready(entry.instance.worker_id, key)
             return
         if entry.stopped_for != why:
@@ -195,8 +195,18 @@ class WorkerActions:
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
 
-    def _serving_beside(self, entry: Entry) -> int:
-        return sum(other.served for other in self._book.of_key(entry.instance.key) if other is not entry)
+    async def _seems_to_serve(self, entry: Entry) -> bool:
+        """Whether there are more consumers than the other workers account for.
+
+        RabbitMQ may have counted one whose worker was dead already. So a worker that passed is looked at again, and
+        replaced when requests wait and nobody but workers that said that they are ready consumes.
+        """
+        key = entry.instance.key
+        others = [other for other in self._book.of_key(key) if other is not entry and other.served]
+        if not self._registry.is_assumed(entry.instance.worker_id):
+            return await self._queues.consumer_count(key) > len(others)
+        reported = sum(not self._registry.is_assumed(other.instance.worker_id) for other in others)
+        return not await self._queues.waits_for_consumer(key, beside=reported)
 
     async def _drain(self, key: Key, instance_id: InstanceId, why: str) -> None:
         """Ask a worker to finish what it runs, however long that takes, and to end: no request is interrupted."""

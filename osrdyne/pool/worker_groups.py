@@ -308,13 +308,22 @@ class WorkerGroupsLoop:
     def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
         overdue = set()
         for entry in entries:
-            if entry.instance.state is InstanceState.RUNNING and not entry.served and entry.draining is None:
-                limit = entry.seen_at + self._limits.start_timeout
+            since = self._unready_since(entry)
+            if entry.instance.state is InstanceState.RUNNING and since is not None and entry.draining is None:
+                limit = since + self._limits.start_timeout
                 if limit <= self._clock.monotonic():
                     overdue.add(entry.instance.instance_id)
                 else:
                     self._recheck_at(key, limit)
         return frozenset(overdue)
+
+    def _unready_since(self, entry: Entry) -> float | None:
+        """Since when it could have said that it is ready; None when it has. One that passed for ready is looked at
+        again after the same time."""
+        reported = self._registry[entry.instance.worker_id]
+        if reported is not None and reported.is_assumed:
+            return reported.heard_at
+        return None if entry.served else entry.seen_at
 
     def _recheck_at(self, key: Key, at: float) -> None:
         self._recheck[key] = min(at, self._recheck.get(key, at))

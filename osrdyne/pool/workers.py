@@ -50,7 +50,8 @@ class WorkerReportState:
 
     Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
     told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
-    `completed`: requests that it was heard to have completed.
+    `completed`: requests that it was heard to have completed. `is_assumed`: it has said nothing, and somebody seems to
+    consume for it.
     """
 
     worker_id: str
@@ -65,6 +66,7 @@ class WorkerReportState:
     counts_requests: bool = False
     paused: bool = False
     completed: int = 0
+    is_assumed: bool = False
 
 
 def apply_report(
@@ -90,6 +92,7 @@ def apply_report(
         counts_requests=after.counts_requests or isinstance(in_flight, int),
         paused=report.details.get("paused") is True,
         completed=after.completed + _completed(report),
+        is_assumed=False,
     )
 
 
@@ -135,10 +138,15 @@ class WorkerRegistry:
             self.feed.notify(after.key)
 
     def assume_ready(self, worker_id: str, key: Key) -> None:
-        """A worker that reports nothing was seen consuming its queue (one that only knows part of the protocol)."""
-        now = self._clock.monotonic()
-        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=self._clock.time(), heard_at=now))
+        """A worker that reports nothing seems to consume its queue (one that only knows part of the protocol)."""
+        now, at = self._clock.monotonic(), self._clock.time()
+        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=at, heard_at=now, is_assumed=True))
         self.feed.notify(key)
+
+    def is_assumed(self, worker_id: str) -> bool:
+        """Whether it has said nothing since it was assumed to be ready."""
+        worker = self[worker_id]
+        return worker is not None and worker.is_assumed
 
     def _put(self, worker: WorkerReportState) -> None:
         self._drop(worker.worker_id)

@@ -183,6 +183,19 @@ class TestDeclareAndBind:
         await channel.consume(leader.names.request_queue(A))
         assert await leader.queues.consumer_count(A) == 1
 
+    async def test_requests_without_a_consumer_wait_for_one(self, leader: Leader) -> None:
+        queue = await leader.unbound(A)
+        assert not await leader.queues.waits_for_consumer(A, beside=0)
+        await leader.queues.bind(A)
+        for _ in range(2):
+            await leader.publish(A)
+        await wait_ready(leader, queue, 2)
+        assert await leader.queues.waits_for_consumer(A, beside=0)
+        await (await leader.channel()).consume(queue, prefetch=1)
+        await wait_ready(leader, queue, 1)
+        waits = [await leader.queues.waits_for_consumer(A, beside=beside) for beside in (0, 1)]
+        assert waits == [False, True]
+
 
 class TestDelete:
     """LIFECYCLE 26-29."""

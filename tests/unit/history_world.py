@@ -81,8 +81,6 @@ class HistoryWorld:
         self.reports_were_lost = False
         self.api_answers = True
         self.deaths_are_noticed = True
-        self.dead_consumed = False
-        """Whether the broker has taken a dead worker for a consumer for a while."""
         self.refusals: deque[tuple[bool, BrokerError]] = deque()
         """What becomes of the next forwards: whether they arrive, and what the leader is told."""
         self.kill_in = 0
@@ -169,7 +167,6 @@ class HistoryWorld:
             worker.channel.end(None)
         else:
             self._cut_off.append(worker.channel)
-            self.dead_consumed = True
 
     def alive(self, key: Key) -> list[SimulatedWorker]:
         return [worker for worker in self.workers if worker.key == key and not worker.fake.gone.is_set()]
@@ -339,18 +336,10 @@ class HistoryWorld:
         self.api_answers = self.reports_arrive = True
         self.broker.transit = 0.0
         self.notice_deaths()
-        if self.dead_consumed:
-            self._end_who_was_taken_for_ready()
         self.driver.release_starts()
         self.driver.release_lists()
         for queue in list(self.broker.queues):
             self.broker.set_running(queue, True)
-
-    def _end_who_was_taken_for_ready(self) -> None:
-        """Who says nothing while a dead consumer is attached passes for ready: see `docs/failure-modes.md`, the end."""
-        for worker in self.workers:
-            if worker.manner in {Manner.DEAF, Manner.FROZEN} and not worker.fake.gone.is_set():
-                worker.crash()
 
     async def rest(self) -> dict[Fault | str, object]:
         """Time enough for everything to come to its end; what is wrong then."""

@@ -17,6 +17,7 @@ from osrdyne.pool.worker_specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver, FakeWorker
@@ -282,6 +283,50 @@ class TestOverdue:
             await clock.advance(301.0)
             assert driver.count("stop") == 0
             assert [worker.state for worker in stack.term.registry.of_key(A)] == [WorkerState.READY]
+
+    async def test_worker_that_consumes_without_reporting_is_left_alone_for_good(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            await stack.consume("a")
+            for body in (b"1", b"2"):
+                await stack.publish("a", body)
+            await clock.advance(1000.0)
+            assert (driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
+
+    @pytest.mark.parametrize("said_ready", [False, True])
+    async def test_worker_that_passed_for_ready_beside_a_dead_consumer_is_replaced_once_requests_wait(
+        self, clock: VirtualClock, driver: FakeDriver, said_ready: bool
+    ) -> None:
+        """Of a host that died: RabbitMQ keeps its connection until heartbeats are missed."""
+        async with leading(clock, driver=driver) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            dead = FakeChannel(stack.broker)
+            await dead.consume(stack.names.request_queue(A), prefetch=1)
+            await clock.advance(301.0)
+            if said_ready:
+                await stack.report("a", Event.READY)
+            dead.end(None)
+            await stack.publish("a", b"1")
+            await clock.advance(310.0)
+            assert driver.count("stop") == (0 if said_ready else 1)
+
+    async def test_queue_without_a_leader_says_nothing_of_who_passed_for_ready(
+        self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, broker=broker, driver=driver) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            await stack.consume("a")
+            for body in (b"1", b"2"):
+                await stack.publish("a", body)
+            await clock.advance(301.0)
+            broker.set_running(stack.names.request_queue(A), False)
+            await clock.advance(310.0)
+            assert driver.count("stop") == 0
 
 
 class TestStops:
