@@ -112,6 +112,7 @@ class IngressProcessor:
         passages = await self._admit(delivery, request, passages)
         for passage in passages:
             self._tracker.hold(passage.key)
+            self._tracker.require_worker_group(passage.key)  # or its place under `max_groups` would never be free
         if passages:
             await self._start(delivery, request, passages, group)
 

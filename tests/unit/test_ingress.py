@@ -183,6 +183,17 @@ class TestAcceptance:
             assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
             assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, "/store")
 
+    async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+        broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.advance(7200.0)
+            places = [*stack.term.admission.up(), *stack.term.admission.waiting()]
+            assert (answers(broker), places) == ([("c", "start-failed")], [])
+
     async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
         copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
         bodies = [b"%d" % number for number in range(50)]
