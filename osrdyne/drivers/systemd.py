@@ -40,6 +40,8 @@ T = TypeVar("T")
 _SHORTEST_GRACE = 0.2
 """Seconds that a stop without grace leaves for systemd to take the order."""
 _RECONNECT = Backoff(initial=0.2, maximum=10.0)
+_START_PATIENCE = 120.0
+"""Seconds within which systemd runs the program: its own limit is 90, but a job may also wait for other units."""
 _KILL_PATIENCE = 20.0
 """Seconds within which a killed unit is gone, unless the kernel cannot end its processes."""
 
@@ -260,7 +262,7 @@ class SystemdDriver(Driver):
     async def _start_unit(self, instance: str, record: Record, units: SystemdUnits) -> Instance:
         unit = self._names.unit(instance)
         try:
-            if not await units.start(unit):
+            if not await self._begin(unit, units):
                 await self._raise_unless_it_ran(unit, record, units)
         except StartFailedError:
             await units.forget_failure(unit)
@@ -268,6 +270,15 @@ class SystemdDriver(Driver):
             raise
         await self._in_thread(lambda: self._files.mark_started(instance, record))
         return self._running(instance, record)
+
+    async def _begin(self, unit: str, units: SystemdUnits) -> bool:
+        """What comes of a start that lasts too long is in the next listing."""
+        try:
+            async with asyncio.timeout(_START_PATIENCE):
+                return await units.start(unit)
+        except TimeoutError:
+            message = f"systemd has not started {unit} yet: `systemctl list-jobs` says what it waits for."
+            raise DriverUnavailableError(message, unit=unit) from None
 
     async def _raise_unless_it_ran(self, unit: str, record: Record, units: SystemdUnits) -> None:
         """The job failed: for good when systemd could not run the program; a worker that ended at once is none."""
