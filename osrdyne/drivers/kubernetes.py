@@ -248,12 +248,12 @@ class KubernetesDriver(Driver):
         while True:
             try:
                 _, version = await self._api.list(kind, self._selector)
-                failures = 0
                 changed.set()
                 while True:
                     async for _, item in self._api.watch(kind, self._selector, version):
-                        version = meta(item).resourceVersion or version
+                        version, failures = meta(item).resourceVersion or version, 0
                         changed.set()
+                    failures = 0
             except KubernetesError as error:
                 if error.code == 410:  # that version is forgotten: look at everything anew
                     continue
