@@ -20,10 +20,12 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from osrdyne.drivers.base import Exit
+from osrdyne.drivers.private_directory import prepare_directory
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId, fit_key
 
 _KEY_LIMIT = 100
+_REMEDY = "Remove it, or name another one in driver.options.state_directory."
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +66,9 @@ class StateDirectory:
     def prepare(self) -> None:
         """Create what is missing; refuse a directory that another user could write to."""
         with self._translated():
-            for path in (self.path, self._records, self._locks, self._secrets):
-                path.mkdir(mode=0o700, parents=path == self.path, exist_ok=True)
-            status = self.path.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise DriverUnavailableError(
-                f"The state directory {self.path} belongs to, or can be written by, somebody else. "
-                "Remove it, or name another one in driver.options.state_directory."
-            )
+            prepare_directory(self.path, remedy=_REMEDY)
+            for path in (self._records, self._locks, self._secrets):
+                path.mkdir(mode=0o700, exist_ok=True)
 
     def records(self) -> dict[str, Record | None]:
         """Every record by slot name, None for one that cannot be understood; only those that changed are read again."""

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from osrdyne.drivers.private_directory import prepare_directory
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId
 
 _SUFFIX = ".env"
+_REMEDY = "Remove it, or name another one in driver.options.runtime_directory and in the unit."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,7 @@ class EnvironmentFiles:
     def prepare(self) -> None:
         """Create the directory; refuse one that another user could write to."""
         with self._translated():
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.path.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise DriverUnavailableError(
-                f"The directory {self.path} belongs to, or can be written by, somebody else. "
-                "Remove it, or name another one in driver.options.runtime_directory and in the unit."
-            )
+            prepare_directory(self.path, remedy=_REMEDY)
 
     def records(self) -> dict[str, Record]:
         """Every record by instance name."""
