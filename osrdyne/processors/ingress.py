@@ -45,6 +45,8 @@ FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 """After a publish without a confirm; each try may become one more copy of the request."""
 
+COPY_DROPPED = "copy-dropped"
+"""Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
 NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool takes the request; `osrdyne explain` says why.")
 
 
@@ -128,33 +130,45 @@ class IngressProcessor:
                 await self._refuse(delivery, request, refusal)
                 return []
             else:
-                self._metrics.ingress.labels(outcome="copy-dropped", route=passage.route or "", priority="").inc()
+                self._count(passage, COPY_DROPPED)
         return admitted
 
     async def _start(
         self, delivery: Delivery, request: Request, passages: list[Passage], group: asyncio.TaskGroup
     ) -> None:
         """Wait for the groups in the order of the key's requests; what follows the write needs no order."""
+        held = list(passages)
         try:
-            for passage in passages:
-                await self._wait_bound(passage)
-        except BrokerConflictError as error:
-            self._release(passages)
-            await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
+            refused = [(passage, refusal) for passage in passages if (refusal := await self._wait_or_refuse(passage))]
         except BaseException:
-            self._release(passages)
+            self._release(held)
             raise
-        else:
-            # Tasks begin in the order in which they are made, so that messages are written in that order, too.
-            attempts = [
-                group.create_task(self._pass_on(delivery, request, passage), name=f"request of {request.key!r}")
-                for passage in passages
-            ]
-            group.create_task(self._finish(delivery, request, passages, attempts), name=f"end of {request.key!r}")
+        for passage, refusal in refused:
+            if passage.keeps_reply:
+                self._release(held)
+                await self._refuse(delivery, request, refusal)
+                return
+            held.remove(passage)
+            self._release([passage])
+            self._count(passage, COPY_DROPPED)
+        # Tasks begin in the order in which they are made, so that messages are written in that order, too.
+        attempts = [
+            group.create_task(self._pass_on(delivery, request, passage), name=f"request of {request.key!r}")
+            for passage in held
+        ]
+        group.create_task(self._finish(delivery, request, held, attempts), name=f"end of {request.key!r}")
 
     def _release(self, passages: list[Passage]) -> None:
         for passage in passages:
             self._tracker.release(passage.key)
+
+    async def _wait_or_refuse(self, passage: Passage) -> Refusal | None:
+        """Wait until the group of the passage is bound; why it cannot be."""
+        try:
+            await self._wait_bound(passage)
+        except BrokerConflictError as error:
+            return Refusal(Status.START_FAILED, str(error))
+        return None
 
     async def _wait_bound(self, passage: Passage) -> None:
         self._tracker.require_worker_group(passage.key)

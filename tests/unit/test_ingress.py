@@ -183,6 +183,17 @@ class TestAcceptance:
             assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
             assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, "/store")
 
+    async def test_copy_that_cannot_be_had_is_dropped_and_the_request_goes_on(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
+        broker.declare_queue("pool-req-b", {"x-queue-type": "classic"})
+        async with managing(clock, broker, rest=REST, copy=copy) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.advance(1.0)
+            held = [key for key in ("a", "b") if stack.term.tracker.is_held(Key(key))]
+            assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
+
     async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
