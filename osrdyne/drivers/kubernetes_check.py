@@ -52,6 +52,8 @@ async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverC
         findings = [await _check_server(api), await _check_rights(api, options)]
         if options.autoscaling.mode is Scaling.KEDA:
             findings.append(await _check_keda(api))
+        if options.autoscaling.mode is Scaling.HPA:
+            findings.append(check_cpu_request(options))
     except KubernetesError as error:
         remedy = "Check driver.options.kubeconfig and context, or the network policy between daemon and API server."
         return [Finding("Kubernetes", ok=False, message=error.message, remedy=remedy)]
@@ -86,6 +88,15 @@ async def _check_keda(api: KubernetesApi) -> Finding:
         return Finding("KEDA", ok=True, message="KEDA's custom resources are installed.")
     remedy = "Install KEDA, or set driver.options.autoscaling.mode to hpa or none."
     return Finding("KEDA", ok=False, message="The custom resources of keda.sh are not installed.", remedy=remedy)
+
+
+def check_cpu_request(options: KubernetesOptions) -> Finding:
+    """Not fatal: a LimitRange of the namespace may give the pods one. A limit alone is taken for the request too."""
+    if "cpu" in {**options.resources.requests, **options.resources.limits}:
+        return Finding("HorizontalPodAutoscaler", ok=True, message="Workers have the CPU request that it goes by.")
+    message = "It goes by the workers' CPU request, and they have none."
+    remedy = "Set driver.options.resources.requests.cpu, unless a LimitRange of the namespace does."
+    return Finding("HorizontalPodAutoscaler", ok=False, message=message, remedy=remedy, fatal=False)
 
 
 def _check_broker(context: DriverContext) -> Finding:

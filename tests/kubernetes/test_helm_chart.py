@@ -193,7 +193,7 @@ async def harness(cluster, kubelet, namespace, tmp_path, account):
 
 @pytest.mark.parametrize("mode", ["none", "hpa"])
 async def test_rights_of_the_chart_are_enough_for_a_whole_life(harness, mode):
-    driver = harness.make(autoscaling={"mode": mode})
+    driver = harness.make(autoscaling={"mode": mode}, resources={"requests": {"cpu": "1"}})
     assert [finding for finding in await driver.check() if not finding.ok] == []
     started = await driver.start(make_spec())
     await is_ready(driver, started)

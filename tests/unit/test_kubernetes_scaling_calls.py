@@ -1,4 +1,5 @@
-"""Which autoscaler objects are applied and deleted, in which order; with an API server that only writes down."""
+"""Which autoscaler objects are applied and deleted, in which order; with an API server that only writes down; and
+what `doctor` says of an autoscaler that cannot work."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import pytest
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes_api import KubernetesError
+from osrdyne.drivers.kubernetes_check import check_cpu_request
 from osrdyne.drivers.kubernetes_manifests import Manifests
 from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
 from osrdyne.drivers.kubernetes_scaling import apply_autoscaler, has_keda, hpa_version, remove_autoscaler
@@ -111,3 +113,16 @@ async def test_exactly_what_was_made_is_removed(mode, kinds):
 @pytest.mark.parametrize(("groups", "there"), [(("apps",), False), (("apps", "keda.sh"), True)], ids=str)
 async def test_keda_is_looked_for(groups, there):
     assert await has_keda(WritingApi(groups=groups)) is there
+
+
+@pytest.mark.parametrize(
+    ("resources", "ok"),
+    [
+        ({}, False),
+        ({"requests": {"memory": "1Gi"}}, False),
+        ({"requests": {"cpu": "1"}}, True),
+        ({"limits": {"cpu": "1"}}, True),
+    ],
+)
+def test_autoscaler_without_a_cpu_request_is_found_by_doctor(resources, ok):
+    assert check_cpu_request(KubernetesOptions(image="i", resources=resources)).ok is ok
