@@ -16,9 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import (
     BrokerError,
-    BrokerSilentError,
     DriverError,
-    PublishRefusedError,
     SlotTakenError,
     StartFailedError,
 )
@@ -219,10 +217,7 @@ class WorkerActions:
             self._metrics.workers_drained.inc()
         until = entry.draining.until if entry.draining else now + self._limits.drain_timeout
         entry.draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
-        try:
-            await self._control.drain(entry.instance.worker_id)
-        except (PublishRefusedError, BrokerSilentError) as error:  # it is asked again
-            self._log.warning("worker cannot be asked to end", key=key, error=str(error))
+        await self._control.drain(entry.instance.worker_id)  # whatever becomes of it: it is asked again
 
     async def _update(self, key: Key, instance_id: InstanceId) -> bool:
         """Have the platform replace the workers of a group; they keep the credentials they have."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.listing import ListedQueue
-from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.tracker import PoolStateTracker
@@ -31,7 +30,8 @@ ASKED = 2
 SILENT = "it did not answer"
 IDLE_ALL_THE_SAME = "it took no requests although some waited"
 
-Ask = Callable[[Key], Awaitable[None]]
+Ask = Callable[[Key], Awaitable[bool]]
+"""Ask a group for reports; False: it could not be asked."""
 Replace = Callable[[Key, Mapping[str, str]], None]
 
 
@@ -139,13 +139,9 @@ class WorkerWatch:
     async def _ask_group(self, key: Key, doubt: Doubt) -> None:
         if doubt.asked >= ASKED or self._clock.monotonic() - doubt.asked_at < self._patience / 2:
             return
-        try:
-            await self._ask(key)  # waits as long as RabbitMQ blocks publishers: nobody could answer meanwhile
-        except (PublishRefusedError, BrokerSilentError) as error:
-            self._log.warning("workers cannot be asked for reports", key=key, error=str(error))
-            return
-        doubt.asked += 1
-        doubt.asked_at = self._clock.monotonic()
+        if await self._ask(key):
+            doubt.asked += 1
+            doubt.asked_at = self._clock.monotonic()
 
     def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Have instances replaced that a driver can replace; forget workers that somebody else has started."""

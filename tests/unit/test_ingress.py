@@ -13,7 +13,7 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
 from osrdyne.config.models import PoolSettings, Settings
-from osrdyne.errors import PoolConflictError, QueueFullError
+from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.pool.routes_in_force import FOLLOW_INTERVAL
@@ -347,6 +347,21 @@ class TestChange:
             await clock.advance(1.0)
             told = [json.loads(body)["queues"] for body in broker.bodies("control")]
             assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+    async def test_control_message_that_is_not_taken_ends_no_term(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async def refuse(command: Command) -> None:
+            if command == ("publish", "pool-ctl-xchg", False):
+                raise BrokerSilentError("No confirm in time.")
+
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            broker.hook = refuse
+            await stack.report("a", Event.READY, in_flight=0)
+            await clock.advance(20.0)
+            assert not stack.task.done()
 
     async def test_worker_that_somebody_started_by_hand_is_told_its_queues(
         self, clock: VirtualClock, broker: FakeBroker
