@@ -85,6 +85,7 @@ class KubernetesDriver(Driver):
         self._selector = PoolLabels.of(context).selector
         self._manifests = Manifests(options, context, spec_hash=self.spec_hash())
         self._ended: dict[InstanceId, _Ended] = {}
+        self._strangers: set[str] = set()
 
     def spec_hash(self) -> str:
         return hash_options(
@@ -96,7 +97,9 @@ class KubernetesDriver(Driver):
         )
 
     async def list_instances(self) -> list[Instance]:
-        listed = [instance for group in await self._groups(self._selector) if (instance := to_instance(group))]
+        groups = await self._groups(self._selector)
+        listed = [instance for group in groups if (instance := to_instance(group))]
+        self._tell_of_strangers({group.metadata.name or "" for group in groups if to_instance(group) is None})
         known = {instance.instance_id for instance in listed}
         return listed + [ended.instance for name, ended in self._ended.items() if name not in known]
 
@@ -237,6 +240,12 @@ class KubernetesDriver(Driver):
         pods, _ = await self._api.list(Pod, selector)  # first: `gather` says why
         deployments, _ = await self._api.list(Deployment, selector)
         return gather(deployments, pods)
+
+    def _tell_of_strangers(self, names: set[str]) -> None:
+        """Once of each, not at every listing."""
+        for name in sorted(names - self._strangers):
+            log.warning("object is not osrdyne's although its label says so", name=name)
+        self._strangers = names
 
     async def _find(self, instance_id: InstanceId) -> Group | None:
         groups = await self._groups(f"{self._selector},{worker_selector(instance_id)}")

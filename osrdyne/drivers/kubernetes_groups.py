@@ -25,10 +25,7 @@ from osrdyne.drivers.kubernetes_names import (
     WORKER_LABEL,
 )
 from osrdyne.drivers.kubernetes_options import Scaling
-from osrdyne.logs import get_logger
 from osrdyne.protocol.names import Key, WorkerId, decode_key
-
-log = get_logger("kubernetes_driver")
 
 _HOPELESS = frozenset(
     {
@@ -56,6 +53,11 @@ class Group:
     @property
     def instance_id(self) -> InstanceId:
         return InstanceId(self.worker_id)
+
+    @property
+    def metadata(self) -> ObjectMeta:
+        """That of the Deployment, or of a pod that is left."""
+        return meta(self.deployment or self.pods[0])
 
     @property
     def is_ending(self) -> bool:
@@ -88,11 +90,10 @@ def gather(deployments: Iterable[Deployment], pods: Iterable[Pod]) -> list[Group
 
 
 def to_instance(group: Group) -> Instance | None:
-    """The instance that a group is; None for an object with our label that is none of ours: that is logged."""
-    metadata = meta(group.deployment or group.pods[0])
+    """The instance that a group is; None for an object with our label that is none of ours."""
+    metadata = group.metadata
     key, slot = _identity(metadata)
     if key is None or slot is None:
-        log.warning("object is not osrdyne's although its label says so", name=metadata.name)
         return None
     end = None if group.is_ending else end_of(group)
     running = InstanceState.STOPPING if group.is_ending else InstanceState.RUNNING
