@@ -19,7 +19,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard, StartFailure, WorkerBoard
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
@@ -60,6 +60,7 @@ class StartFailureResponder:
         """Attach to and detach from queues as groups fail and recover, for ever."""
         changes = self._board.feed.subscribe(already=self._board.keys())
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_classes(), name="classes of failed groups")
             while True:
                 for key in await changes.wait():
                     if not self._is_failed(key):
@@ -71,6 +72,19 @@ class StartFailureResponder:
     def _is_failed(self, key: Key) -> bool:
         facts = self._board[key]
         return facts.failure is not None and facts.is_empty and self._queues[key].exists
+
+    def _queues_of(self, key: Key) -> list[QueueName]:
+        """The queues that the group has; of a class that has just come into use it may have none yet."""
+        return [queue.name for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+
+    async def _follow_classes(self) -> None:
+        """Attach anew where a group has got a queue for a further class."""
+        changes = self._queues.feed.subscribe()
+        while True:
+            for key in await changes.wait():
+                attached = self._consumers.get(key)
+                if attached and [consumer.queue for _, consumer in attached] != self._queues_of(key):
+                    await self._detach(key)
 
     async def _detach(self, key: Key) -> None:
         """Take no further request; the one that is being answered is answered to its end."""
@@ -113,10 +127,10 @@ class StartFailureResponder:
         """Answer requests. True when one came after the back-off: it is put back, for the worker to be started."""
         channel = await self._open_channel()
         try:
-            queues = self._layout.queues(key)
-            consumers = [await channel.consume(queue.name, prefetch=1) for queue in queues]
+            queues = self._queues_of(key)
+            consumers = [await channel.consume(queue, prefetch=1) for queue in queues]
             self._consumers[key] = [(channel, consumer) for consumer in consumers]
-            if not self._is_failed(key):
+            if not self._is_failed(key) or queues != self._queues_of(key):
                 return False
             return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
         finally:

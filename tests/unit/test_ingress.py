@@ -13,7 +13,7 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
 from osrdyne.config.models import PoolSettings, Settings
-from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError
+from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.pool.routes_in_force import FOLLOW_INTERVAL
@@ -25,6 +25,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 
@@ -347,6 +348,33 @@ class TestChange:
             await clock.advance(1.0)
             told = [json.loads(body)["queues"] for body in broker.bodies("control")]
             assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+    async def test_requests_of_a_class_that_a_failed_group_gets_later_are_answered(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        driver = FakeDriver(clock, pool=POOL)
+        driver.fail_next_start(StartFailedError("no such image"))
+        async with leading(clock, broker=broker, driver=driver, settings=managed()) as stack:
+            await stack.publish("a", reply_to=REPLIES, correlation_id="1")
+            await clock.advance(1.0)
+            await change(stack, alerts=ALERTS, rest=REST)
+            await stack.publish("a", headers={"level": "alert"}, reply_to=REPLIES, correlation_id="2")
+            await clock.advance(2.0)
+            assert answers(broker) == [("1", "start-failed"), ("2", "start-failed")]
+
+    async def test_only_queues_of_the_failed_group_itself_are_answered(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        foreign = broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            await change(stack, alerts=ALERTS, rest=REST)
+        driver = FakeDriver(clock, pool=POOL)
+        driver.fail_next_start(StartFailedError("no such image"))
+        async with leading(clock, broker=broker, driver=driver, settings=managed()):
+            await clock.advance(1.0)
+            assert (answers(broker), foreign.holders) == ([("c", "start-failed")], [])
 
     async def test_control_message_that_is_not_taken_ends_no_term(
         self, clock: VirtualClock, broker: FakeBroker
