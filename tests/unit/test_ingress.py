@@ -174,6 +174,16 @@ class TestAcceptance:
             await clock.settle()
             assert answers(broker) == [("c", "invalid")]
 
+    @pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
+    async def test_encoding_that_is_none_ends_no_term(
+        self, clock: VirtualClock, broker: FakeBroker, encoding: str
+    ) -> None:
+        ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"
+        async with managing(clock, broker, ours=ours, rest=REST) as stack:
+            await stack.publish("a", b'{"level": "x"}', content_type="application/json", content_encoding=encoding)
+            await clock.settle()
+            assert (stack.orphans(), len(waiting(stack, None))) == ([], 1)
+
     async def test_second_endpoint_gets_a_one_way_copy(self, clock: VirtualClock, broker: FakeBroker) -> None:
         copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
         async with managing(clock, broker, rest=REST, copy=copy) as stack:

@@ -77,7 +77,7 @@ class Sample:
             return None
         try:
             return self._body.decode(_ENCODINGS[codecs.lookup(encoding.strip()).name])
-        except (LookupError, UnicodeDecodeError):
+        except (LookupError, ValueError):  # a name with a NUL character, or bytes that are not in this encoding
             return None
 
 
