@@ -26,8 +26,8 @@ from osrdyne.protocol.uri import with_user
 
 RETRY = Backoff(initial=1.0, maximum=30.0)
 LIMITS = {"max-connections": 4, "max-channels": 64}
-"""Of one worker's user: it needs one connection and perhaps one for direct replies, and as many again while RabbitMQ has
-not noticed the loss of the first."""
+"""Of one worker's user: it needs one connection, perhaps another for direct replies, and as many again while RabbitMQ
+has not noticed their loss."""
 _REPLICA = r"(\.[a-z0-9.-]+)?"
 """What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`)."""
 
