@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
@@ -62,6 +63,10 @@ class DirectReplies:
         """A channel, and whether its connection is new."""
         if self._channel is not None and not self._channel.is_closed:
             return self._channel, False
+        if self._connection is not None and not self._connection.is_closed:
+            with suppress(BrokerUnavailableError):  # a question for an address that is not there costs its channel only
+                self._channel = await self._connection.channel(confirms=True)
+                return self._channel, False
         await self.close()
         self._connection = await self._open_connection()
         self._channel = await self._connection.channel(confirms=True)

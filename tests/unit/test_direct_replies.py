@@ -73,6 +73,13 @@ async def test_question_for_an_address_harms_nobody(bench: Bench, address: str, 
     assert await bench.direct.knows(address) is known
 
 
+async def test_callers_that_are_gone_cost_no_connection_each(bench: Bench) -> None:
+    for number in range(3):
+        assert not await bench.direct.knows(f"{CALLER}{number}")
+    await bench.direct.publish(Message(b"x"), CALLER)
+    assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"x"], 1)
+
+
 async def test_only_answers_to_direct_addresses_leave_the_channel(bench: Bench) -> None:
     connection = await bench.open()
     bench.broker.declare_queue("replies", {})
