@@ -36,9 +36,9 @@ test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped t
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
 test-docker: setup ## RabbitMQ 4 in a container: the tests that are about RabbitMQ, and some chaos; the Docker driver
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -n 2 --dist loadfile tests/contract tests/integration tests/acceptance $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile tests/contract tests/integration tests/acceptance $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests/docker $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips --no-loadscope-reorder -n 3 --dist loadfile tests/docker $(ARGS)
 
 test-kubernetes: setup ## The Kubernetes driver and the Helm chart against the API server that KUBECONFIG names
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
