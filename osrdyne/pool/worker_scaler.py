@@ -50,6 +50,8 @@ class WorkerScaler:
 
     def wanted(self, key: Key) -> int:
         """Workers that the group should have. One that was just found keeps as many as it has, for a start."""
+        if not self._rules.is_elastic:
+            return self._rules.minimum  # and nothing is remembered, which nobody would forget
         if key not in self._scales:
             self._scales[key] = begin(self._sample(key, waiting=0), self._rules, alive=len(self._staying(key)))
         return self._scales[key].wanted

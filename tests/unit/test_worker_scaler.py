@@ -145,3 +145,15 @@ def hear(stack: Stack) -> None:
 def told(stack: Stack) -> list[Command]:
     messages = map(control_from_wire, stack.broker.bodies("ctl"))
     return [message.command for message in messages if message is not None]
+
+
+@pytest.mark.parametrize("most", [1, 4])
+async def test_groups_that_are_over_are_forgotten(clock: VirtualClock, driver: FakeDriver, most: int) -> None:
+    async with leading(clock, driver=driver, settings=settings(max=most)) as stack:
+        for number in range(20):
+            stack.term.tracker.require_worker_group(Key(str(number)))
+        await clock.advance(1.0)
+        for number in range(20):
+            stack.term.tracker.retire(Key(str(number)))
+        await clock.advance(120.0)
+        assert (stack.term.tracker.keys(), stack.term._scaler._scales) == ([], {})
