@@ -26,6 +26,7 @@ from osrdyne.errors import (
     QueueFullError,
 )
 from osrdyne.ingress.acceptance import Passage, accept
+from osrdyne.ingress.requests import Arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission
@@ -47,6 +48,7 @@ UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 
 COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
+UNDECIDED = Refusal(Status.REJECTED, "The routes of this pool fail for the request; its log says why.")
 NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool takes the request; `osrdyne explain` says why.")
 
 
@@ -96,27 +98,33 @@ class IngressProcessor:
         arrival = arrival_of(delivery, now_ms=now_ms(self._clock))
         request = arrival.request
         try:
-            key = parse_key(request.key)
-        except InvalidKeyError as error:
-            await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
+            decision = self._decide(delivery, arrival)
+        except Exception:  # or it would end this term and, as it comes back, each one that follows
+            self._log.exception("request that nobody can decide about", key=request.key)
+            decision = UNDECIDED
+        if isinstance(decision, Refusal):
+            await self._refuse(delivery, request, decision)
             return
-        known = self._tracker.status(key) is not None
-        refusal = refuse_orphan(request, known=known, now_ms=arrival.accepted_ms, skew_ms=self._skew_ms)
-        if refusal is not None:
-            await self._refuse(delivery, request, refusal)
-            return
-        pool_ttl = self._routing.pool_ttl
-        again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
-        passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
-        if not passages:
-            await self._refuse(delivery, request, NO_ROUTE)
-            return
-        passages = await self._admit(delivery, request, passages)
+        passages = await self._admit(delivery, request, decision)
         for passage in passages:
             self._tracker.hold(passage.key)
             self._tracker.require_worker_group(passage.key)  # or its place under `max_groups` would never be free
         if passages:
             await self._start(delivery, request, passages, group)
+
+    def _decide(self, delivery: Delivery, arrival: Arrival) -> list[Passage] | Refusal:
+        request, pool_ttl = arrival.request, self._routing.pool_ttl
+        try:
+            key = parse_key(request.key)
+        except InvalidKeyError as error:
+            return Refusal(Status.INVALID, str(error))
+        known = self._tracker.status(key) is not None
+        refusal = refuse_orphan(request, known=known, now_ms=arrival.accepted_ms, skew_ms=self._skew_ms)
+        if refusal is not None:
+            return refusal
+        again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
+        passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
+        return passages or NO_ROUTE
 
     async def _admit(self, delivery: Delivery, request: Request, passages: list[Passage]) -> list[Passage]:
         """The passages whose groups have a place; the caller is told when that of the answer has none."""
