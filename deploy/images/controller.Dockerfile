@@ -1,20 +1,24 @@
 # The daemon with the drivers that need no host of their own: docker and kubernetes.
 #   docker build -f deploy/images/controller.Dockerfile -t osrdyne/controller .
-FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/osrdyne && python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir 'hatchling>=1.25'
+# A digest pins it wholly: --build-arg BASE=python@sha256:…
+ARG BASE=python:3.11-slim-bookworm
+FROM $BASE AS build
 WORKDIR /src
+COPY deploy/images/constraints.txt ./
+RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir -c constraints.txt hatchling
 # What it depends on is a layer of its own: a change of the code does not install it again.
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir -p osrdyne workers/osrdyne_worker \
  && touch osrdyne/__init__.py workers/osrdyne_worker/__init__.py \
- && /opt/osrdyne/bin/pip install --no-cache-dir '.[docker,kubernetes]' \
+ && /opt/osrdyne/bin/pip install --no-cache-dir -c constraints.txt '.[docker,kubernetes]' \
  && /opt/osrdyne/bin/pip uninstall --yes osrdyne
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/osrdyne/bin/pip install --no-cache-dir --no-deps /wheels/osrdyne-*.whl
 
-FROM python:3.11-slim-bookworm
+FROM $BASE
 RUN groupadd --gid 10001 osrdyne \
  && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin osrdyne
 COPY --from=build /opt/osrdyne /opt/osrdyne

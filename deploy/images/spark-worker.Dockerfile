@@ -2,21 +2,25 @@
 #   FROM osrdyne/spark-worker
 #   COPY my_app.py /opt/osrdyne/app/
 # Build: docker build -f deploy/images/spark-worker.Dockerfile -t osrdyne/spark-worker .
-FROM python:3.11-slim-bookworm AS build
-RUN python -m venv /opt/osrdyne && python -m venv /opt/build && /opt/build/bin/pip install --no-cache-dir 'hatchling>=1.25'
+# A digest pins it wholly: --build-arg BASE=python@sha256:…
+ARG BASE=python:3.11-slim-bookworm
+FROM $BASE AS build
 WORKDIR /src
+COPY deploy/images/constraints.txt ./
+RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir -c constraints.txt hatchling
 # What it depends on is a layer of its own: a change of the code does not install it again.
 COPY pyproject.toml README.md LICENSE ./
 RUN mkdir -p osrdyne workers/osrdyne_worker \
  && touch osrdyne/__init__.py workers/osrdyne_worker/__init__.py \
- && /opt/osrdyne/bin/pip install --no-cache-dir '.[spark]' \
+ && /opt/osrdyne/bin/pip install --no-cache-dir -c constraints.txt '.[spark]' \
  && /opt/osrdyne/bin/pip uninstall --yes osrdyne \
  && rm -rf /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
 
-FROM python:3.11-slim-bookworm
+FROM $BASE
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends openjdk-17-jre-headless \
  && rm -rf /var/lib/apt/lists/* \
