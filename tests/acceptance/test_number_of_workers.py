@@ -11,12 +11,12 @@ from durable_caller import DurableCaller
 async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(worker={"scaling": {"max": 3, "target_lag": "1s", "cooldown": "1s"}})
     await daemon.start()
-    requests = [await caller.send("k", "/sleep", {"seconds": 2}) for _ in range(10)]
+    requests = [await caller.send("k", "/sleep", {"seconds": 2}) for _ in range(24)]
     await until(lambda: len(daemon.pids("k")) == 3, "three workers share the requests")
     await asyncio.gather(*map(caller.answer, requests))
     await until(lambda: len(daemon.pids("k")) == 1, "one worker is enough again")
     assert caller.statuses() == {"ok"}
-    assert [len(caller.answers[request]) for request in requests] == [1] * 10
+    assert [len(caller.answers[request]) for request in requests] == [1] * 24
     assert daemon.events("worker ended", component="worker_actions") == []
 
 
