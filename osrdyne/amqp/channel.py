@@ -144,6 +144,11 @@ class Channel:
             answer = await self._underlay.queue_delete(name, timeout=self._timeout)
         return answer.message_count or 0
 
+    async def begin_delete_queue(self, name: str) -> None:
+        """Have a queue deleted without waiting for it; what this channel is asked next waits until that is done."""
+        with translated(f"delete queue {name}"):
+            await self._underlay.queue_delete(name, nowait=True, timeout=self._timeout)
+
     async def delete_exchange(self, name: str) -> None:
         with translated(f"delete exchange {name}"):
             await self._underlay.exchange_delete(name, timeout=self._timeout)

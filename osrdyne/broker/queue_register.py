@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
+from osrdyne.amqp import Channel
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.protocol.names import PoolNames
 
@@ -17,11 +18,15 @@ _ARGUMENTS = {"x-queue-type": "quorum"}
 
 
 class QueueRegister:
-    """One queue that comes and goes. Whoever calls meanwhile shares the next time."""
+    """One queue that comes and goes. Whoever calls meanwhile shares the next time.
+
+    It goes while nobody waits for it, over a channel of its own, where the next declaration comes after that.
+    """
 
     def __init__(self, names: PoolNames, scratch: ScratchChannels) -> None:
         self._queue = names.register_queue
         self._scratch = scratch
+        self._channel: Channel | None = None
         self._turn = asyncio.Lock()
         self._asked = 0
         self._written = 0
@@ -34,8 +39,19 @@ class QueueRegister:
             if self._written >= mine:
                 return
             covers = self._asked
-            async with self._scratch.borrow() as channel:
-                await channel.delete_queue(self._queue)  # what a killed daemon has left would not be declared anew
-                await channel.declare_queue(self._queue, arguments=_ARGUMENTS)
-                await channel.delete_queue(self._queue)
+            await self._come_and_go()
             self._written = covers
+
+    async def _come_and_go(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is None or channel.is_closed:
+            channel = await self._scratch.take()
+            # What a killed daemon, or a channel that broke, has left would not be declared anew.
+            await channel.delete_queue(self._queue)
+        try:
+            await channel.declare_queue(self._queue, arguments=_ARGUMENTS)
+            await channel.begin_delete_queue(self._queue)
+        except BaseException:  # also where it was cancelled half-way: nobody knows what it holds
+            await channel.close()
+            raise
+        self._channel = channel

@@ -29,6 +29,12 @@ class ScratchChannels:
             await self._missing.acquire()
             self._spare.put_nowait(await self._connection.channel())
 
+    async def take(self) -> Channel:
+        """A channel to keep; the stock is filled up again."""
+        channel = await self._spare.get()
+        self._missing.release()
+        return channel
+
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[Channel]:
         """A channel to ask one question on; it may be closed by the answer."""

@@ -99,6 +99,9 @@ class FakeChannel(Channel):
     async def delete_queue(self, name: str) -> int:
         return await self._command("delete", name, lambda: self.broker.delete_queue(name))
 
+    async def begin_delete_queue(self, name: str) -> None:
+        await self.delete_queue(name)
+
     async def ping(self) -> None:
         await self._command("ping", "", lambda: None)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +14,8 @@ from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
 
-ONCE = ["delete p-register", "declare p-register", "delete p-register"]
+ONCE = ["declare p-register", "delete p-register"]
+FIRST = ["delete p-register", *ONCE]
 OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register"), ("bind", "pool-req-a")]
 
 
@@ -26,9 +25,10 @@ class Scratch:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    @asynccontextmanager
-    async def borrow(self) -> AsyncIterator[Scratch]:
-        yield self
+    is_closed = False
+
+    async def take(self) -> Scratch:
+        return self
 
     async def declare_queue(self, name: str, **_: object) -> None:
         await asyncio.sleep(0)
@@ -39,6 +39,12 @@ class Scratch:
         self.asked.append(f"delete {name}")
         return 0
 
+    async def begin_delete_queue(self, name: str) -> None:
+        await self.delete_queue(name)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
 
 def register_over(scratch: Any) -> QueueRegister:
     return QueueRegister(PoolNames("p"), scratch)
@@ -47,14 +53,23 @@ def register_over(scratch: Any) -> QueueRegister:
 async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
     scratch = Scratch()
     await register_over(scratch).write()
-    assert scratch.asked == ONCE
+    assert scratch.asked == FIRST
+
+
+async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
+    scratch = Scratch()
+    register = register_over(scratch)
+    await register.write()
+    scratch.is_closed = True
+    await register.write()
+    assert scratch.asked == [*FIRST, *FIRST]
 
 
 async def test_queues_declared_while_it_runs_share_the_next_turn() -> None:
     scratch = Scratch()
     register = register_over(scratch)
     await asyncio.gather(*(register.write() for _ in range(10)))
-    assert scratch.asked == [*ONCE, *ONCE]
+    assert scratch.asked == [*FIRST, *ONCE]
 
 
 @pytest.mark.parametrize("failures", [0, 1])
