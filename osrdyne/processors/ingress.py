@@ -12,19 +12,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import (
-    BrokerConflictError,
-    BrokerSilentError,
-    InvalidKeyError,
-    MessageTooLargeError,
-    PublishRefusedError,
-    QueueFullError,
-)
+from osrdyne.errors import BrokerConflictError, InvalidKeyError
 from osrdyne.ingress.acceptance import Passage, accept
 from osrdyne.ingress.requests import Arrival
 from osrdyne.logs import Logger, get_logger
@@ -34,6 +26,7 @@ from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on
 from osrdyne.processors.replies import Replier
@@ -41,10 +34,6 @@ from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames, parse_key
 from osrdyne.protocol.statuses import Status
-
-FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
-UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
-"""After a publish without a confirm; each try may become one more copy of the request."""
 
 COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
@@ -207,28 +196,12 @@ class IngressProcessor:
 
     async def _pass_on(self, delivery: Delivery, request: Request, passage: Passage) -> Refusal | None:
         """Publish until it is confirmed; a refusal that no further try changes."""
-        failures = 0
-        while True:
-            try:
-                await self._publish(delivery, request, passage)
-                return None
-            except QueueFullError:
-                detail = "The request queue of this key has reached its length limit. Try again later."
-                return Refusal(Status.MAXLEN, detail)
-            except MessageTooLargeError as error:
-                return Refusal(Status.INVALID, str(error))
-            except BrokerConflictError as error:
-                return Refusal(Status.START_FAILED, str(error))
-            except PublishRefusedError as error:
-                failures += 1
-                self._log.error("request not taken by any queue, trying again", key=passage.key, error=str(error))
-                await self._clock.sleep(FORWARD_RETRY.delay(failures))
-            except BrokerSilentError as error:
-                # The queue has lost its leader. That is this key's trouble alone; nobody knows whether it has it.
-                failures += 1
-                self._log.error("request not confirmed, trying again", key=passage.key, error=str(error))
-                await self._clock.sleep(UNCONFIRMED_RETRY.delay(failures))
+
+        async def attempt() -> None:
             await self._wait_bound(passage)
+            await self._publish(delivery, request, passage)
+
+        return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
 
     async def _publish(self, delivery: Delivery, request: Request, passage: Passage) -> None:
         message = passed_on(delivery, request, passage, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)

@@ -12,25 +12,18 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import (
-    BrokerConflictError,
-    BrokerSilentError,
-    InvalidKeyError,
-    MessageTooLargeError,
-    PublishRefusedError,
-    QueueFullError,
-)
+from osrdyne.errors import InvalidKeyError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, Verdict
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
@@ -38,10 +31,6 @@ from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames, parse_key
 from osrdyne.protocol.statuses import Status
-
-FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
-UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
-"""After a forward without a confirm; each try may become one more copy of the request."""
 
 
 class OrphanProcessor:
@@ -115,37 +104,19 @@ class OrphanProcessor:
 
     async def _forward(self, delivery: Delivery, request: Request, key: Key) -> None:
         started = self._clock.monotonic()
-        refusals = 0
-        while True:
-            self._tracker.require_worker_group(key)
-            try:
-                await self._wait_bound(key)
-                await self._publish(delivery, request, key)
-                break
-            except QueueFullError:
-                detail = "The request queue of this key has reached its length limit. Try again later."
-                await self._refuse(delivery, request, Refusal(Status.MAXLEN, detail))
-                return
-            except PublishRefusedError as error:
-                # Unroutable although the alternate exchange should catch it: its queue is missing. Keep the orphan.
-                refusals += 1
-                self._log.error("orphan not taken by any queue, trying again", key=key, error=str(error))
-                await self._clock.sleep(FORWARD_RETRY.delay(refusals))
-            except BrokerSilentError as error:
-                # A queue that has lost its leader confirms nothing. That is this key's trouble alone: its orphans stay
-                # unacknowledged, and other keys go on. Nobody knows whether the request is in the queue.
-                refusals += 1
-                self._log.error("forward of an orphan not confirmed, trying again", key=key, error=str(error))
-                await self._clock.sleep(UNCONFIRMED_RETRY.delay(refusals))
-            except BrokerConflictError as error:
-                await self._refuse(delivery, request, Refusal(Status.START_FAILED, str(error)))
-                return
-            except MessageTooLargeError as error:
-                await self._refuse(delivery, request, Refusal(Status.INVALID, str(error)))
-                return
+        attempt = partial(self._attempt, delivery, request, key)
+        refusal = await deliver(attempt, key=key, clock=self._clock, log=self._log)
+        if refusal is not None:
+            await self._refuse(delivery, request, refusal)
+            return
         await delivery.ack()
         self._metrics.orphans.labels(outcome="forwarded").inc()
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
+
+    async def _attempt(self, delivery: Delivery, request: Request, key: Key) -> None:
+        self._tracker.require_worker_group(key)
+        await self._wait_bound(key)
+        await self._publish(delivery, request, key)
 
     async def _wait_bound(self, key: Key) -> None:
         if not self._board[key].is_bound:
