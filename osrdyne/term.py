@@ -17,7 +17,6 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
-from osrdyne.amqp import Channel, Consumer
 from osrdyne.broker.declare import apply_policies, declare_topology
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import RequestQueueListing
@@ -54,6 +53,7 @@ from osrdyne.pool.worker_specs import choose_credentials, group_limits, scaling_
 from osrdyne.pool.worker_watch import WorkerWatch
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
+from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.ingress import IngressProcessor
 from osrdyne.processors.orphans import OrphanProcessor
@@ -62,9 +62,6 @@ from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
 from osrdyne.protocol.names import Key, WorkerId
 
-DRAIN_TIMEOUT = 10.0
-"""How long a graceful end waits for what the consumers have taken, seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
@@ -72,15 +69,6 @@ class StopRequest:
 
     requested: asyncio.Event
     stop_workers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Consuming:
-    """A processor at work."""
-
-    channel: Channel
-    consumer: Consumer
-    task: asyncio.Task[None]
 
 
 class Term:
@@ -292,6 +280,18 @@ class Term:
             retry=self.groups_loop.retry,
             clock=clock,
         )
+        self._consumers = self._build_consumers()
+
+    def _build_consumers(self) -> ControllerConsumers:
+        """Orphans last: whatever they set in motion, reports and dead letters of it are heard."""
+        names = self.names
+        processors = [
+            Processor(names.activity_queue, activity.PREFETCH, self._activity.run),
+            Processor(names.dead_letter_queue, dead_letters.PREFETCH, self._dead_letters.run),
+            Processor(names.cancel_queue, cancels.PREFETCH, self._cancels.run),
+            Processor(names.orphan_queue, orphans.PREFETCH, self._orphans.run),
+        ]
+        return ControllerConsumers(processors, open_channel=self._session.channel)
 
     def _choose_processor(self, replier: Replier) -> OrphanProcessor | IngressProcessor:
         """What consumes the orphan queue: every request of a managed pool comes there."""
@@ -316,12 +316,13 @@ class Term:
             keeping = start_endless(group, "leader session", self._session.run(self._token))
             await self._prepare()
             loops = self._start_loops(group)
-            consumers = await self._start_processors(group)
+            await self._consumers.start(group)
             await self._ask_workers_for_reports()
             on_leading()
             self._log.info("leading", groups=len(self.tracker.keys()), workers=len(self.book.entries()))
             await stop.requested.wait()
-            await self._finish(consumers)
+            self._log.info("stopping")
+            await self._consumers.finish()
             for task in loops:
                 task.cancel()
             await asyncio.wait(loops)  # or a worker that is just being started could be missed
@@ -360,38 +361,10 @@ class Term:
             start_endless(group, "start failure responder", self._start_failures.run()),
         ]
 
-    async def _start_processors(self, group: asyncio.TaskGroup) -> list[_Consuming]:
-        names = self.names
-        processors = [
-            (names.activity_queue, activity.PREFETCH, self._activity.run),
-            (names.dead_letter_queue, dead_letters.PREFETCH, self._dead_letters.run),
-            (names.cancel_queue, cancels.PREFETCH, self._cancels.run),
-            (names.orphan_queue, orphans.PREFETCH, self._orphans.run),
-        ]
-        consuming = []
-        for queue, prefetch, run in processors:
-            channel = await self._session.channel()
-            consumer = await channel.consume(queue, prefetch=prefetch)
-            task = group.create_task(run(consumer), name=f"consumer of {queue}")
-            consuming.append(_Consuming(channel, consumer, task))
-        return consuming
-
     async def _ask_workers_for_reports(self) -> None:
         """Workers found at the start have reported to an earlier leader: ask what state they are in (DEFECTS 17)."""
         keys = {*self.tracker.keys(), *(entry.instance.key for entry in self.book.entries())}
         await asyncio.gather(*(self._control.ask_for_reports(key) for key in keys))
-
-    # --- the orderly end
-
-    async def _finish(self, consumers: list[_Consuming]) -> None:
-        """Stop consuming, and finish what has been taken; what is not finished in time goes back to its queue."""
-        self._log.info("stopping")
-        for consuming in consumers:
-            await consuming.channel.cancel(consuming.consumer)
-        _, late = await asyncio.wait([consuming.task for consuming in consumers], timeout=DRAIN_TIMEOUT)
-        for task in late:
-            self._log.warning("messages go back to their queue", consumer=task.get_name())
-            task.cancel()
 
     async def _stop_workers(self) -> None:
         """End every worker of the pool; their queues stay, with what is in them."""
