@@ -20,8 +20,8 @@ import psutil
 import yaml
 
 from osrdyne.client import AsyncClient
-from osrdyne.drivers.subprocess_environment import Marks
-from osrdyne.drivers.subprocess_processes import environment_of, session_leaders
+from osrdyne.drivers.subprocess.environment import Marks
+from osrdyne.drivers.subprocess.processes import environment_of, session_leaders
 
 ROOT = Path(__file__).parents[2]
 OSRDYNE = Path(sys.executable).with_name("osrdyne")

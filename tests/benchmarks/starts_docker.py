@@ -15,8 +15,8 @@ from pathlib import Path
 import docker
 
 from osrdyne.drivers.docker import DockerDriver
-from osrdyne.drivers.docker_engine import THREADS
-from osrdyne.drivers.docker_options import DockerOptions, Pull
+from osrdyne.drivers.docker.engine import THREADS
+from osrdyne.drivers.docker.options import DockerOptions, Pull
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.starts import COMMAND, GROUPS, NotMeasuredError, has_docker_engine, measure, starts_figure
 

@@ -25,8 +25,8 @@ from lightkube.types import PatchType
 
 from osrdyne.drivers.base import WorkerSpec
 from osrdyne.drivers.kubernetes import KubernetesDriver
-from osrdyne.drivers.kubernetes_manifests import Manifests
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.manifests import Manifests
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.starts import COMMAND, NotMeasuredError, make_context, make_specs, measure, starts_figure
 

@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 from osrdyne.drivers.subprocess import SubprocessDriver
-from osrdyne.drivers.subprocess_options import SubprocessOptions
+from osrdyne.drivers.subprocess.options import SubprocessOptions
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.starts import COMMAND, GROUPS, measure, starts_figure
 

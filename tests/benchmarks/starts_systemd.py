@@ -20,7 +20,7 @@ from dbus_fast import BusType, Message, MessageType
 from dbus_fast.aio import MessageBus
 
 from osrdyne.drivers.systemd import SystemdDriver
-from osrdyne.drivers.systemd_options import BusChoice, SystemdOptions
+from osrdyne.drivers.systemd.options import BusChoice, SystemdOptions
 from tests.benchmarks.figures import Figure, Round
 from tests.benchmarks.starts import COMMAND, GROUPS, NotMeasuredError, has_docker_engine, measure, starts_figure
 from tests.docker.systemd_container import SOURCE, SystemdContainer

@@ -17,7 +17,7 @@ from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext, DriverOptions  # noqa: E402
 from osrdyne.drivers.noop import NoopDriver  # noqa: E402
 from osrdyne.drivers.subprocess import SubprocessDriver  # noqa: E402
-from osrdyne.drivers.subprocess_options import SubprocessOptions  # noqa: E402
+from osrdyne.drivers.subprocess.options import SubprocessOptions  # noqa: E402
 from osrdyne.testing.conformance_worker import Behaviour  # noqa: E402
 from osrdyne.testing.driver_conformance import (  # noqa: E402
     POOL,

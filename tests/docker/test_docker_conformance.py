@@ -13,7 +13,7 @@ pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
 from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext  # noqa: E402
 from osrdyne.drivers.docker import DockerDriver  # noqa: E402
-from osrdyne.drivers.docker_options import DockerOptions  # noqa: E402
+from osrdyne.drivers.docker.options import DockerOptions  # noqa: E402
 from osrdyne.testing.driver_conformance import (  # noqa: E402
     POOL,
     BackendConformance,

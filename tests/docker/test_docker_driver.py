@@ -14,8 +14,8 @@ import pytest
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, InstanceId, InstanceState
 from osrdyne.drivers.docker import DockerDriver
-from osrdyne.drivers.docker_labels import Identity
-from osrdyne.drivers.docker_options import DockerOptions
+from osrdyne.drivers.docker.labels import Identity
+from osrdyne.drivers.docker.options import DockerOptions
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.conformance_worker import Behaviour

@@ -12,7 +12,7 @@ import sys
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.subprocess import SubprocessDriver
-from osrdyne.drivers.subprocess_options import SubprocessOptions
+from osrdyne.drivers.subprocess.options import SubprocessOptions
 from osrdyne.testing.driver_conformance import POOL, make_spec
 
 

@@ -16,12 +16,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.drivers import subprocess_processes, subprocess_workers
 from osrdyne.drivers.base import DriverContext, InstanceState
-from osrdyne.drivers.subprocess import SubprocessDriver
-from osrdyne.drivers.subprocess_options import SubprocessOptions
-from osrdyne.drivers.subprocess_processes import ProcessHandle, start_ticks
-from osrdyne.drivers.subprocess_state import StateDirectory, slot_name
+from osrdyne.drivers.subprocess import SubprocessDriver, processes, workers
+from osrdyne.drivers.subprocess.options import SubprocessOptions
+from osrdyne.drivers.subprocess.processes import ProcessHandle, start_ticks
+from osrdyne.drivers.subprocess.state import StateDirectory, slot_name
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.conformance_worker import Behaviour
@@ -245,8 +244,8 @@ def unkillable(monkeypatch):
     pids = set()
     send = ProcessHandle.send
     monkeypatch.setattr(ProcessHandle, "send", lambda self, number: None if self.pid in pids else send(self, number))
-    monkeypatch.setattr(subprocess_processes, "_KILL_TIMEOUT", 0.2)
-    monkeypatch.setattr(subprocess_workers, "_LEFTOVER_GRACE", 0.1)
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr(workers, "_LEFTOVER_GRACE", 0.1)
     return pids
 
 

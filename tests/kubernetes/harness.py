@@ -16,7 +16,7 @@ from played_kubelet import PlayedKubelet
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, Instance
 from osrdyne.drivers.kubernetes import KubernetesDriver
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.testing.driver_harness import POOL, DriverHarness
 from tests.chaos.proxy import Proxy
 

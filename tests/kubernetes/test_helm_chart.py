@@ -20,8 +20,8 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes import KubernetesDriver
-from osrdyne.drivers.kubernetes_check import RIGHTS, SCALING_RIGHTS, Right
-from osrdyne.drivers.kubernetes_options import Scaling
+from osrdyne.drivers.kubernetes.check import RIGHTS, SCALING_RIGHTS, Right
+from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.testing.driver_harness import clean_up, is_ready, make_spec

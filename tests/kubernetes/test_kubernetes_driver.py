@@ -14,8 +14,8 @@ from lightkube.types import CascadeType, PatchType
 from structlog.testing import capture_logs
 
 from osrdyne.drivers.base import InstanceState
-from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.testing.conformance_worker import Behaviour
@@ -275,7 +275,7 @@ async def test_watch_that_ends_by_a_fault_of_ours_ends_the_events(driver, monkey
 
 
 async def test_pod_that_does_not_go_is_said_so(driver, admin, namespace, monkeypatch):
-    monkeypatch.setattr("osrdyne.drivers.kubernetes_ending._SLACK", 1.0)
+    monkeypatch.setattr("osrdyne.drivers.kubernetes.ending._SLACK", 1.0)
     started = await driver.start(make_spec())
     await is_ready(driver, started)
     [pod] = objects_of(admin, namespace, started, Pod)

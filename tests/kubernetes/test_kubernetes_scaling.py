@@ -10,7 +10,7 @@ from lightkube.resources.autoscaling_v1 import HorizontalPodAutoscaler
 from lightkube.resources.core_v1 import Pod
 
 from osrdyne.drivers.base import InstanceId
-from osrdyne.drivers.kubernetes_scaling import hpa_version
+from osrdyne.drivers.kubernetes.scaling import hpa_version
 from osrdyne.errors import StartFailedError
 from osrdyne.testing.driver_harness import clean_up, eventually, make_spec
 

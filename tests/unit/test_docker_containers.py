@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.drivers.base import InstanceId, InstanceState
-from osrdyne.drivers.docker_containers import Containers
-from osrdyne.drivers.docker_labels import Identity
-from osrdyne.drivers.docker_options import BrokerUri, DockerOptions
+from osrdyne.drivers.docker.containers import Containers
+from osrdyne.drivers.docker.labels import Identity
+from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_conformance import make_spec

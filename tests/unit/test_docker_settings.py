@@ -17,11 +17,11 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext, Exit, InstanceId, InstanceState
 from osrdyne.drivers.docker import DockerDriver
-from osrdyne.drivers.docker_engine import Engine, root_cause
-from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
-from osrdyne.drivers.docker_launch import host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker_options import DockerOptions, Mount
-from osrdyne.drivers.docker_secret import owner_of, secret_archive, user_id
+from osrdyne.drivers.docker.engine import Engine, root_cause
+from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
+from osrdyne.drivers.docker.launch import host_settings, refuse_loopback, start_error
+from osrdyne.drivers.docker.options import DockerOptions, Mount
+from osrdyne.drivers.docker.secret import owner_of, secret_archive, user_id
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import ConfigurationError, DriverUnavailableError, StartFailedError
 from osrdyne.testing.driver_conformance import AMQP_URI, KEY, SECRET, make_spec

@@ -9,8 +9,8 @@ from queue import SimpleQueue
 import pytest
 from docker.errors import APIError
 
-from osrdyne.drivers.docker_events import EventReader
-from osrdyne.drivers.docker_images import Images
+from osrdyne.drivers.docker.events import EventReader
+from osrdyne.drivers.docker.images import Images
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 
 PATIENCE = 10.0

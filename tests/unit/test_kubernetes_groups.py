@@ -7,7 +7,7 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 
 from osrdyne.drivers.base import Exit, InstanceState
-from osrdyne.drivers.kubernetes_groups import gather, sorted_by_distress, to_instance, trouble
+from osrdyne.drivers.kubernetes.groups import gather, sorted_by_distress, to_instance, trouble
 from osrdyne.protocol.names import Key
 
 LABELS = {"osrdyne.dev/worker": "w1", "osrdyne.dev/slot": "2"}

@@ -10,11 +10,10 @@ from lightkube.models.core_v1 import PodTemplateSpec
 from lightkube.models.meta_v1 import LabelSelector, ObjectMeta
 from lightkube.resources.apps_v1 import Deployment
 
-from osrdyne.drivers import kubernetes
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes import KubernetesDriver
-from osrdyne.drivers.kubernetes_api import KubernetesError
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.api import KubernetesError
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.testing.clock import VirtualClock
 
 
@@ -64,7 +63,7 @@ async def test_stranger_with_our_label_is_no_worker_and_is_told_of_once(monkeypa
     )
     driver = driver_of(ApiWithoutWatches(theirs), VirtualClock(), monkeypatch)
     said = Mock()
-    monkeypatch.setattr(kubernetes, "log", said)
+    monkeypatch.setattr("osrdyne.drivers.kubernetes.driver.log", said)
     assert await driver.list_instances() == []
     assert await driver.list_instances() == []
     said.warning.assert_called_once_with("object is not osrdyne's although its label says so", name="theirs")

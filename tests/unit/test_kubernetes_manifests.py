@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
-from osrdyne.drivers.kubernetes_manifests import Manifests
-from osrdyne.drivers.kubernetes_names import PoolLabels
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.manifests import Manifests
+from osrdyne.drivers.kubernetes.names import PoolLabels
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.protocol.names import Key
 from osrdyne.testing.driver_harness import AMQP_URI, SECRET, make_spec
 from osrdyne.testing.keys import ODD_KEYS

@@ -7,11 +7,11 @@ import pytest
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext
-from osrdyne.drivers.kubernetes_api import KubernetesError
-from osrdyne.drivers.kubernetes_check import check_cpu_request
-from osrdyne.drivers.kubernetes_manifests import Manifests
-from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
-from osrdyne.drivers.kubernetes_scaling import apply_autoscaler, has_keda, hpa_version, remove_autoscaler
+from osrdyne.drivers.kubernetes.api import KubernetesError
+from osrdyne.drivers.kubernetes.check import check_cpu_request
+from osrdyne.drivers.kubernetes.manifests import Manifests
+from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, has_keda, hpa_version, remove_autoscaler
 from osrdyne.testing.driver_harness import make_spec
 
 CONTEXT = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("w", "a:b"))

@@ -6,11 +6,11 @@ import json
 
 import httpx2
 
-from osrdyne.drivers import systemd_systemctl
-from osrdyne.drivers.kubernetes_api import KubernetesApi
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
-from osrdyne.drivers.systemd_options import ManagerKind
-from osrdyne.drivers.systemd_systemctl import Journal
+from osrdyne.drivers.kubernetes.api import KubernetesApi
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
+from osrdyne.drivers.systemd import systemctl
+from osrdyne.drivers.systemd.options import ManagerKind
+from osrdyne.drivers.systemd.systemctl import Journal
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_harness import AMQP_URI
 
@@ -22,7 +22,7 @@ async def test_password_in_the_journal_is_masked(monkeypatch):
     async def journalctl(*_arguments, timeout):
         return 0, json.dumps({"MESSAGE": SAID}).encode(), b""
 
-    monkeypatch.setattr(systemd_systemctl, "run_program", journalctl)
+    monkeypatch.setattr(systemctl, "run_program", journalctl)
     journal = Journal(ManagerKind.SYSTEM, clock=VirtualClock())
     assert await journal.tail("unit", since=0.0, lines=5, ended=False) == MASKED
 

@@ -12,10 +12,10 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.registry import create_driver
-from osrdyne.drivers.subprocess_environment import Marks, carries_mark, worker_variables
-from osrdyne.drivers.subprocess_logs import LogFiles
-from osrdyne.drivers.subprocess_options import SubprocessOptions, log_directory, state_directory
-from osrdyne.drivers.subprocess_state import slot_name
+from osrdyne.drivers.subprocess.environment import Marks, carries_mark, worker_variables
+from osrdyne.drivers.subprocess.logs import LogFiles
+from osrdyne.drivers.subprocess.options import SubprocessOptions, log_directory, state_directory
+from osrdyne.drivers.subprocess.state import slot_name
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import WorkerId

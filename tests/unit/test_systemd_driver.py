@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.drivers import systemd
 from osrdyne.drivers.base import DriverContext, InstanceState
 from osrdyne.drivers.systemd import SystemdDriver
-from osrdyne.drivers.systemd_options import SystemdOptions
+from osrdyne.drivers.systemd.options import SystemdOptions
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.testing.driver_harness import make_spec
 
@@ -43,7 +42,7 @@ async def driver(tmp_path, monkeypatch):
 
 
 async def test_start_that_systemd_never_gets_to_is_given_up_and_frees_its_slot(driver, monkeypatch):
-    monkeypatch.setattr(systemd, "_START_PATIENCE", 0.01)
+    monkeypatch.setattr("osrdyne.drivers.systemd.driver._START_PATIENCE", 0.01)
     with pytest.raises(DriverUnavailableError, match="systemctl list-jobs"):
         await driver.start(make_spec())
     [given_up] = await driver.list_instances()

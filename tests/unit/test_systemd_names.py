@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from osrdyne.drivers.base import Exit
-from osrdyne.drivers.systemd_names import UnitEnd, UnitNames, environment_text, is_accepted, object_path
-from osrdyne.drivers.systemd_options import SystemdOptions
-from osrdyne.drivers.systemd_units import refusal
+from osrdyne.drivers.systemd.names import UnitEnd, UnitNames, environment_text, is_accepted, object_path
+from osrdyne.drivers.systemd.options import SystemdOptions
+from osrdyne.drivers.systemd.units import refusal
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.testing.keys import ODD_KEYS

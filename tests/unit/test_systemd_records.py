@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from osrdyne.drivers.systemd_records import EnvironmentFiles, Record
+from osrdyne.drivers.systemd.records import EnvironmentFiles, Record
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId
 

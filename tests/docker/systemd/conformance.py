@@ -18,7 +18,7 @@ pytest.register_assert_rewrite("osrdyne.testing.driver_conformance")
 from osrdyne.aio.clock import SystemClock  # noqa: E402
 from osrdyne.drivers.base import DriverContext  # noqa: E402
 from osrdyne.drivers.systemd import SystemdDriver  # noqa: E402
-from osrdyne.drivers.systemd_options import SystemdOptions  # noqa: E402
+from osrdyne.drivers.systemd.options import SystemdOptions  # noqa: E402
 from osrdyne.testing.driver_conformance import (  # noqa: E402
     POOL,
     BackendConformance,

@@ -13,7 +13,7 @@ from conformance import CONTEXT, OPTIONS, SystemdHarness
 
 from osrdyne.drivers.base import InstanceState
 from osrdyne.drivers.systemd import SystemdDriver
-from osrdyne.drivers.systemd_options import BusChoice
+from osrdyne.drivers.systemd.options import BusChoice
 from osrdyne.errors import SlotTakenError, StartFailedError
 from osrdyne.testing.driver_conformance import SECRET, clean_up, exited, find, is_ready, make_spec
 

@@ -1,7 +1,7 @@
 """The driver that starts workers as containers of a Docker engine, here or elsewhere.
 
 Everything that is known about a worker is in its container's labels, and its name is the lock of its slot. This class
-is the asynchronous face; what blocks is in `docker_containers` and runs in a few threads, so that no more calls than
+is the asynchronous face; what blocks is in `containers` and runs in a few threads, so that no more calls than
 that reach the engine at once. Events of the engine wake it up; a slow look helps where events are missing.
 """
 
@@ -27,14 +27,14 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
-from osrdyne.drivers.docker_checks import examine
-from osrdyne.drivers.docker_containers import Containers, ImageMissingError, Seen
-from osrdyne.drivers.docker_engine import THREADS, Engine, is_local
-from osrdyne.drivers.docker_events import SILENCE, EventReader
-from osrdyne.drivers.docker_images import Images
-from osrdyne.drivers.docker_labels import Identity
-from osrdyne.drivers.docker_launch import explain, shape
-from osrdyne.drivers.docker_options import DockerOptions, Pull
+from osrdyne.drivers.docker.checks import examine
+from osrdyne.drivers.docker.containers import Containers, ImageMissingError, Seen
+from osrdyne.drivers.docker.engine import THREADS, Engine, is_local
+from osrdyne.drivers.docker.events import SILENCE, EventReader
+from osrdyne.drivers.docker.images import Images
+from osrdyne.drivers.docker.labels import Identity
+from osrdyne.drivers.docker.launch import explain, shape
+from osrdyne.drivers.docker.options import DockerOptions, Pull
 from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")

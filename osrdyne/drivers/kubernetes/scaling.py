@@ -10,10 +10,10 @@ from typing import Any
 from lightkube.generic_resource import GenericNamespacedResource
 
 from osrdyne.drivers.base import WorkerSpec
-from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError, resource_kind
-from osrdyne.drivers.kubernetes_manifests import Manifests
-from osrdyne.drivers.kubernetes_names import field_manager
-from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError, resource_kind
+from osrdyne.drivers.kubernetes.manifests import Manifests
+from osrdyne.drivers.kubernetes.names import field_manager
+from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
 
 HPA_VERSIONS = ("v2", "v2beta2", "v1")
 """The best first. `v2` exists from Kubernetes 1.23 on, `v2beta2` until 1.25."""

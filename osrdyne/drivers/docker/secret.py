@@ -13,7 +13,7 @@ from typing import Any
 
 from docker.errors import NotFound
 
-from osrdyne.drivers.docker_engine import Engine
+from osrdyne.drivers.docker.engine import Engine
 
 URI_FILE = "/run/osrdyne/amqp-uri"
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import psutil
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.drivers.subprocess_environment import Marks, carries_mark, worker_variables
-from osrdyne.drivers.subprocess_launch import Launch, spawn, start_error
-from osrdyne.drivers.subprocess_logs import LogFiles
-from osrdyne.drivers.subprocess_processes import (
+from osrdyne.drivers.subprocess.environment import Marks, carries_mark, worker_variables
+from osrdyne.drivers.subprocess.launch import Launch, spawn, start_error
+from osrdyne.drivers.subprocess.logs import LogFiles
+from osrdyne.drivers.subprocess.processes import (
     ProcessHandle,
     ancestors,
     ask_all_to_end,
@@ -28,7 +28,7 @@ from osrdyne.drivers.subprocess_processes import (
     members,
     session_leaders,
 )
-from osrdyne.drivers.subprocess_state import Record, StateDirectory, slot_name
+from osrdyne.drivers.subprocess.state import Record, StateDirectory, slot_name
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import WorkerId

@@ -26,12 +26,12 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
-from osrdyne.drivers.systemd_dbus import DbusUnits
-from osrdyne.drivers.systemd_names import UnitEnd, UnitNames, environment_text, is_accepted
-from osrdyne.drivers.systemd_options import BusChoice, SystemdOptions, bus_address, runtime_directory
-from osrdyne.drivers.systemd_records import EnvironmentFiles, Record
-from osrdyne.drivers.systemd_systemctl import Journal, Systemctl
-from osrdyne.drivers.systemd_units import ActiveState, SystemdUnits
+from osrdyne.drivers.systemd.dbus import DbusUnits
+from osrdyne.drivers.systemd.names import UnitEnd, UnitNames, environment_text, is_accepted
+from osrdyne.drivers.systemd.options import BusChoice, SystemdOptions, bus_address, runtime_directory
+from osrdyne.drivers.systemd.records import EnvironmentFiles, Record
+from osrdyne.drivers.systemd.systemctl import Journal, Systemctl
+from osrdyne.drivers.systemd.units import ActiveState, SystemdUnits
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.protocol.names import WorkerId, encode_key
 

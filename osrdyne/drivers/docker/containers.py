@@ -15,11 +15,11 @@ from docker.errors import APIError, ImageNotFound, NotFound
 
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.drivers.docker_engine import Engine
-from osrdyne.drivers.docker_labels import Identity, read_exit, read_instance
-from osrdyne.drivers.docker_launch import explain, host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker_options import BrokerUri, DockerOptions
-from osrdyne.drivers.docker_secret import URI_FILE, owner_of, secret_archive
+from osrdyne.drivers.docker.engine import Engine
+from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
+from osrdyne.drivers.docker.launch import explain, host_settings, refuse_loopback, start_error
+from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
+from osrdyne.drivers.docker.secret import URI_FILE, owner_of, secret_archive
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.logs import mask_uri
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, WorkerSpec
-from osrdyne.drivers.docker_options import LABEL_PREFIX
+from osrdyne.drivers.docker.options import LABEL_PREFIX
 from osrdyne.protocol.names import Key, WorkerId, fit_key
 
 POOL, STACK, KEY, SLOT, WORKER, GENERATION, SPEC_HASH, STARTED_AT = (

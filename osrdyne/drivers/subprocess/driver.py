@@ -2,7 +2,7 @@
 
 The workers outlive the daemon: each has a session of its own, writes to a file and holds the lock of its slot. Whoever
 leads next finds them by the state directory and by their environment. This class is the asynchronous face; everything
-that blocks is in `subprocess_workers` and runs in one thread, so that nothing of it needs a lock.
+that blocks is in `workers` and runs in one thread, so that nothing of it needs a lock.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
-from osrdyne.drivers.subprocess_launch import Launch
-from osrdyne.drivers.subprocess_logs import LogFiles
-from osrdyne.drivers.subprocess_options import SubprocessOptions, log_directory, state_directory
-from osrdyne.drivers.subprocess_state import StateDirectory
-from osrdyne.drivers.subprocess_workers import LocalWorker, LocalWorkers
+from osrdyne.drivers.subprocess.launch import Launch
+from osrdyne.drivers.subprocess.logs import LogFiles
+from osrdyne.drivers.subprocess.options import SubprocessOptions, log_directory, state_directory
+from osrdyne.drivers.subprocess.state import StateDirectory
+from osrdyne.drivers.subprocess.workers import LocalWorker, LocalWorkers
 from osrdyne.errors import ConfigurationError, DriverUnavailableError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from osrdyne.drivers.base import DriverContext, WorkerSpec
-from osrdyne.drivers.kubernetes_names import (
+from osrdyne.drivers.kubernetes.names import (
     GENERATION_ANNOTATION,
     SCALING_ANNOTATION,
     SPEC_ANNOTATION,
@@ -21,7 +21,7 @@ from osrdyne.drivers.kubernetes_names import (
     PoolLabels,
     key_annotations,
 )
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.protocol.environment import READY_FILE_VARIABLE
 from osrdyne.protocol.names import encode_key, replica_id
 

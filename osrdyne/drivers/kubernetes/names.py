@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import DriverContext, WorkerSpec
-from osrdyne.drivers.kubernetes_options import LABEL_PREFIX
+from osrdyne.drivers.kubernetes.options import LABEL_PREFIX
 from osrdyne.protocol.names import Key, encode_key
 
 POOL_LABEL = f"{LABEL_PREFIX}pool"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import DriverContext, Finding
-from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
-from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
-from osrdyne.drivers.kubernetes_scaling import has_keda
+from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes.scaling import has_keda
 
 
 @dataclass(frozen=True, slots=True, order=True)

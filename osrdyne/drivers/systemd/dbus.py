@@ -15,8 +15,8 @@ from dbus_fast.aio import MessageBus
 from dbus_fast.constants import BusType
 
 from osrdyne.aio.watch import WatchCell
-from osrdyne.drivers.systemd_names import UnitEnd, object_path
-from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
+from osrdyne.drivers.systemd.names import UnitEnd, object_path
+from osrdyne.drivers.systemd.units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError
 
 _SYSTEMD = "org.freedesktop.systemd1"

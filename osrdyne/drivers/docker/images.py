@@ -11,8 +11,8 @@ from typing import Any
 
 from docker.errors import APIError
 
-from osrdyne.drivers.docker_engine import Engine
-from osrdyne.drivers.docker_launch import explain
+from osrdyne.drivers.docker.engine import Engine
+from osrdyne.drivers.docker.launch import explain
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import Logger, get_logger, mask_uri
 
@@ -27,7 +27,7 @@ class Images:
         self._pulls = 0
         self._failure: DriverError | None = None
         self._closed = False
-        self._log: Logger = get_logger("docker_images")
+        self._log: Logger = get_logger("drivers.docker")
 
     async def pull(self) -> None:
         """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`, or

@@ -24,7 +24,7 @@ from lightkube.generic_resource import GenericNamespacedResource, create_namespa
 from lightkube.resources.core_v1 import PodLog
 from lightkube.types import CascadeType, PatchType
 
-from osrdyne.drivers.kubernetes_options import KubernetesOptions
+from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.logs import mask_uri
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from docker.errors import APIError
 
-from osrdyne.drivers.docker_options import HOST_NETWORK, DockerOptions
+from osrdyne.drivers.docker.options import HOST_NETWORK, DockerOptions
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import mask_uri
 

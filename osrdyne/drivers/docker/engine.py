@@ -20,7 +20,7 @@ from docker.errors import APIError, DockerException
 from docker.utils import kwargs_from_env
 from urllib3.exceptions import HTTPError
 
-from osrdyne.drivers.docker_options import DockerOptions
+from osrdyne.drivers.docker.options import DockerOptions
 from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from enum import StrEnum
 
-from osrdyne.drivers.systemd_names import UnitEnd
+from osrdyne.drivers.systemd.names import UnitEnd
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 
 CALL_TIMEOUT = 25.0

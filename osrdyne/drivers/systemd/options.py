@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from osrdyne.drivers.base import DriverOptions
-from osrdyne.drivers.systemd_names import is_accepted
+from osrdyne.drivers.systemd.names import is_accepted
 from osrdyne.drivers.variables import ShellVariables
 
 

@@ -8,9 +8,9 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from osrdyne.aio.clock import Clock
-from osrdyne.drivers.systemd_names import UnitEnd
-from osrdyne.drivers.systemd_options import ManagerKind
-from osrdyne.drivers.systemd_units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
+from osrdyne.drivers.systemd.names import UnitEnd
+from osrdyne.drivers.systemd.options import ManagerKind
+from osrdyne.drivers.systemd.units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.logs import mask_uri
 

@@ -3,7 +3,7 @@
 One start is one Deployment and what belongs to it: a Secret with the broker URI, and an autoscaler where one is wanted.
 Everything is found again by labels, and goes with the Deployment. Kubernetes restarts, scales and rolls the pods; this
 driver starts and ends groups, and says when one cannot come up (decision 0015). Documents are made in
-`kubernetes_manifests`, read in `kubernetes_groups`; `kubernetes_api` does the calls.
+`manifests`, read in `groups`; `api` does the calls.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
-from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
-from osrdyne.drivers.kubernetes_check import check
-from osrdyne.drivers.kubernetes_ending import end_group
-from osrdyne.drivers.kubernetes_groups import (
+from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes.check import check
+from osrdyne.drivers.kubernetes.ending import end_group
+from osrdyne.drivers.kubernetes.groups import (
     Group,
     container_status,
     gather,
@@ -45,10 +45,10 @@ from osrdyne.drivers.kubernetes_groups import (
     trouble,
     uid_of,
 )
-from osrdyne.drivers.kubernetes_manifests import CONTAINER, Manifests
-from osrdyne.drivers.kubernetes_names import PoolLabels, field_manager, replicas_manager, worker_selector
-from osrdyne.drivers.kubernetes_options import KubernetesOptions, Scaling
-from osrdyne.drivers.kubernetes_scaling import apply_autoscaler, remove_autoscaler
+from osrdyne.drivers.kubernetes.manifests import CONTAINER, Manifests
+from osrdyne.drivers.kubernetes.names import PoolLabels, field_manager, replicas_manager, worker_selector
+from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
+from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, remove_autoscaler
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import get_logger
 
@@ -59,7 +59,7 @@ _LAST_LINES = 100
 _LOGS_OF_PODS = 5
 _ACCESS_OPTIONS = frozenset({"kubeconfig", "context", "namespace", "request_timeout"})
 
-log = get_logger("kubernetes_driver")
+log = get_logger("drivers.kubernetes")
 
 
 @dataclass(frozen=True, slots=True)

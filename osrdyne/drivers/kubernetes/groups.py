@@ -16,15 +16,15 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
-from osrdyne.drivers.kubernetes_manifests import CONTAINER
-from osrdyne.drivers.kubernetes_names import (
+from osrdyne.drivers.kubernetes.manifests import CONTAINER
+from osrdyne.drivers.kubernetes.names import (
     ENCODED_KEY_ANNOTATION,
     SCALING_ANNOTATION,
     SLOT_LABEL,
     SPEC_ANNOTATION,
     WORKER_LABEL,
 )
-from osrdyne.drivers.kubernetes_options import Scaling
+from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.protocol.names import Key, WorkerId, decode_key
 
 _HOPELESS = frozenset(

@@ -14,7 +14,7 @@ from typing import Any
 from urllib3.exceptions import ReadTimeoutError
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.drivers.docker_engine import Engine
+from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 
 SILENCE = 300.0
@@ -35,7 +35,7 @@ class EventReader:
         self._closed = threading.Event()
         self._stream: Any = None
         self._thread = threading.Thread(target=self._run, name="docker-events", daemon=True)
-        self._log: Logger = get_logger("docker_events")
+        self._log: Logger = get_logger("drivers.docker")
 
     def start(self) -> None:
         self._thread.start()

@@ -8,9 +8,9 @@ from typing import Any
 from docker.errors import APIError, NotFound
 
 from osrdyne.drivers.base import Finding
-from osrdyne.drivers.docker_engine import Engine, engine_address
-from osrdyne.drivers.docker_launch import explain, refuse_loopback
-from osrdyne.drivers.docker_options import DockerOptions, Pull
+from osrdyne.drivers.docker.engine import Engine, engine_address
+from osrdyne.drivers.docker.launch import explain, refuse_loopback
+from osrdyne.drivers.docker.options import DockerOptions, Pull
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 
 _BUILT_IN_NETWORKS = ("host", "bridge", "none", "default")

@@ -16,9 +16,9 @@ from lightkube.resources.core_v1 import Pod
 from lightkube.types import CascadeType
 
 from osrdyne.drivers.base import Exit
-from osrdyne.drivers.kubernetes_api import KubernetesApi, KubernetesError
-from osrdyne.drivers.kubernetes_groups import Group, has_terminated, last_exit, meta, uid_of
-from osrdyne.drivers.kubernetes_names import worker_selector
+from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError
+from osrdyne.drivers.kubernetes.groups import Group, has_terminated, last_exit, meta, uid_of
+from osrdyne.drivers.kubernetes.names import worker_selector
 from osrdyne.errors import DriverUnavailableError
 
 _SLACK = 60.0
