@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import BrokerConflictError, InvalidKeyError
+from osrdyne.errors import BrokerConflictError, BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.ingress.acceptance import Passage, accept
 from osrdyne.ingress.requests import Arrival
 from osrdyne.logs import Logger, get_logger
@@ -28,6 +28,7 @@ from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
+from osrdyne.processors.lanes import Lanes, Place
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import Window
@@ -69,6 +70,7 @@ class IngressProcessor:
         self._clock = clock
         self._metrics = metrics
         self._window: Window
+        self._lanes = Lanes()
         self._log: Logger = get_logger("ingress")
 
     async def run(self, consumer: Consumer) -> None:
@@ -149,10 +151,11 @@ class IngressProcessor:
             self._release([passage])
             self._count(passage, COPY_DROPPED)
         # Tasks begin in the order in which they are made, so that messages are written in that order, too.
-        attempts = [
-            group.create_task(self._pass_on(delivery, request, passage), name=f"request of {request.key!r}")
-            for passage in held
-        ]
+        attempts = []
+        for passage in held:
+            place = self._lanes.enter(passage.key, passage.priority)
+            passing = self._pass_on(delivery, request, passage, place)
+            attempts.append(group.create_task(passing, name=f"request of {request.key!r}"))
         group.create_task(self._finish(delivery, request, held, attempts), name=f"end of {request.key!r}")
 
     def _release(self, passages: list[Passage]) -> None:
@@ -194,17 +197,27 @@ class IngressProcessor:
             self._release(passages)
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
 
-    async def _pass_on(self, delivery: Delivery, request: Request, passage: Passage) -> Refusal | None:
+    async def _pass_on(self, delivery: Delivery, request: Request, passage: Passage, place: Place) -> Refusal | None:
         """Publish until it is confirmed; a refusal that no further try changes."""
+        perhaps_there = delivery.redelivered
 
         async def attempt() -> None:
+            nonlocal perhaps_there
+            await place.turn()
             await self._wait_bound(passage)
-            await self._publish(delivery, request, passage)
+            try:
+                await self._publish(delivery, request, passage, perhaps_there=perhaps_there)
+            except (BrokerSilentError, PublishRefusedError) as error:
+                perhaps_there |= isinstance(error, BrokerSilentError)
+                place.fail()
+                raise
 
-        return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
+        with place:
+            return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
 
-    async def _publish(self, delivery: Delivery, request: Request, passage: Passage) -> None:
-        message = passed_on(delivery, request, passage, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+    async def _publish(self, delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool) -> None:
+        now, skew = now_ms(self._clock), self._skew_ms
+        message = passed_on(delivery, request, passage, perhaps_there=perhaps_there, now_ms=now, skew_ms=skew)
         # To the exchange and never to the queue: unbound meanwhile, the alternate exchange takes it back (14).
         exchange = self._names.work_exchange(passage.priority)
         await self._publisher.publish(message, exchange=exchange, routing_key=passage.key, mandatory=True)

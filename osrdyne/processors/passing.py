@@ -57,11 +57,13 @@ def passage_again(
     )
 
 
-def passed_on(delivery: Delivery, request: Request, passage: Passage, *, now_ms: int, skew_ms: int) -> Message:
+def passed_on(
+    delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool, now_ms: int, skew_ms: int
+) -> Message:
     """The message of a passage: deadline, route and path as decided, a hop counted, credentials removed.
 
     `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
-    itself, RabbitMQ must only not drop the request too early. What may have been passed on before is marked.
+    itself, RabbitMQ must only not drop the request too early. What is `perhaps_there` already is marked.
     """
     headers = without_credentials(delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
@@ -69,7 +71,7 @@ def passed_on(delivery: Delivery, request: Request, passage: Passage, *, now_ms:
     headers.pop(ROUTE_HEADER, None)
     if passage.route is not None:
         headers[ROUTE_HEADER] = passage.route
-    if delivery.redelivered:
+    if perhaps_there:
         headers[DUPLICATE_HEADER] = True
     if passage.path != request.path:
         headers[PATH_HEADER] = passage.path

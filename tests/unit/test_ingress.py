@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
+from managed_pool import ALERTS, DATA, REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
-from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.pool.route_store import RouteStore
@@ -27,16 +25,9 @@ from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+from osrdyne.testing.stack import POOL, Stack, leading
 
 A = Key("a")
-ALERTS = {"route": "FROM /messages/* WHERE level = 'alert' INTO $upstream", "priority": 0, "timeToLiveSecs": 60}
-DATA = {"route": "FROM /messages/* WHERE level = 'data' INTO $upstream", "priority": 1}
-REST = "FROM /messages/* INTO $upstream"
-
-
-def managed() -> Settings:
-    return settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
 
 
 @pytest.fixture
@@ -49,19 +40,6 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return broker_with_replies(clock)
 
 
-@asynccontextmanager
-async def managing(clock: VirtualClock, broker: FakeBroker, **routes: object) -> AsyncIterator[Stack]:
-    """A leader of a managed pool, with these routes in force."""
-    async with leading(clock, broker=broker, settings=managed()) as stack:
-        if routes:
-            await change(stack, **routes)
-        yield stack
-
-
-async def change(stack: Stack, **routes: object) -> None:
-    await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
-
-
 async def publish_to(stack: Stack, exchange: str, key: str, body: bytes, **properties: object) -> None:
     """A publish to a work exchange, as an earlier leader's."""
     message = Message(body=body, **properties)  # type: ignore[arg-type]
@@ -70,11 +48,6 @@ async def publish_to(stack: Stack, exchange: str, key: str, body: bytes, **prope
 
 async def consume_class(stack: Stack, key: str, priority: int) -> Consumer:
     return await FakeChannel(stack.broker).consume(stack.names.request_queue(Key(key), priority), prefetch=1)
-
-
-def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:
-    queue = stack.names.request_queue(Key(key), priority)
-    return stack.broker.bodies(queue) if queue in stack.broker.queues else []
 
 
 def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, object]:
