@@ -47,7 +47,11 @@ class ActivityProcessor:
     async def run(self, consumer: Consumer) -> None:
         """Process reports until the consumer ends."""
         async for delivery in consumer:
-            self.process(delivery)
+            try:
+                self.process(delivery)
+            except Exception:  # or it would end this term and, as it comes back, each one that follows
+                self._count_invalid()
+                self._log.exception("activity report that cannot be processed")
             await delivery.ack()
 
     def process(self, delivery: Delivery) -> None:
@@ -58,13 +62,16 @@ class ActivityProcessor:
                 raise InvalidKeyError("The message is no activity report.")
             key = parse_key(report.key)
         except InvalidKeyError as error:
-            self._metrics.invalid_messages.labels(queue="activity").inc()
+            self._count_invalid()
             self._log.debug("activity report ignored", error=str(error))
             return
         self._metrics.activity.labels(event=report.event.value).inc()
         if self._is_known(key):
             self._registry.report(report)
             self._count_use(key, report)
+
+    def _count_invalid(self) -> None:
+        self._metrics.invalid_messages.labels(queue="activity").inc()
 
     def _is_known(self, key: Key) -> bool:
         return self._tracker.status(key) is not None or self._board[key].exists

@@ -13,6 +13,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.edge import contained
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import PoolNames, parse_key
 
@@ -32,8 +33,11 @@ class CancelProcessor:
     async def run(self, consumer: Consumer) -> None:
         """Pass cancels on until the consumer ends."""
         async for delivery in consumer:
-            await self.process(delivery)
+            await contained(self.process, delivery, otherwise=self._count_invalid, log=self._log)
             await delivery.ack()
+
+    async def _count_invalid(self, _: Delivery) -> None:
+        self._metrics.invalid_messages.labels(queue="cancel").inc()
 
     async def process(self, delivery: Delivery) -> None:
         """One cancel: to every worker of the group, the one that runs the request acts."""
@@ -43,7 +47,7 @@ class CancelProcessor:
             if not properties.correlation_id or not properties.reply_to:
                 raise InvalidKeyError("A cancel needs the correlation id and the reply address of its request.")
         except InvalidKeyError as error:
-            self._metrics.invalid_messages.labels(queue="cancel").inc()
+            await self._count_invalid(delivery)
             self._log.debug("cancel ignored", error=str(error))
             return
         message = ControlMessage(

@@ -1,8 +1,9 @@
 """The dead letter responder: tells callers why their request was not served.
 
-The status is RabbitMQ's first death reason. What reached the delivery limit goes to the poison inventory first. Steps:
-poison entry with confirm → answer with confirm → acknowledge; a crash in between repeats the steps before it, so that
-an answer may come twice with the same status, and none is lost.
+The status is RabbitMQ's first death reason. What reached the delivery limit goes to the poison inventory first, and so
+does what the controller itself failed on and nobody waits for an answer to. Steps: poison entry with confirm → answer
+with confirm → acknowledge; a crash in between repeats the steps before it, so that an answer may come twice with the
+same status, and none is lost.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from collections.abc import Mapping
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
-from osrdyne.amqp import Delivery
+from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import WorkerBoard
 from osrdyne.pool.roles import Publisher
+from osrdyne.processors.edge import contained
 from osrdyne.processors.evidence import EvidenceCollector
-from osrdyne.processors.poison import finding, poison_entry
+from osrdyne.processors.poison import bare_entry, finding, poison_entry
 from osrdyne.processors.replies import Replier
+from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status, decode_text
 
@@ -35,6 +38,7 @@ _DETAILS: dict[str, str] = {
     Status.REJECTED: "A worker refused the request for good.",
     Status.MAXLEN: "The request queue was full, and the request had to make room.",
 }
+_FAILED = "The controller failed on this request; its log says why. Please report this."
 
 
 def death_reason(headers: Mapping[str, object]) -> Status | None:
@@ -69,9 +73,8 @@ class DeadLetterResponder:
         self._replier = replier
         self._workers = workers
         self._evidence = evidence
-        self._deliveries = (
-            delivery_limit + 1
-        )  # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1
+        # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
+        self._deliveries = delivery_limit + 1
         self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("dead_letters")
@@ -80,7 +83,8 @@ class DeadLetterResponder:
         """Answer dead letters until the consumer ends; the prefetch bounds how many at once."""
         async with asyncio.TaskGroup() as group:
             async for delivery in consumer:
-                group.create_task(self.process(delivery), name="dead letter")
+                work = contained(self.process, delivery, otherwise=self._give_up, log=self._log)
+                group.create_task(work, name="dead letter")
 
     async def process(self, delivery: Delivery) -> None:
         """One dead letter, to its end."""
@@ -92,11 +96,24 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
-        detail = await self._keep(delivery) if reason is Status.DELIVERY_LIMIT else _DETAILS[reason]
-        await self._replier.answer(request, reason, detail + self._waiting(request.key, reason))
+        await self._replier.answer(request, reason, await self._explain(delivery, request, reason))
         await delivery.ack()
         self._metrics.dead_letters.labels(reason=reason.value).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
+
+    async def _explain(self, delivery: Delivery, request: Request, reason: Status) -> str:
+        """What to tell the caller; what has to be kept is in the inventory by then."""
+        if reason is Status.DELIVERY_LIMIT:
+            return await self._keep_poison(delivery)
+        if reason is Status.REJECTED and self._died_as_orphan(delivery):
+            if request.reply_to is None:
+                await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
+            return _FAILED
+        return _DETAILS[reason] + self._waiting(request.key, reason)
+
+    def _died_as_orphan(self, delivery: Delivery) -> bool:
+        """Whether no worker has had it: then it was the controller that refused it."""
+        return decode_text(delivery.headers.get("x-first-death-queue")) == self._names.orphan_queue
 
     def _waiting(self, key: str, reason: Status) -> str:
         waiting_for = self._workers[Key(key)].waiting_for
@@ -104,18 +121,31 @@ class DeadLetterResponder:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 
-    async def _keep(self, delivery: Delivery) -> str:
+    async def _keep_poison(self, delivery: Delivery) -> str:
         """Put the request into the poison inventory; only when it is there, return what to tell the caller."""
         deaths = await self._evidence.collect(delivery)
-        entry = poison_entry(delivery, deliveries=self._deliveries, now_ms=now_ms(self._clock), deaths=deaths)
+        deliveries = self._deliveries
+        await self._keep(poison_entry(delivery, deliveries=deliveries, now_ms=now_ms(self._clock), deaths=deaths))
+        return _DETAILS[Status.DELIVERY_LIMIT].format(deliveries=deliveries, finding=finding(deliveries, deaths))
+
+    async def _keep(self, entry: Message) -> None:
         failures = 0
         while True:
             try:
                 await self._publisher.publish(entry, exchange="", routing_key=self._names.poison_queue, mandatory=True)
-                return _DETAILS[Status.DELIVERY_LIMIT].format(
-                    deliveries=self._deliveries, finding=finding(self._deliveries, deaths)
-                )
+                return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
                 self._log.error("poison inventory does not take a request, trying again", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))
+
+    async def _give_up(self, delivery: Delivery) -> None:
+        """Keep and answer a dead letter that cannot be processed, with as little of it as there must be."""
+        await self._keep(bare_entry(delivery, reason=Status.REJECTED, now_ms=now_ms(self._clock)))
+        properties = delivery.properties
+        request = Request(
+            delivery.routing_key, b"", correlation_id=properties.correlation_id, reply_to=properties.reply_to
+        )
+        await self._replier.answer(request, Status.REJECTED, _FAILED)
+        await delivery.ack()
+        self._metrics.invalid_messages.labels(queue="dead-letters").inc()

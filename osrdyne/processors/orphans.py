@@ -4,7 +4,8 @@ Nothing waits in it longer than a bind, which itself waits for a stop of the gro
 per-key order is kept, keys go side by side. Steps per orphan, and what a crash
 in between leaves: hold the key and require it → wait until it is bound → publish to the request exchange with confirm
 (crash after it: the orphan is redelivered, the request arrives twice) → acknowledge → release. A crash anywhere before
-the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15).
+the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15). An orphan that fails for a reason nobody foresaw
+becomes a dead letter, in one step of the broker's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
+from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
@@ -72,8 +74,12 @@ class OrphanProcessor:
             growing.cancel()
 
     async def _process_one(self, delivery: Delivery, window: Window) -> None:
-        await self.process(delivery)
+        await contained(self.process, delivery, otherwise=self._give_up, log=self._log)
         window.finish(delivery)
+
+    async def _give_up(self, delivery: Delivery) -> None:
+        await to_dead_letters(delivery)
+        self._metrics.orphans.labels(outcome="failed").inc()
 
     async def process(self, delivery: Delivery) -> None:
         """One orphan, to its end: forwarded or answered, and acknowledged."""

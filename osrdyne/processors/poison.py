@@ -45,7 +45,14 @@ MAX_DEATHS = 20
 MAX_LINE = 500
 
 
-def poison_entry(delivery: Delivery, *, deliveries: int, now_ms: int, deaths: Sequence[PoisonDeath] = ()) -> Message:
+def poison_entry(
+    delivery: Delivery,
+    *,
+    reason: Status = Status.DELIVERY_LIMIT,
+    deliveries: int,
+    now_ms: int,
+    deaths: Sequence[PoisonDeath] = (),
+) -> Message:
     """The message that goes into the inventory; it never expires there.
 
     Log lines, then deaths, and in the end the largest headers of the request make room where there is none.
@@ -56,7 +63,7 @@ def poison_entry(delivery: Delivery, *, deliveries: int, now_ms: int, deaths: Se
     ours: dict[str, object] = {
         UNIQUE_HEADER: uuid4().hex,
         KEY_HEADER: delivery.routing_key,
-        REASON_HEADER: str(Status.DELIVERY_LIMIT),
+        REASON_HEADER: str(reason),
         DELIVERIES_HEADER: deliveries,
         LAST_AT_HEADER: now_ms,
     }
@@ -75,6 +82,23 @@ def poison_entry(delivery: Delivery, *, deliveries: int, now_ms: int, deaths: Se
         ours[LEFT_OUT_HEADER] = ", ".join(left_out)[:1000]
         entry = delivery.to_message(headers={**kept, **ours}, expiration=None)
     return entry
+
+
+def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
+    """An entry of a message whose headers are perhaps what nobody can cope with."""
+    return Message(
+        body=delivery.body,
+        correlation_id=delivery.properties.correlation_id,
+        reply_to=delivery.properties.reply_to,
+        headers={
+            UNIQUE_HEADER: uuid4().hex,
+            KEY_HEADER: delivery.routing_key,
+            REASON_HEADER: str(reason),
+            DELIVERIES_HEADER: 0,
+            LAST_AT_HEADER: now_ms,
+            LEFT_OUT_HEADER: "all headers",
+        },
+    )
 
 
 def replayed(delivery: Delivery) -> Message:
@@ -133,6 +157,8 @@ def finding(deliveries: int | None, deaths: Sequence[PoisonDeath]) -> str:
     """What the evidence says, in a sentence or two for a person."""
     if deliveries is None:
         return "This message was not put here by osrdyne; nothing is known of it."
+    if deliveries == 0:
+        return "No worker has had this request: the controller failed on it, and its log says why."
     if not deaths:
         return (
             "No worker is known to have died while it ran this request, which may be innocent: RabbitMQ also counts "

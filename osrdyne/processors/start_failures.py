@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
@@ -17,6 +18,7 @@ from osrdyne.broker.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import QueueBoard, StartFailure, WorkerBoard
+from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import Key, QueueName
@@ -144,10 +146,11 @@ class StartFailureResponder:
             if failure is None or self._clock.monotonic() >= failure.retry_at:
                 await self._detach(key)
                 return True
-            await self._answer(key, delivery, failure)
+            answer = partial(self._answer, key, failure)
+            await contained(answer, delivery, otherwise=to_dead_letters, log=self._log)
         return False
 
-    async def _answer(self, key: Key, delivery: Delivery, failure: StartFailure) -> None:
+    async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
         await self._replier.answer(
             request,

@@ -20,6 +20,7 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     PublishRefusedError,
 )
+from osrdyne.protocol.statuses import Status
 from osrdyne.testing.broker import FakeBroker, FakeQueue, Holder, Stored
 
 T = TypeVar("T")
@@ -193,19 +194,28 @@ class FakeChannel(Channel):
         await self._command("nack", self._queue_of(tag), lambda: self._settle(tag, counted=False))
 
     async def reject(self, tag: int, *, requeue: bool) -> None:
-        await self._command("reject", self._queue_of(tag), lambda: self._settle(tag, counted=True))
+        settle = (lambda: self._settle(tag, counted=True)) if requeue else (lambda: self._drop(tag))
+        await self._command("reject", self._queue_of(tag), settle)
 
     def _queue_of(self, tag: int) -> str:
         return self._held[tag][0].name if tag in self._held else ""
 
     def _settle(self, tag: int, *, counted: bool | None) -> None:
-        if tag not in self._held:
-            raise BrokerConflictError(f"PRECONDITION_FAILED - unknown delivery tag {tag}")
-        queue, holder = self._held.pop(tag)
-        stored = holder.held.pop(tag)
+        queue, stored = self._take_back(tag)
         if counted is not None:
             self.broker.give_back(queue, stored, counted=counted)
         queue.changed()
+
+    def _drop(self, tag: int) -> None:
+        queue, stored = self._take_back(tag)
+        self.broker.die(queue, stored, Status.REJECTED)
+        queue.changed()
+
+    def _take_back(self, tag: int) -> tuple[FakeQueue, Stored]:
+        if tag not in self._held:
+            raise BrokerConflictError(f"PRECONDITION_FAILED - unknown delivery tag {tag}")
+        queue, holder = self._held.pop(tag)
+        return queue, holder.held.pop(tag)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """With `confirms`, returns once the message is in its queues."""

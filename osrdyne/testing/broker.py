@@ -241,9 +241,23 @@ class FakeBroker:
         stored.returns += counted
         limit = self._setting(queue, "delivery-limit")
         if isinstance(limit, int) and stored.returns > limit:
-            self._die(queue, stored, Status.DELIVERY_LIMIT)
+            self.die(queue, stored, Status.DELIVERY_LIMIT)
         else:
             queue.put_back(stored)
+
+    def die(self, queue: FakeQueue, stored: Stored, reason: Status) -> None:
+        """A message that its queue does not hold any more becomes a dead letter."""
+        exchange = self._setting(queue, "dead-letter-exchange")
+        if not isinstance(exchange, str):
+            return
+        if self.retains_dead_letters:
+            queue.retained.append((stored, reason))
+            return
+        first = {"x-first-death-reason": str(reason), "x-first-death-queue": queue.name}
+        headers = {**first, **stored.message.headers, "x-delivery-count": stored.returns}
+        dead = replace(stored.message, headers=headers, expiration=None)
+        for name in self.route(exchange, stored.routing_key):
+            self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)
 
     # --- what tests do
 
@@ -252,7 +266,7 @@ class FakeBroker:
         queue = self.queues[queue_name]
         expired, queue.ready = queue.ready, []
         for stored in expired:
-            self._die(queue, stored, Status.EXPIRED)
+            self.die(queue, stored, Status.EXPIRED)
         queue.changed()
 
     def release_dead_letters(self) -> None:
@@ -261,7 +275,7 @@ class FakeBroker:
         for queue in self.queues.values():
             retained, queue.retained = queue.retained, []
             for stored, reason in retained:
-                self._die(queue, stored, reason)
+                self.die(queue, stored, reason)
             queue.changed()
 
     def set_running(self, queue_name: str, running: bool) -> None:
@@ -283,18 +297,6 @@ class FakeBroker:
         policies = [policy for policy in self.policies.values() if re.search(policy.pattern, queue.name)]
         policy = max(policies, key=attrgetter("priority"), default=None)
         return None if policy is None else policy.definition.get(name)
-
-    def _die(self, queue: FakeQueue, stored: Stored, reason: Status) -> None:
-        exchange = self._setting(queue, "dead-letter-exchange")
-        if not isinstance(exchange, str):
-            return
-        if self.retains_dead_letters:
-            queue.retained.append((stored, reason))
-            return
-        headers = {"x-first-death-reason": str(reason), **stored.message.headers, "x-delivery-count": stored.returns}
-        dead = replace(stored.message, headers=headers, expiration=None)
-        for name in self.route(exchange, stored.routing_key):
-            self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)
 
 
 def _declared(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -1,0 +1,117 @@
+"""A message on which a processor fails for a reason nobody foresaw: it costs itself, and never the term."""
+
+from __future__ import annotations
+
+import pytest
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.amqp import Message
+from osrdyne.errors import StartFailedError
+from osrdyne.pool.view import PoisonQuery
+from osrdyne.processors.poison import finding, key_of
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.statuses import decode_text
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.drivers import FakeDriver
+from osrdyne.testing.stack import POOL, Stack, leading
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(f"osrdyne.processors.{what}", lambda *_, **__: 1 / 0)
+
+
+async def send(stack: Stack, exchange: str, **properties: object) -> None:
+    message = Message(b"1", **properties)  # type: ignore[arg-type]
+    await FakeChannel(stack.broker).publish(message, exchange=exchange, routing_key="a")
+    await stack.clock.advance(1.0)
+
+
+@pytest.mark.parametrize("step", ["refuse_orphan", "forwarded", "parse_key"])
+async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        with monkeypatch.context() as broken:
+            break_(broken, f"orphans.{step}")
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+        await stack.publish("b", b"2")
+        await clock.settle()
+        assert (answers(broker), stack.orphans(), stack.waiting("b")) == ([("c", "rejected")], [], [b"2"])
+
+
+async def test_answer_says_that_it_was_the_controller(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        break_(monkeypatch, "orphans.forwarded")
+        await stack.publish("a", reply_to=REPLIES)
+        await clock.settle()
+        [answer] = broker.queues[REPLIES].ready
+        assert "controller failed" in (decode_text(answer.message.headers["x-status-detail"]) or "")
+
+
+async def test_orphan_that_nobody_waits_for_is_kept_in_the_poison_inventory(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        break_(monkeypatch, "orphans.forwarded")
+        await stack.publish("a", b"one way")
+        await clock.settle()
+        [entry] = (await stack.term.poison.page(PoisonQuery(bodies=True))).entries
+        assert (entry.key, entry.body, entry.reason, entry.deliveries) == ("a", b"one way", "rejected", 0)
+        assert entry.finding == finding(0, ())
+
+
+async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker) as stack:
+        break_(monkeypatch, "dead_letters.death_reason")
+        await send(stack, stack.names.dead_letter_exchange, reply_to=REPLIES, correlation_id="c")
+        [kept] = broker.queues[stack.names.poison_queue].ready
+        assert (kept.message.body, key_of(kept.message.headers)) == (b"1", "a")
+        assert (answers(broker), broker.bodies("pool-dl"), stack.task.done()) == ([("c", "rejected")], [], False)
+
+
+@pytest.mark.parametrize("what", ["activity.report_from_wire", "activity.parse_key"])
+async def test_report_that_cannot_be_processed_is_counted(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    async with leading(clock) as stack:
+        break_(monkeypatch, what)
+        await stack.report("a", Event.READY, "w")
+        counted = stack.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", {"queue": "activity"})
+        assert (counted, stack.broker.bodies("pool-activity"), stack.task.done()) == (1.0, [], False)
+
+
+async def test_cancel_that_cannot_be_processed_is_counted(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with leading(clock) as stack:
+        break_(monkeypatch, "cancels.parse_key")
+        await send(stack, stack.names.cancel_exchange, reply_to=REPLIES, correlation_id="c")
+        counted = stack.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", {"queue": "cancel"})
+        assert (counted, stack.broker.bodies("pool-cancel"), stack.task.done()) == (1.0, [], False)
+
+
+async def test_request_of_a_failed_group_that_cannot_be_answered_as_such_is_answered_rejected(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = FakeDriver(clock, pool=POOL)
+    driver.fail_next_start(StartFailedError("no such image"))
+    async with leading(clock, broker=broker, driver=driver) as stack:
+        break_(monkeypatch, "start_failures.describe_failure")
+        await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+        await clock.settle()
+        assert (answers(broker), stack.waiting("a"), stack.task.done()) == ([("c", "rejected")], [], False)
