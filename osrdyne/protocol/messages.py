@@ -106,15 +106,19 @@ class Response:
     progress: bool = False
     headers: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def told_code(self) -> int | None:
+        """What `x-code` says: the response's own code, or else that of its status."""
+        if self.code is None and self.status in CODES:
+            return CODES[Status(self.status)]
+        return self.code
+
     def wire_headers(self) -> dict[str, object]:
         """The headers of the reply, in the types that the reference client reads."""
         headers: dict[str, object] = dict(self.headers)
         headers[STATUS_HEADER] = encode_status(self.status)
-        code = self.code
-        if code is None and self.status in CODES:
-            code = CODES[Status(self.status)]
         optional: dict[str, object | None] = {
-            CODE_HEADER: code,
+            CODE_HEADER: self.told_code,
             DETAIL_HEADER: None if self.detail is None else header_text(self.detail),
             WORKER_ID_HEADER: self.worker_id,
             RETRY_AFTER_HEADER: self.retry_after,

@@ -29,6 +29,7 @@ _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456
 _ESCAPE = re.compile(rb"\+([0-9A-F]{2})")
 _ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
 _STORE = re.compile(r"_Pri([0-9])\Z")
+_DELAY = re.compile(r"[1-9][0-9]{0,9}\Z")
 _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
 _HASH_CHARS = 32  # 128 bits in hexadecimal
 
@@ -159,6 +160,29 @@ class PoolNames:
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
         return f"{self.pool}-work-xchg" if priority is None else f"{self.pool}-work-xchg_Pri{priority}"
+
+    @property
+    def retry_exchange(self) -> str:
+        """Where workers of a managed pool publish a request that is to be tried again: it waits first."""
+        return f"{self.pool}-retry-xchg"
+
+    @property
+    def retried_exchange(self) -> str:
+        """Where a request comes from when it has waited: to the work exchange of its class."""
+        return f"{self.pool}-retried-xchg"
+
+    @property
+    def wait_queue_prefix(self) -> str:
+        return f"{self.pool}-retry-"
+
+    def wait_queue(self, delay_ms: int) -> QueueName:
+        """Where requests wait for so long before they are tried again."""
+        return QueueName(f"{self.wait_queue_prefix}{delay_ms}")
+
+    def delay_of_wait_queue(self, queue: str) -> int | None:
+        """The delay in milliseconds; None for any other queue."""
+        digits = queue.removeprefix(self.wait_queue_prefix)
+        return int(digits) if _DELAY.match(digits) and queue == self.wait_queue(int(digits)) else None
 
     @property
     def request_queue_prefix(self) -> str:
