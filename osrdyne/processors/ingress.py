@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import BrokerConflictError, BrokerSilentError, InvalidKeyError, PublishRefusedError
+from osrdyne.errors import BrokerConflictError, BrokerError, BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.ingress.acceptance import Passage, accept
 from osrdyne.ingress.requests import Arrival
 from osrdyne.logs import Logger, get_logger
@@ -27,6 +27,7 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
+from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.lanes import Lanes, Place
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on
@@ -38,7 +39,8 @@ from osrdyne.protocol.statuses import Status
 
 COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
-UNDECIDED = Refusal(Status.REJECTED, "The routes of this pool fail for the request; its log says why.")
+FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
+"""What nobody foresaw: the request becomes a dead letter, which the dead letter responder answers, or keeps."""
 NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool takes the request; `osrdyne explain` says why.")
 
 
@@ -81,18 +83,17 @@ class IngressProcessor:
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
                 window.take(delivery)
-                jobs.submit(delivery.routing_key, partial(self._begin, delivery, group))
+                jobs.submit(delivery.routing_key, partial(self._take, delivery, group))
             growing.cancel()
 
-    async def _begin(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+    async def _take(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
+        await contained(partial(self._begin, group), delivery, otherwise=self._give_up, log=self._log)
+
+    async def _begin(self, group: asyncio.TaskGroup, delivery: Delivery) -> None:
         """Decide, and wait until every group is bound; then publish beside the next request of the key."""
         arrival = arrival_of(delivery, now_ms=now_ms(self._clock))
         request = arrival.request
-        try:
-            decision = self._decide(delivery, arrival)
-        except Exception:  # or it would end this term and, as it comes back, each one that follows
-            self._log.exception("request that nobody can decide about", key=request.key)
-            decision = UNDECIDED
+        decision = self._decide(delivery, arrival)
         if isinstance(decision, Refusal):
             await self._refuse(delivery, request, decision)
             return
@@ -185,14 +186,16 @@ class IngressProcessor:
         attempts: list[asyncio.Task[Refusal | None]],
     ) -> None:
         """Acknowledge the request when all of its passages are confirmed, or refused."""
-        started = self._clock.monotonic()
+        started, end = self._clock.monotonic(), self._done
         try:
             for passage, attempt in zip(passages, attempts, strict=True):
                 refusal = await attempt
-                if refusal is not None and passage.keeps_reply:
+                if passage.keeps_reply and refusal is FAILED:
+                    end = self._give_up
+                elif passage.keeps_reply and refusal is not None:
                     await self._replier.answer(request, refusal.status, refusal.detail)
                 self._count(passage, "accepted" if refusal is None else refusal.status.value)
-            await self._done(delivery)
+            await end(delivery)
         finally:
             self._release(passages)
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
@@ -213,7 +216,13 @@ class IngressProcessor:
                 raise
 
         with place:
-            return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
+            try:
+                return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
+            except BrokerError:
+                raise
+            except Exception:  # or it would end this term and, as it comes back, each one that follows
+                self._log.exception("request that cannot be passed on", key=passage.key)
+                return FAILED
 
     async def _publish(self, delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool) -> None:
         now, skew = now_ms(self._clock), self._skew_ms
@@ -227,6 +236,11 @@ class IngressProcessor:
         await self._done(delivery)
         self._metrics.ingress.labels(outcome=refusal.status.value, route="", priority="").inc()
         self._log.info("request refused", key=request.key, status=refusal.status.value, detail=refusal.detail)
+
+    async def _give_up(self, delivery: Delivery) -> None:
+        await to_dead_letters(delivery)
+        self._window.finish(delivery)
+        self._metrics.ingress.labels(outcome="failed", route="", priority="").inc()
 
     async def _done(self, delivery: Delivery) -> None:
         await delivery.ack()

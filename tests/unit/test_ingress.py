@@ -157,15 +157,6 @@ class TestAcceptance:
             await clock.settle()
             assert (stack.orphans(), len(waiting(stack, None))) == ([], 1)
 
-    async def test_fault_of_ours_in_routing_is_answered_and_ends_no_term(
-        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async with managing(clock, broker, rest=REST) as stack:
-            monkeypatch.setattr("osrdyne.processors.ingress.accept", lambda *_, **__: 1 / 0)
-            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
-            await clock.settle()
-            assert (answers(broker), stack.orphans()) == ([("c", "rejected")], [])
-
     async def test_second_endpoint_gets_a_one_way_copy(self, clock: VirtualClock, broker: FakeBroker) -> None:
         copy = {"route": "FROM /* INTO BrokeredEndpoint('/modules/b/inputs/store')", "priority": 4}
         async with managing(clock, broker, rest=REST, copy=copy) as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from managed_pool import REST, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
@@ -10,6 +11,7 @@ from osrdyne.errors import StartFailedError
 from osrdyne.pool.view import PoisonQuery
 from osrdyne.processors.poison import finding, key_of
 from osrdyne.protocol.activity import Event
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
@@ -73,6 +75,22 @@ async def test_orphan_that_nobody_waits_for_is_kept_in_the_poison_inventory(
         [entry] = (await stack.term.poison.page(PoisonQuery(bodies=True))).entries
         assert (entry.key, entry.body, entry.reason, entry.deliveries) == ("a", b"one way", "rejected", 0)
         assert entry.finding == finding(0, ())
+
+
+@pytest.mark.parametrize("step", ["accept", "passed_on", "refuse_for"])
+async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async with managing(clock, broker, rest=REST) as stack:
+        with monkeypatch.context() as broken:
+            break_(broken, f"ingress.{step}")
+            await stack.publish("a", reply_to=REPLIES, correlation_id="c")
+            await stack.publish("a", b"one way")
+            await clock.settle()
+        await stack.publish("b", b"2")
+        await clock.settle()
+        assert (answers(broker), stack.orphans(), waiting(stack, None, "b")) == ([("c", "rejected")], [], [b"2"])
+        assert (broker.bodies("pool-poison"), stack.term.tracker.is_held(Key("a"))) == ([b"one way"], False)
 
 
 async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
