@@ -13,6 +13,7 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.routes import Route
 from osrdyne.ingress.table import RouteTable
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.retries import RetryTerms
 
 
 class Limiter(StrEnum):
@@ -37,6 +38,7 @@ class Passage:
     """One delivery of a request: to the group of `key`, as a request for `path`, in the class of `priority`.
 
     `route` is None in a pool without a manifest. Only the first passage of a request keeps its reply address.
+    `attempts`: how often a worker has tried it before.
     """
 
     key: Key
@@ -45,6 +47,8 @@ class Passage:
     deadline: Deadline
     route: str | None
     keeps_reply: bool = True
+    retry: RetryTerms | None = None
+    attempts: int = 0
 
 
 def accept(arrival: Arrival, table: RouteTable | None, *, pool_ttl: float) -> list[Passage]:
@@ -102,4 +106,4 @@ def _along(route: Route, arrival: Arrival, manifest_ttl: int | None, pool_ttl: f
     )
     key = Key(request.key) if endpoint.key is None else endpoint.key
     path = request.path if endpoint.path is None else endpoint.path
-    return Passage(key, path, route.priority, deadline, route.name, keeps_reply)
+    return Passage(key, path, route.priority, deadline, route.name, keeps_reply, route.retry)

@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from osrdyne.ingress.acceptance import Limiter, Passage, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.retry_settings import told_retry
 from osrdyne.ingress.table import Examined, RouteTable
 from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status
 
 _LIMITS = {
@@ -45,7 +47,8 @@ class ExplainedRoute:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedPassage:
-    """One delivery; `priority` None is the default class, `deadline` in seconds since the epoch."""
+    """One delivery; `priority` None is the default class, `deadline` in seconds since the epoch, `retry` None: the
+    first outcome is the answer."""
 
     route: str | None
     key: str
@@ -56,6 +59,7 @@ class ExplainedPassage:
     deadline: float
     limited_by: str
     keeps_reply: bool
+    retry: RetryTerms | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ def _told_passage(passage: Passage, names: PoolNames) -> Iterator[Step]:
     yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")
     moment = datetime.fromtimestamp(passage.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
     yield Step("deadline", f"{moment}, by {_LIMITS[passage.deadline.limiter]}.")
+    if passage.retry is not None:
+        yield Step("retry", told_retry(passage.retry))
 
 
 def _class_name(priority: int | None) -> str:
@@ -140,4 +146,5 @@ def _shown(passage: Passage, names: PoolNames) -> ExplainedPassage:
         deadline=passage.deadline.at_ms / 1000,
         limited_by=passage.deadline.limiter.value,
         keeps_reply=passage.keeps_reply,
+        retry=passage.retry,
     )

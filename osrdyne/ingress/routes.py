@@ -13,6 +13,7 @@ from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.conditions import Condition, compile_condition
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.protocol.names import Key, parse_key
+from osrdyne.protocol.retries import RetryTerms
 
 DEFAULT_RANK = 10
 
@@ -62,6 +63,7 @@ class Route:
     statement: Statement
     priority: int | None = None
     ttl: int = 0
+    retry: RetryTerms | None = None
 
     @property
     def rank(self) -> int:

@@ -19,6 +19,16 @@ from osrdyne.protocol.messages import (
     without_credentials,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames
+from osrdyne.protocol.retries import (
+    ATTEMPTS_HEADER,
+    CLASS_HEADER,
+    OWN_HEADERS,
+    TERMS_HEADER,
+    class_name,
+    read_attempts,
+    read_class,
+    read_terms,
+)
 from osrdyne.protocol.statuses import decode_text
 
 
@@ -40,32 +50,38 @@ def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
 def passage_again(
     delivery: Delivery, request: Request, names: PoolNames, *, pool_ttl: float, now_ms: int
 ) -> Passage | None:
-    """The passage of a request that was accepted before and came back from a work exchange; else None.
+    """The passage of a request that was accepted before and came back from a work exchange, or from a wait for its next
+    attempt; else None.
 
     The alternate exchange leaves the exchange that it was published to: nobody but who may write there can claim it.
     """
     classes = {names.work_exchange(priority): priority for priority in (None, *PRIORITIES)}
-    if delivery.exchange not in classes:
+    if delivery.exchange not in {*classes, names.retried_exchange}:
         return None
     at_ms = request.deadline_ms if request.deadline_ms is not None else now_ms + round(pool_ttl * 1000)
     return Passage(
         key=Key(request.key),
         path=request.path,
-        priority=classes[delivery.exchange],
+        priority=classes.get(delivery.exchange, read_class(request.headers)),
         deadline=Deadline(at_ms, Limiter.CALLER),
         route=decode_text(request.headers.get(ROUTE_HEADER)),
+        retry=read_terms(request.headers),
+        attempts=read_attempts(request.headers),
     )
 
 
 def passed_on(
     delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool, now_ms: int, skew_ms: int
 ) -> Message:
-    """The message of a passage: deadline, route and path as decided, a hop counted, credentials removed.
+    """The message of a passage: deadline, route, path and retries as decided, a hop counted, credentials removed.
 
     `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
     itself, RabbitMQ must only not drop the request too early. What is `perhaps_there` already is marked.
     """
     headers = without_credentials(delivery.headers)
+    for name in OWN_HEADERS:  # a caller has no say in them
+        headers.pop(name, None)
+    headers |= _retry_headers(passage)
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = passage.deadline.at_ms
     headers.pop(ROUTE_HEADER, None)
@@ -78,3 +94,11 @@ def passed_on(
     expiration = remaining_expiration(passage.deadline.at_ms, now_ms=now_ms - skew_ms)
     message = delivery.to_message(headers=headers, expiration=expiration)
     return message if passage.keeps_reply else replace(message, reply_to=None)
+
+
+def _retry_headers(passage: Passage) -> dict[str, object]:
+    """What tells a worker whether and when to try the request again."""
+    if passage.retry is None:
+        return {}
+    attempts = {ATTEMPTS_HEADER: passage.attempts} if passage.attempts else {}
+    return {TERMS_HEADER: passage.retry.to_header(), CLASS_HEADER: class_name(passage.priority), **attempts}
