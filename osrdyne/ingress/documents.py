@@ -1,6 +1,7 @@
-"""Reads a document of JSON or YAML into plain values, and notices names that are given more than once.
+"""Reads a document of JSON or YAML into plain values, and collects what is wrong with it.
 
-Used by `manifest`. Mappings come as `Members`, because the seed gives a name a meaning that occurs twice.
+Used by the readers of manifests. Mappings come as `Members`, because a name may be given more than once: that is an
+error, or has a meaning of its own (seed 000).
 """
 
 from __future__ import annotations
@@ -51,3 +52,44 @@ def from_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return Members(tuple((name, from_plain(item)) for name, item in value.items()))
     return [from_plain(item) for item in value] if isinstance(value, list) else value
+
+
+class DocumentReader:
+    """What the readers of manifests have in common: every error is collected, with its path."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def refuse(self, path: str, message: str, column: int | None = None) -> None:
+        self.problems.append(Problem(message, column, path))
+
+    def warn(self, path: str, message: str) -> None:
+        self.warnings.append(Problem(message, path=path))
+
+    def raise_problems(self) -> None:
+        """Raises `InvalidDocumentError` with everything that was refused, if anything was."""
+        if self.problems:
+            raise InvalidDocumentError(self.problems)
+
+    def members(self, value: Any, path: str, known: set[str]) -> dict[str, Any]:
+        """The members of an object that has only known ones, each once."""
+        if not isinstance(value, Members):
+            self.refuse(path, f"an object with {', '.join(sorted(known))} is expected")
+            return {}
+        found: dict[str, Any] = {}
+        for name, item in value.pairs:
+            place = f"{path}.{name}" if path else name
+            if name not in known:
+                self.refuse(place, f"there is no such member; known are {', '.join(sorted(known))}")
+            elif name in found:
+                self.refuse(place, "it is given twice")
+            found[name] = item
+        return {name: item for name, item in found.items() if name in known}
+
+    def whole(self, value: Any, path: str, *, smallest: int = 0, largest: int) -> int | None:
+        """A whole number in bounds, or nothing."""
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and smallest <= value <= largest):
+            return value
+        self.refuse(path, f"a whole number from {smallest} to {largest} is expected")
+        return None

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from osrdyne.ingress.documents import Members, read_document
+from osrdyne.ingress.documents import DocumentReader, Members, read_document
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, different_delays, read_retry, shown_retry
+from osrdyne.ingress.retry_settings import MEMBERS as RETRY_MEMBERS
 from osrdyne.ingress.routes import Route, parse_statement
+from osrdyne.protocol.retries import RetryTerms
 
 MAX_TTL = 2**32 - 1
 """Seconds, by the seed's schema."""
@@ -40,6 +43,11 @@ class Manifest:
         """The priorities that some route uses."""
         return frozenset(route.priority for route in self.routes if route.priority is not None)
 
+    @property
+    def retry_delays(self) -> frozenset[int]:
+        """The delays, in milliseconds, after which requests of some route are tried again."""
+        return different_delays(route.retry for route in self.routes)
+
     def document(self) -> dict[str, Any]:
         """The manifest as JSON values, in the seed's form, without what surrounded it."""
         document: dict[str, Any] = {"routes": {route.name: _shown(route) for route in self.routes}}
@@ -51,24 +59,18 @@ def load_manifest(text: str) -> Manifest:
     return _Reader().read(read_document(text))
 
 
-class _Reader:
-    """Reads one document; collects what is wrong with it."""
-
-    def __init__(self) -> None:
-        self._problems: list[Problem] = []
-        self._warnings: list[Problem] = []
+class _Reader(DocumentReader):
+    """Reads one route manifest."""
 
     def read(self, value: Any) -> Manifest:
-        members = self._members(self._unwrapped(value), "", {"schemaVersion", "routes", _STORE})
+        members = self.members(self._unwrapped(value), "", {"schemaVersion", "routes", _STORE})
         routes = list(self._routes(members.get("routes", Members(()))))
-        store = self._members(members.get(_STORE, Members(())), _STORE, {_TTL})
+        store = self.members(members.get(_STORE, Members(())), _STORE, {_TTL})
         ttl = self._global_ttl(store[_TTL]) if _TTL in store else None
-        if self._problems:
-            raise InvalidDocumentError(self._problems)
-        return Manifest(tuple(routes), ttl, tuple(self._warnings))
-
-    def _refuse(self, path: str, message: str) -> None:
-        self._problems.append(Problem(message, path=path))
+        if len(different_delays(route.retry for route in routes)) > MAX_DIFFERENT_DELAYS:
+            self.refuse("routes", f"at most {MAX_DIFFERENT_DELAYS} different delays of retries: each is a queue")
+        self.raise_problems()
+        return Manifest(tuple(routes), ttl, tuple(self.warnings))
 
     def _unwrapped(self, value: Any) -> Any:
         """What is inside `$edgeHub` and `properties.desired`, where they are."""
@@ -77,35 +79,20 @@ class _Reader:
                 value = value.pairs[0][1]
         return value
 
-    def _members(self, value: Any, path: str, known: set[str]) -> dict[str, Any]:
-        """The members of an object that has only known ones, each once."""
-        if not isinstance(value, Members):
-            self._refuse(path, f"an object with {', '.join(sorted(known))} is expected")
-            return {}
-        found: dict[str, Any] = {}
-        for name, item in value.pairs:
-            place = f"{path}.{name}" if path else name
-            if name not in known:
-                self._refuse(place, f"there is no such member; known are {', '.join(sorted(known))}")
-            elif name in found:
-                self._refuse(place, "it is given twice")
-            found[name] = item
-        return {name: item for name, item in found.items() if name in known}
-
     def _routes(self, value: Any) -> Iterator[Route]:
         if not isinstance(value, Members):
-            self._refuse("routes", "an object of routes by their names is expected")
+            self.refuse("routes", "an object of routes by their names is expected")
             return
         for name, item in self._each_once(value).items():
             path = f"routes.{name}"
             if not _NAME.fullmatch(name):
-                self._refuse(path, "a name has one character or more, and none of . $ # and blank")
+                self.refuse(path, "a name has one character or more, and none of . $ # and blank")
             if isinstance(item, Members):
-                members = self._members(item, path, {"route", "priority", _TTL})
+                members = self.members(item, path, {"route", "priority", _TTL, "retry"})
             elif isinstance(item, str):
                 members = {"route": item}
             else:
-                self._refuse(path, "the text of a route, or an object with route, priority and timeToLiveSecs")
+                self.refuse(path, "the text of a route, or an object with route, priority, timeToLiveSecs and retry")
                 continue
             yield from self._route(name, path, members)
 
@@ -114,43 +101,40 @@ class _Reader:
         found: dict[str, Any] = {}
         for name, item in routes.pairs:
             if name in found and isinstance(item, Members) == isinstance(found[name], Members):
-                self._refuse(f"routes.{name}", "it is given twice")
+                self.refuse(f"routes.{name}", "it is given twice")
             elif name in found:
-                self._warnings.append(
-                    Problem("it is given as text and as object: the object counts", path=f"routes.{name}")
-                )
+                self.warn(f"routes.{name}", "it is given as text and as object: the object counts")
                 item = item if isinstance(item, Members) else found[name]
             found[name] = item
         return found
 
     def _route(self, name: str, path: str, members: dict[str, Any]) -> Iterator[Route]:
-        priority = self._whole(members.get("priority"), f"{path}.priority", 9)
-        ttl = self._whole(members.get(_TTL), f"{path}.{_TTL}", MAX_TTL)
+        priority = self.whole(members.get("priority"), f"{path}.priority", largest=9)
+        ttl = self.whole(members.get(_TTL), f"{path}.{_TTL}", largest=MAX_TTL)
+        retry = self._retry(members["retry"], f"{path}.retry") if "retry" in members else None
         text = members.get("route")
         if not isinstance(text, str):
-            self._refuse(f"{path}.route", "the text of the route is missing")
+            self.refuse(f"{path}.route", "the text of the route is missing")
             return
         try:
             statement = parse_statement(text, path)
         except InvalidDocumentError as error:
-            self._problems += error.problems
+            self.problems += error.problems
             return
         if "*" in statement.source:
-            self._warnings.append(Problem("a * within a source matches nothing", path=f"{path}.route"))
+            self.warn(f"{path}.route", "a * within a source matches nothing")
         if statement.condition is not None and not statement.condition.text:
-            self._warnings.append(Problem("an empty condition is never true", path=f"{path}.route"))
-        yield Route(name, text, statement, priority, ttl or 0)
+            self.warn(f"{path}.route", "an empty condition is never true")
+        yield Route(name, text, statement, priority, ttl or 0, retry)
 
-    def _whole(self, value: Any, path: str, largest: int) -> int | None:
-        if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest):
-            return value
-        self._refuse(path, f"a whole number from 0 to {largest} is expected")
-        return None
+    def _retry(self, value: Any, path: str) -> RetryTerms | None:
+        members = self.members(value, path, set(RETRY_MEMBERS))
+        return read_retry(members, path, self.refuse) if isinstance(value, Members) else None
 
     def _global_ttl(self, value: Any) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value <= MAX_TTL:
             return max(value, -1)
-        self._refuse(f"{_STORE}.{_TTL}", f"a whole number up to {MAX_TTL} is expected; a negative one is no limit")
+        self.refuse(f"{_STORE}.{_TTL}", f"a whole number up to {MAX_TTL} is expected; a negative one is no limit")
         return None
 
 
@@ -160,4 +144,6 @@ def _shown(route: Route) -> str | dict[str, Any]:
         members["priority"] = route.priority
     if route.ttl:
         members[_TTL] = route.ttl
+    if route.retry is not None:
+        members["retry"] = shown_retry(route.retry)
     return members if len(members) > 1 else route.text

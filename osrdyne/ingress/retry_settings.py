@@ -21,7 +21,6 @@ class Refuse(Protocol):
     def __call__(self, path: str, message: str) -> None: ...
 
 
-
 def read_retry(members: Mapping[str, Any], path: str, refuse: Refuse) -> RetryTerms | None:
     """The terms of one route; None when any of them was refused."""
     codes = _codes(members.get("codes"), f"{path}.codes", refuse)
