@@ -65,9 +65,10 @@ def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> Wor
         key=key,
         pool=names.pool,
         amqp_uri=settings.broker.effective_worker_uri(),
-        requests_queues=tuple(queue.name for queue in layout.queues(key)),
+        requests_queues=tuple(layout.served(key)),
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
+        retry_exchange=names.retry_exchange if layout.managed else None,
         max_message_bytes=settings.requests.max_message_bytes,
         config=settings.worker_config(),
     )

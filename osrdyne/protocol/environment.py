@@ -23,6 +23,7 @@ class WorkerEnvironment:
 
     `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
     file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
+    `retry_exchange` takes requests that are to be tried again; a direct pool has none.
     """
 
     worker_id: WorkerId
@@ -32,6 +33,7 @@ class WorkerEnvironment:
     requests_queues: tuple[QueueName, ...]
     activity_exchange: str
     control_exchange: str
+    retry_exchange: str | None = None
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
 
@@ -46,9 +48,11 @@ class WorkerEnvironment:
         An environment variable cannot hold a NUL character: a key with one travels as `WORKER_KEY_ESCAPED` instead.
         """
         key = {"WORKER_KEY_ESCAPED": encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
+        retries = {} if self.retry_exchange is None else {"WORKER_RETRY_EXCHANGE": self.retry_exchange}
         return {
             "WORKER_ID": self.worker_id,
             **key,
+            **retries,
             "WORKER_POOL": self.pool,
             "WORKER_AMQP_URI": self.amqp_uri,
             "WORKER_REQUESTS_QUEUE": self.requests_queue,
@@ -79,6 +83,7 @@ class WorkerEnvironment:
             requests_queues=_queues(variables),
             activity_exchange=variables.get("WORKER_ACTIVITY_EXCHANGE", names.activity_exchange),
             control_exchange=variables.get("WORKER_CONTROL_EXCHANGE", names.control_exchange),
+            retry_exchange=variables.get("WORKER_RETRY_EXCHANGE") or None,
             max_message_bytes=_size(variables),
             config=_config(variables),
         )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from osrdyne.protocol import activity, deadlines, environment, messages
+from osrdyne.protocol import activity, deadlines, environment, messages, retries
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -24,7 +24,7 @@ MESSAGES = DOCUMENT["components"]["messages"]
 
 HEADERS = {
     value
-    for module in (activity, deadlines, messages)
+    for module in (activity, deadlines, messages, retries)
     for name, value in vars(module).items()
     if name.endswith("_HEADER")
 }
