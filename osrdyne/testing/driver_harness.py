@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import pytest
+
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec, new_worker_id
+from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames
@@ -30,7 +35,9 @@ PATIENCE = 30.0
 
 
 class DriverHarness(ABC):
-    """One backend for one test."""
+    """One backend for one test. `absence` is for how many seconds it is away in `BackendConformance`."""
+
+    absence: float = float(os.environ.get("OSRDYNE_BACKEND_AWAY", "1"))
 
     @abstractmethod
     def driver(self, pool: str = POOL) -> Driver:
@@ -93,6 +100,24 @@ async def is_ready(driver: Driver, instance: Instance) -> Mapping[str, Any]:
 async def find(driver: Driver, instance_id: InstanceId) -> Instance | None:
     """The instance as it is listed now."""
     return next((item for item in await driver.list_instances() if item.instance_id == instance_id), None)
+
+
+async def find_as_soon_as_it_answers(driver: Driver, instance_id: InstanceId) -> Instance | None:
+    """The same of a backend that may be away: it is asked again."""
+    while True:
+        try:
+            return await find(driver, instance_id)
+        except DriverUnavailableError:
+            await asyncio.sleep(0.1)
+
+
+async def is_refused(driver: Driver, *, seconds: float) -> None:
+    """Ask for so long; every answer must be that the backend does not answer."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with pytest.raises(DriverUnavailableError):
+            await driver.list_instances()
+        await asyncio.sleep(0.2)
 
 
 async def exited(driver: Driver, instance: Instance) -> Instance:

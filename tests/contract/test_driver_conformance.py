@@ -98,6 +98,7 @@ class TestFakeDriver(BackendConformance, DriverConformance):
 
 class SubprocessHarness(DriverHarness):
     def __init__(self, directory):
+        self.directory = directory
         self.options = SubprocessOptions(state_directory=str(directory))
 
     def driver(self, pool=POOL):
@@ -109,8 +110,19 @@ class SubprocessHarness(DriverHarness):
     async def kill(self, instance):
         os.kill(int(instance.external_id), signal.SIGKILL)
 
+    @asynccontextmanager
+    async def away(self):
+        """The state directory is elsewhere, and a file in its place."""
+        elsewhere = self.directory.rename(self.directory.with_name("elsewhere"))
+        self.directory.touch()
+        try:
+            yield
+        finally:
+            self.directory.unlink()
+            elsewhere.rename(self.directory)
 
-class TestSubprocessDriver(WorkerConformance):
+
+class TestSubprocessDriver(BackendConformance, WorkerConformance):
     @pytest.fixture
     def harness(self, tmp_path):
-        return SubprocessHarness(tmp_path)
+        return SubprocessHarness(tmp_path / "state")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,10 +82,12 @@ def _old(path: Path, number: int) -> Path:
 
 
 def _last_lines(path: Path, lines: int) -> list[str]:
-    if lines <= 0 or not path.exists():
+    """The end of a log; none of one that is not there. One that cannot be looked for raises `OSError`."""
+    if lines <= 0:
         return []
-    with path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    return text.splitlines()[-lines:]
+        return text.splitlines()[-lines:]
+    return []

@@ -178,10 +178,11 @@ class LocalWorkers:
         if worker is None or worker.record.exit is not None:
             return None
         if worker.process is not None and not worker.asked_to_stop:
-            worker.asked_to_stop = True
-            worker.record = replace(worker.record, stopping=True)
-            self._state.write(worker.name, worker.record)
+            record = replace(worker.record, stopping=True)
+            self._state.write(worker.name, record)
+            worker.record = record
             worker.process.send(signal.SIGTERM)
+            worker.asked_to_stop = True
         return worker
 
     def kill(self, worker: LocalWorker) -> None:
@@ -195,6 +196,7 @@ class LocalWorkers:
 
     def remove(self, instance_id: InstanceId) -> None:
         """Free the slot of a worker that has ended."""
+        self._state.prepare()
         worker = self.find(instance_id)
         if worker is None or worker.record.exit is None:
             return
