@@ -42,6 +42,10 @@ class BrokerSilentError(BrokerUnavailableError):
     """RabbitMQ did not answer in time, although the connection lives: a queue without its leader, perhaps."""
 
 
+class BrokerInternalError(BrokerUnavailableError):
+    """RabbitMQ ended the connection because of an error of its own (541), which it draws from what it was sent."""
+
+
 class BrokerAccessError(BrokerError):
     """RabbitMQ refused the credentials or a permission is missing."""
 

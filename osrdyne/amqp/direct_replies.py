@@ -3,7 +3,8 @@
 RabbitMQ before 4.3 ends the connection (541) that publishes to an address it cannot decode: one that a client has made
 up, or of a node that has left the cluster. Every version ends the one that asks for such an address. So neither the
 leader's publishes nor the requests of a worker may hang on it. The connection is opened when it is needed first.
-Answers go one at a time: then it is known which one ended it.
+Answers go one at a time: then it is known which one ended it. A connection that cannot be had, or is lost for another
+reason, is no fault of the address: it is tried again for a while, and costs its owner nothing but that answer.
 """
 
 from __future__ import annotations
@@ -12,70 +13,119 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
 from osrdyne.amqp.message import Message
-from osrdyne.errors import AddressRefusedError, BrokerNotFoundError, BrokerSilentError, BrokerUnavailableError
+from osrdyne.errors import (
+    AddressRefusedError,
+    BrokerAccessError,
+    BrokerError,
+    BrokerInternalError,
+    BrokerNotFoundError,
+    BrokerSilentError,
+    BrokerUnavailableError,
+    PublishRefusedError,
+)
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
 FIRST_THAT_TAKES_ANY = (4, 3)
 """The first version that was seen to take an answer to any address (3.10.8 does not)."""
+CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
+PATIENCE = 60.0
+"""Seconds for which an answer waits for a connection; longer, and its caller has mostly gone."""
 
 
 class DirectReplies:
     """Publishes to direct reply-to addresses, and asks for them."""
 
-    def __init__(self, open_connection: Callable[[], Awaitable[Connection]]) -> None:
+    def __init__(self, open_connection: Callable[[], Awaitable[Connection]], *, clock: Clock) -> None:
         self._open_connection = open_connection
+        self._clock = clock
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._failures = 0
+        self._closed = False
 
     async def publish(self, message: Message, address: str) -> None:
-        """Publish with a confirm. Raises `AddressRefusedError` when the address has just ended a new connection, and
-        what `connect` raises when there is none."""
-        await self._try(address, lambda channel: channel.publish(message, exchange="", routing_key=address))
+        """Publish with a confirm. Raises `AddressRefusedError` when RabbitMQ cannot cope with the address, and
+        `PublishRefusedError` when there was no connection for too long."""
+        until = self._clock.monotonic() + PATIENCE
+        async with self._one_at_a_time:
+            while (fault := await self._try(address, lambda channel: _publish(channel, message, address))) is not None:
+                pause = CONNECT_RETRY.delay(self._failures)
+                if self._closed:
+                    raise fault
+                if self._clock.monotonic() + pause > until:
+                    raise PublishRefusedError(f"There is no connection for answers like this: {fault}") from fault
+                await self._clock.sleep(pause)
 
     async def knows(self, address: str) -> bool:
-        """Whether somebody consumes there. Raises `BrokerUnavailableError` when that cannot be told."""
+        """Whether somebody consumes there. Raises `BrokerError` when that cannot be told now."""
+        if self._failures:
+            raise BrokerUnavailableError("There is no connection for the question.")
         try:
-            await self._try(address, lambda channel: channel.declare_queue(address, passive=True))
+            async with self._one_at_a_time:
+                fault = await self._try(address, lambda channel: channel.declare_queue(address, passive=True))
         except (BrokerNotFoundError, AddressRefusedError):
             return False
+        if fault is not None:
+            raise fault
         return True
 
-    async def _try(self, address: str, act: Callable[[Channel], Awaitable[object]]) -> None:
-        async with self._one_at_a_time:
-            while True:
-                channel, is_new = await self._open()
-                try:
-                    await act(channel)
-                    return
-                except BrokerSilentError:
-                    await self.close()
-                    raise
-                except BrokerUnavailableError as error:
-                    await self.close()
-                    if is_new:  # an older one may have been lost for another reason: then this is tried again
-                        raise AddressRefusedError(f"RabbitMQ does not take the reply address {address!r}.") from error
+    async def _try(self, address: str, act: Callable[[Channel], Awaitable[object]]) -> BrokerError | None:
+        """Act once. None when that went well; else why there was no connection for it, or none that lasted."""
+        try:
+            channel = await self._open()
+        except (BrokerUnavailableError, BrokerAccessError) as error:
+            return await self._fail(error)
+        try:
+            await act(channel)
+        except BrokerInternalError as error:
+            await self._drop()
+            raise AddressRefusedError(f"RabbitMQ does not take the reply address {address!r}.") from error
+        except BrokerSilentError:
+            await self._drop()
+            raise
+        except BrokerUnavailableError as error:
+            return await self._fail(error)
+        self._failures = 0
+        return None
 
-    async def _open(self) -> tuple[Channel, bool]:
-        """A channel, and whether its connection is new."""
+    async def _fail(self, error: BrokerError) -> BrokerError:
+        self._failures += 1
+        await self._drop()
+        return error
+
+    async def _open(self) -> Channel:
+        if self._closed:
+            raise BrokerUnavailableError("The connection for answers was closed.")
         if self._channel is not None and not self._channel.is_closed:
-            return self._channel, False
+            return self._channel
         if self._connection is not None and not self._connection.is_closed:
             with suppress(BrokerUnavailableError):  # a question for an address that is not there costs its channel only
                 self._channel = await self._connection.channel(confirms=True)
-                return self._channel, False
-        await self.close()
+                return self._channel
+        await self._drop()
         self._connection = await self._open_connection()
         self._channel = await self._connection.channel(confirms=True)
-        return self._channel, True
+        return self._channel
 
-    async def close(self) -> None:
+    async def _drop(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None
         if connection is not None:
             await connection.close()
+
+    async def close(self) -> None:
+        """Close the connection, for good."""
+        self._closed = True
+        await self._drop()
+
+
+async def _publish(channel: Channel, message: Message, address: str) -> None:
+    await channel.publish(message, exchange="", routing_key=address)
 
 
 class GuardedChannel:
@@ -111,10 +161,13 @@ class GuardedChannel:
         await self._direct.close()
 
 
-async def guarded_channel(connection: Connection, open_another: Callable[[], Awaitable[Connection]]) -> GuardedChannel:
+async def guarded_channel(
+    connection: Connection, open_another: Callable[[], Awaitable[Connection]], *, clock: Clock
+) -> GuardedChannel:
     """A channel with confirms that no reply address can close."""
     takes_any = _version(connection.server_version) >= FIRST_THAT_TAKES_ANY
-    return GuardedChannel(await connection.channel(confirms=True), DirectReplies(open_another), takes_any=takes_any)
+    direct = DirectReplies(open_another, clock=clock)
+    return GuardedChannel(await connection.channel(confirms=True), direct, takes_any=takes_any)
 
 
 def _version(text: str) -> tuple[int, ...]:

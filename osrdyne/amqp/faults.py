@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import aiormq
-from aiormq.exceptions import ChannelInvalidStateError, DeliveryError, PublishError
+from aiormq.exceptions import ChannelInvalidStateError, ConnectionInternalError, DeliveryError, PublishError
 
 from osrdyne.amqp.tls import describe_tls_fault
 from osrdyne.amqp.unreachable import describe_unreachable
@@ -15,6 +15,7 @@ from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
     BrokerError,
+    BrokerInternalError,
     BrokerNotFoundError,
     BrokerSilentError,
     BrokerUnavailableError,
@@ -37,6 +38,8 @@ def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
             return BrokerAccessError(f"Could not {doing}, RabbitMQ refused it: {text}")
         case aiormq.ConnectionNotAllowed():
             return BrokerAccessError(f"Could not {doing}, RabbitMQ does not allow it: {text}")
+        case ConnectionInternalError():
+            return BrokerInternalError(f"Could not {doing}, RabbitMQ ended the connection: {text}")
         case aiormq.ChannelNotFoundEntity():
             return BrokerNotFoundError(f"Could not {doing}: {text}")
         case aiormq.ChannelPreconditionFailed() | aiormq.ChannelLockedResource():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.amqp.direct_replies import GuardedChannel, guarded_channel
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
@@ -21,10 +22,10 @@ class LeaderPublisher:
 
     @classmethod
     async def open(
-        cls, connection: Connection, *, open_another: Callable[[], Awaitable[Connection]]
+        cls, connection: Connection, *, open_another: Callable[[], Awaitable[Connection]], clock: Clock
     ) -> LeaderPublisher:
         """`open_another`: a connection for answers that could end it."""
-        return cls(await guarded_channel(connection, open_another))
+        return cls(await guarded_channel(connection, open_another, clock=clock))
 
     async def wait_closed(self) -> BaseException | None:
         """Wait until nothing can be published any more; the reason, or None when it was closed by us."""

@@ -88,7 +88,9 @@ class LeaderSession:
         self.control = await self._open_connection(control)
         publishing = connection_options(self._settings, purpose="publisher", heartbeat=broker.heartbeat)
         self.publishing = await self._open_connection(publishing)
-        self.publisher = await LeaderPublisher.open(self.publishing, open_another=self._open_for_replies)
+        self.publisher = await LeaderPublisher.open(
+            self.publishing, open_another=self._open_for_replies, clock=self._clock
+        )
         self.scratch = ScratchChannels(self.control)
         self.probing = ScratchChannels(self.control)
         self.token = TokenChannel(

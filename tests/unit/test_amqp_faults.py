@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import aiormq
 import pytest
 from aiormq.connection import TransportFactory
-from aiormq.exceptions import ChannelInvalidStateError
+from aiormq.exceptions import ChannelInvalidStateError, ConnectionInternalError
 from pamqp import commands as spec
 from pamqp.base import Frame
 from pamqp.frame import marshal
@@ -26,6 +26,7 @@ from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
     BrokerError,
+    BrokerInternalError,
     BrokerNotFoundError,
     BrokerSilentError,
     BrokerUnavailableError,
@@ -42,6 +43,7 @@ from osrdyne.errors import (
         (aiormq.ProbableAuthenticationError("x"), BrokerAccessError),
         (aiormq.ChannelAccessRefused("x"), BrokerAccessError),
         (aiormq.ConnectionNotAllowed("x"), BrokerAccessError),
+        (ConnectionInternalError("x"), BrokerInternalError),
         (aiormq.ChannelNotFoundEntity("x"), BrokerNotFoundError),
         (aiormq.ChannelPreconditionFailed("x"), BrokerConflictError),
         (aiormq.ChannelLockedResource("x"), BrokerConflictError),
@@ -160,7 +162,7 @@ TUNE = spec.Connection.Tune()
     [
         ((START,), 403, "ACCESS_REFUSED - Login was refused", BrokerAccessError),
         ((START, TUNE), 530, "NOT_ALLOWED - vhost nope not found", BrokerAccessError),
-        ((START, TUNE), 541, "INTERNAL_ERROR - access to vhost '/' refused: vhost is down", BrokerUnavailableError),
+        ((START, TUNE), 541, "INTERNAL_ERROR - access to vhost '/' refused: vhost is down", BrokerInternalError),
         ((START, TUNE), 320, "CONNECTION_FORCED - broker forced connection closure", BrokerUnavailableError),
     ],
     ids=["password", "no such host", "host is down", "stops"],

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
-from osrdyne.amqp.direct_replies import DirectReplies, GuardedChannel, guarded_channel
-from osrdyne.errors import AddressRefusedError, BrokerUnavailableError
+from osrdyne.amqp.direct_replies import PATIENCE, DirectReplies, GuardedChannel, guarded_channel
+from osrdyne.errors import (
+    AddressRefusedError,
+    BrokerAccessError,
+    BrokerError,
+    BrokerInternalError,
+    BrokerUnavailableError,
+    PublishRefusedError,
+)
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -18,22 +27,28 @@ class Bench:
     """A broker that ends every connection that names the forged address."""
 
     def __init__(self) -> None:
-        self.broker = FakeBroker(VirtualClock())
+        self.clock = VirtualClock()
+        self.broker = FakeBroker(self.clock)
         self.broker.hook = self._end
         self.broker.declare_queue(CALLER, {})
         self.opened: list[FakeConnection] = []
-        self.refuses_connections = False
-        self.direct = DirectReplies(self.open)
+        self.losses = 0
+        self.refusal: BrokerError | None = None
+        self.direct = DirectReplies(self.open, clock=self.clock)
 
     async def open(self) -> Connection:
-        if self.refuses_connections:
-            raise BrokerUnavailableError("The broker is away.")
+        if self.refusal is not None:
+            raise self.refusal
         self.opened.append(FakeConnection(self.broker, ConnectionOptions("amqp://fake")))
         return self.opened[-1]
 
     async def _end(self, command: Command) -> None:
+        if command == ("publish", CALLER, False) and self.losses:
+            self.losses -= 1
+            self.opened[-1].cut()
         if command.target == FORGED:
-            self.opened[-1].cut(BrokerUnavailableError("INTERNAL_ERROR"))
+            self.opened[-1].cut()
+            raise BrokerInternalError("INTERNAL_ERROR")
 
 
 @pytest.fixture
@@ -48,11 +63,11 @@ async def test_forged_address_is_refused_and_costs_its_connection_only(bench: Be
     assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"x"], 2)
 
 
-async def test_forged_address_on_an_old_connection_is_tried_once_more(bench: Bench) -> None:
+async def test_forged_address_is_tried_once_also_on_an_old_connection(bench: Bench) -> None:
     await bench.direct.publish(Message(b"x"), CALLER)
     with pytest.raises(AddressRefusedError):
         await bench.direct.publish(Message(), FORGED)
-    assert len(bench.opened) == 2
+    assert len(bench.opened) == 1
 
 
 async def test_answer_is_sent_again_when_its_connection_was_lost(bench: Bench) -> None:
@@ -62,10 +77,48 @@ async def test_answer_is_sent_again_when_its_connection_was_lost(bench: Bench) -
     assert bench.broker.bodies(CALLER) == [b"1", b"2"]
 
 
-async def test_broker_that_is_away_is_no_fault_of_the_address(bench: Bench) -> None:
-    bench.refuses_connections = True
+async def test_connection_that_is_lost_while_it_answers_is_no_fault_of_the_address(bench: Bench) -> None:
+    bench.losses = 3
+    sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
+    await bench.clock.advance(10.0)
+    assert (sending.done(), bench.broker.bodies(CALLER), len(bench.opened)) == (True, [b"x"], 4)
+
+
+@pytest.mark.parametrize("refusal", [BrokerUnavailableError("away"), BrokerAccessError("too many connections")])
+async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal: BrokerError) -> None:
+    bench.refusal = refusal
+    sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
+    await bench.clock.advance(PATIENCE / 2)
+    bench.refusal = None
+    await bench.clock.advance(PATIENCE / 2)
+    assert (sending.done(), bench.broker.bodies(CALLER)) == (True, [b"x"])
+
+
+async def test_answers_fail_together_when_connections_are_refused_for_too_long(bench: Bench) -> None:
+    bench.refusal = BrokerUnavailableError("away")
+    sending = [asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(3)]
+    await bench.clock.advance(PATIENCE)
+    results = await asyncio.gather(*sending, return_exceptions=True)
+    assert [type(result) for result in results] == [PublishRefusedError] * 3
+
+
+async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
+    bench.refusal = BrokerUnavailableError("away")
+    sending = asyncio.create_task(bench.direct.publish(Message(), CALLER))
+    await bench.clock.advance(1.0)
     with pytest.raises(BrokerUnavailableError):
-        await bench.direct.publish(Message(), CALLER)
+        await bench.direct.knows(CALLER)
+    sending.cancel()
+
+
+async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
+    bench.refusal = BrokerUnavailableError("away")
+    sending = asyncio.create_task(bench.direct.publish(Message(), CALLER))
+    await bench.clock.advance(1.0)
+    await bench.direct.close()
+    bench.refusal = None
+    await bench.clock.advance(10.0)
+    assert (type(sending.exception()), bench.opened) == (BrokerUnavailableError, [])
 
 
 @pytest.mark.parametrize(("address", "known"), [(CALLER, True), (CALLER + "2", False), (FORGED, False)])
@@ -95,7 +148,7 @@ async def test_version_that_takes_any_address_needs_no_second_connection_for_ans
     bench: Bench, monkeypatch: pytest.MonkeyPatch, version: str, connections: int
 ) -> None:
     monkeypatch.setattr(FakeConnection, "server_version", version)
-    guarded = await guarded_channel(await bench.open(), bench.open)
+    guarded = await guarded_channel(await bench.open(), bench.open, clock=bench.clock)
     await guarded.publish(Message(b"1"), exchange="", routing_key=CALLER)
     assert (bench.broker.bodies(CALLER), len(bench.opened)) == ([b"1"], connections)
 
@@ -103,6 +156,6 @@ async def test_version_that_takes_any_address_needs_no_second_connection_for_ans
 async def test_question_is_never_asked_on_the_connection_of_requests(bench: Bench) -> None:
     """Also RabbitMQ 4.3 ends the connection that asks for a forged address."""
     requests = await bench.open()
-    guarded = await guarded_channel(requests, bench.open)
+    guarded = await guarded_channel(requests, bench.open, clock=bench.clock)
     assert await guarded.knows(FORGED) is False
     assert not requests.is_closed

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.errors import MessageTooLargeError, PublishRefusedError, QueueFullError
+from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, PATIENCE
+from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
 from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.deadlines import MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.amqp import FakeChannel, FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
@@ -312,6 +313,24 @@ class TestRefusals:
             await clock.settle()
             assert (stack.orphans(), stack.task.done()) == ([], False)
             assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
+
+
+async def test_refused_connection_for_answers_ends_no_term(
+    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeConnection, "server_version", "3.10.8")
+
+    async def refuse(command: Command) -> None:
+        if command.name == "connect" and "replies" in command.target:
+            raise BrokerAccessError("user limit is reached")
+
+    async with leading(clock) as stack:
+        stack.broker.hook = refuse
+        await stack.publish("\udcff", reply_to=f"{DIRECT_REPLY_TO}x")
+        await stack.publish("a", b"1")
+        await clock.advance(2 * PATIENCE)
+        assert (stack.waiting("a"), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
+        assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
 
 
 async def test_stop_finishes_what_was_taken_and_leaves_the_rest(clock: VirtualClock, broker: FakeBroker) -> None:

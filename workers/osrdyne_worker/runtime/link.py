@@ -25,6 +25,8 @@ class Link:
         self._clock = clock
         self._scratch: Channel | None = None
         self._scratch_lock = asyncio.Lock()
+        self._for_retries: Channel | None = None
+        self._for_retries_lock = asyncio.Lock()
         self._failed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -79,6 +81,13 @@ class Link:
                 return False
             return True
 
+    async def retry_channel(self) -> Channel:
+        """A channel with confirms for requests that are to be tried again; a missing exchange costs no other."""
+        async with self._for_retries_lock:
+            if self._for_retries is None or self._for_retries.is_closed:
+                self._for_retries = await self.connection.channel(confirms=True)
+            return self._for_retries
+
     async def caller_is_gone(self, reply_to: str) -> bool:
         """Whether the caller behind a direct reply-to address has gone; False when that cannot be told."""
         try:
@@ -93,7 +102,7 @@ async def open_link(options: ConnectionOptions, clock: Clock) -> Link:
     """Connect. Raises what `connect` raises."""
     connection = await connect(options)
     try:
-        replies = await guarded_channel(connection, lambda: connect(options))
+        replies = await guarded_channel(connection, lambda: connect(options), clock=clock)
         return Link(connection, replies, clock)
     except BaseException:
         await connection.close()
