@@ -126,14 +126,43 @@ class Channel:
                 timeout=self._timeout,
             )
 
-    async def bind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+    async def bind_queue(
+        self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
         with translated(f"bind queue {queue} to {exchange}"):
-            await self._underlay.queue_bind(queue, exchange, routing_key=routing_key, timeout=self._timeout)
+            await self._underlay.queue_bind(
+                queue,
+                exchange,
+                routing_key=routing_key,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
 
-    async def unbind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
+    async def unbind_queue(
+        self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
         """Remove a binding; one that does not exist is not an error."""
         with translated(f"unbind queue {queue} from {exchange}"):
-            await self._underlay.queue_unbind(queue, exchange, routing_key=routing_key, timeout=self._timeout)
+            await self._underlay.queue_unbind(
+                queue,
+                exchange,
+                routing_key=routing_key,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
+
+    async def bind_exchange(
+        self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        """What `source` takes goes on to `destination`, where the binding matches."""
+        with translated(f"bind exchange {destination} to {source}"):
+            await self._underlay.exchange_bind(
+                destination,
+                source,
+                routing_key=routing_key,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
 
     async def delete_queue(self, name: str) -> int:
         """Delete a queue and everything in it; the number of messages that were ready. A missing one is not an error.

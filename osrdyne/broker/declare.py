@@ -7,7 +7,7 @@ from typing import assert_never
 from osrdyne.amqp import Channel
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.policies import PolicySpec
-from osrdyne.broker.topology import Declaration, Exchange, Queue, QueueBinding, Topology
+from osrdyne.broker.topology import Declaration, Exchange, ExchangeBinding, Queue, QueueBinding, Topology
 from osrdyne.errors import BrokerConflictError
 
 
@@ -33,8 +33,10 @@ async def _declare(channel: Channel, item: Declaration) -> None:
                 await channel.declare_queue(name, arguments=arguments)
             except BrokerConflictError as error:
                 raise _conflict("queue", name, error) from error
-        case QueueBinding(queue, exchange, routing_key):
-            await channel.bind_queue(queue, exchange, routing_key)
+        case QueueBinding(queue, exchange, routing_key, arguments):
+            await channel.bind_queue(queue, exchange, routing_key, arguments=arguments)
+        case ExchangeBinding(destination, source, arguments):
+            await channel.bind_exchange(destination, source, arguments=arguments)
         case _:
             assert_never(item)
 

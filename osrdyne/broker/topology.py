@@ -44,9 +44,19 @@ class QueueBinding:
     queue: QueueName
     exchange: str
     routing_key: str = ""
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
 
-Declaration = Exchange | Queue | QueueBinding
+@dataclass(frozen=True, slots=True)
+class ExchangeBinding:
+    """What `source` takes goes on to `destination`, where the arguments match its headers."""
+
+    destination: str
+    source: str
+    arguments: Mapping[str, object]
+
+
+Declaration = Exchange | Queue | QueueBinding | ExchangeBinding
 
 
 @dataclass(frozen=True, slots=True)

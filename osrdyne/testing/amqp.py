@@ -91,11 +91,22 @@ class FakeChannel(Channel):
     ) -> None:
         await self._command("declare_exchange", name, lambda: self.broker.declare_exchange(name, kind, arguments or {}))
 
-    async def bind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
-        await self._command("bind", queue, lambda: self.broker.bind(queue, exchange, routing_key))
+    async def bind_queue(
+        self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        await self._command("bind", queue, lambda: self.broker.bind(queue, exchange, routing_key, arguments or {}))
 
-    async def unbind_queue(self, queue: str, exchange: str, routing_key: str = "") -> None:
-        await self._command("unbind", queue, lambda: self.broker.unbind(queue, exchange, routing_key))
+    async def unbind_queue(
+        self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        await self._command("unbind", queue, lambda: self.broker.unbind(queue, exchange, routing_key, arguments or {}))
+
+    async def bind_exchange(
+        self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        await self._command(
+            "bind", destination, lambda: self.broker.bind_exchange(destination, source, arguments or {})
+        )
 
     async def delete_queue(self, name: str) -> int:
         return await self._command("delete", name, lambda: self.broker.delete_queue(name))

@@ -4,7 +4,7 @@
 connections and channels on top of it, `testing.management` the HTTP API, so that everything of ours above these two
 runs unchanged: token, probes, commands on request queues, loops and processors.
 
-Modelled, as in BROKER: direct, fanout and topic exchanges (topic by equal keys only) with alternate exchanges; quorum
+Modelled, as in BROKER: direct, fanout, topic (equal keys only) and headers exchanges with alternate exchanges; quorum
 queues in order, with prefetch, unacknowledged messages that return to their place, single active consumers, delivery
 limits and dead letters; holders of unacknowledged messages that count as consumers, also cancelled ones; publishes
 that are routed at once and reach their queue `transit` seconds later, and are confirmed even if it is gone by then;
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from osrdyne.aio.clock import Clock
@@ -28,6 +29,7 @@ from osrdyne.errors import BrokerConflictError, BrokerNotFoundError
 from osrdyne.protocol.statuses import Status
 
 _HISTORY = 60.0
+NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Command(NamedTuple):
@@ -136,13 +138,17 @@ class FakeQueue:
 
 @dataclass(slots=True)
 class FakeExchange:
-    """An exchange with its bindings: (queue, routing key)."""
+    """An exchange with its bindings: (queue, routing key), and those by headers: (queue or exchange, headers)."""
 
     kind: str
     arguments: Mapping[str, object]
     bindings: set[tuple[str, str]] = field(default_factory=set)
+    by_headers: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
 
-    def route(self, routing_key: str) -> list[str]:
+    def route(self, routing_key: str, headers: Mapping[str, object]) -> list[str]:
+        """Queues, and exchanges to go on to."""
+        if self.kind == "headers":
+            return sorted({name for name, wanted in self.by_headers if wanted.items() <= headers.items()})
         return sorted({queue for queue, key in self.bindings if self.kind == "fanout" or key == routing_key})
 
 
@@ -199,14 +205,30 @@ class FakeBroker:
             raise BrokerNotFoundError(f"NOT_FOUND - no exchange {name}")
         return self.exchanges[name]
 
-    def bind(self, queue: str, exchange: str, routing_key: str) -> None:
+    def bind(self, queue: str, exchange: str, routing_key: str, arguments: Mapping[str, object] = NOTHING) -> None:
         self.look_up(queue)
-        self.exchange(exchange).bindings.add((queue, routing_key))
+        found = self.exchange(exchange)
+        if found.kind == "headers":
+            self._bind_by_headers(queue, found, arguments)
+        else:
+            found.bindings.add((queue, routing_key))
 
-    def unbind(self, queue: str, exchange: str, routing_key: str) -> None:
+    def bind_exchange(self, destination: str, source: str, arguments: Mapping[str, object]) -> None:
+        """What an exchange by headers takes goes on to another one."""
+        self.exchange(destination)
+        self._bind_by_headers(destination, self.exchange(source), arguments)
+
+    def _bind_by_headers(self, destination: str, source: FakeExchange, arguments: Mapping[str, object]) -> None:
+        binding = (destination, _wanted(arguments))
+        if binding not in source.by_headers:
+            source.by_headers.append(binding)
+
+    def unbind(self, queue: str, exchange: str, routing_key: str, arguments: Mapping[str, object] = NOTHING) -> None:
         """What is not there is not an error."""
         if exchange in self.exchanges:
-            self.exchanges[exchange].bindings.discard((queue, routing_key))
+            found = self.exchanges[exchange]
+            found.bindings.discard((queue, routing_key))
+            found.by_headers = [binding for binding in found.by_headers if binding != (queue, _wanted(arguments))]
 
     def delete_queue(self, name: str) -> int:
         """How many messages were ready; those are lost, and so is what anybody holds."""
@@ -215,13 +237,14 @@ class FakeBroker:
             return 0
         for exchange in self.exchanges.values():
             exchange.bindings = {binding for binding in exchange.bindings if binding[0] != name}
+            exchange.by_headers = [binding for binding in exchange.by_headers if binding[0] != name]
         for holder in list(queue.holders):
             holder.on_delete()
         return len(queue.ready)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str) -> bool:
         """Route a message; whether any queue was found for it."""
-        queues = self.route(exchange, routing_key)
+        queues = self.route(exchange, routing_key, message.headers)
         if self.transit > 0:
             await self.clock.sleep(self.transit)
         for name in queues:
@@ -229,12 +252,17 @@ class FakeBroker:
                 self.queues[name].put(message, exchange=exchange, routing_key=routing_key)
         return bool(queues)
 
-    def route(self, exchange: str, routing_key: str) -> list[str]:
+    def route(self, exchange: str, routing_key: str, headers: Mapping[str, object] = NOTHING) -> list[str]:
         if exchange == "":
             return [routing_key] if routing_key in self.queues else []
         found = self.exchange(exchange)
         alternate = found.arguments.get("alternate-exchange")
-        return found.route(routing_key) or (self.route(alternate, routing_key) if isinstance(alternate, str) else [])
+        queues: list[str] = []
+        for name in found.route(routing_key, headers):
+            queues += [name] if name in self.queues else self.route(name, routing_key, headers)
+        if not queues and isinstance(alternate, str):
+            return self.route(alternate, routing_key, headers)
+        return queues
 
     def give_back(self, queue: FakeQueue, stored: Stored, *, counted: bool = True) -> None:
         """A delivery was returned; beyond the delivery limit it dies. The caller calls `queue.changed` at the end."""
@@ -255,8 +283,13 @@ class FakeBroker:
             return
         first = {"x-first-death-reason": str(reason), "x-first-death-queue": queue.name}
         headers = {**first, **stored.message.headers, "x-delivery-count": stored.returns}
+        earlier = headers.get("x-death")
+        headers["x-death"] = [
+            {"queue": queue.name, "reason": str(reason)},
+            *(earlier if isinstance(earlier, list) else ()),
+        ]
         dead = replace(stored.message, headers=headers, expiration=None)
-        for name in self.route(exchange, stored.routing_key):
+        for name in self.route(exchange, stored.routing_key, headers):
             self.queues[name].put(dead, exchange=exchange, routing_key=stored.routing_key)
 
     # --- what tests do
@@ -297,6 +330,12 @@ class FakeBroker:
         policies = [policy for policy in self.policies.values() if re.search(policy.pattern, queue.name)]
         policy = max(policies, key=attrgetter("priority"), default=None)
         return None if policy is None else policy.definition.get(name)
+
+
+def _wanted(arguments: Mapping[str, object]) -> Mapping[str, object]:
+    """The headers that a binding asks for; those that begin with `x-` count only with `all-with-x`."""
+    with_x = arguments.get("x-match") == "all-with-x"
+    return {name: value for name, value in arguments.items() if name != "x-match" and (with_x or name[:2] != "x-")}
 
 
 def _declared(arguments: Mapping[str, object]) -> dict[str, object]:
