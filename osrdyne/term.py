@@ -45,6 +45,7 @@ from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.unused_stores import UnusedStores
 from osrdyne.pool.worker_actions import WorkerActions
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
@@ -207,7 +208,7 @@ class Term:
         )
 
     def _build_judges(self, listing: RequestQueueListing) -> None:
-        """What decides slowly: who makes room, who ends, and what nobody told."""
+        """What decides slowly: who makes room, who ends, which queues go, and what nobody told."""
         lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
         self._room_maker = RoomMaker(
             tracker=self.tracker,
@@ -217,6 +218,15 @@ class Term:
             idle_for=lifecycle.make_room_after,
             clock=clock,
             metrics=metrics,
+        )
+        self._unused_stores = UnusedStores(
+            layout=self._layout,
+            board=self.queue_board,
+            totals=listing,
+            control=self._control,
+            look_at=self.queues_loop.look_at,
+            settle_delay=lifecycle.settle_delay,
+            clock=clock,
         )
         self._judge = IdleJudge(
             tracker=self.tracker,
@@ -345,9 +355,10 @@ class Term:
         await channel.close()
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        managed = [start_endless(group, "routes", self.routing.run())] if self._layout.managed else []
+        routing = self.routing.run() if self._layout.managed else self.routing.classes.run()
         return [
-            *managed,
+            start_endless(group, "routes", routing),
+            start_endless(group, "unused stores", self._unused_stores.run()),
             start_endless(group, "pool state tracker", self.tracker.run()),
             start_endless(group, "request queues loop", self.queues_loop.run()),
             start_endless(group, "worker groups loop", self.groups_loop.run()),

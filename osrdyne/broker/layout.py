@@ -1,8 +1,9 @@
 """Which queues a group has and what they are bound to: one in a direct pool, one for each priority class in a managed
 pool. Source: PROTOCOL, "Names"; INGRESS, "Stores".
 
-A group keeps a store that its manifest does not use any more until the group ends, so that what is in it is served. One
-layout a term: the term says which priorities are used, listings and commands note which stores there are.
+A group keeps a store that no route uses any more, as when its pool becomes a direct one, until that is proven empty:
+workers serve it, and nothing comes into it. One layout a term: the term says which priorities are used, listings and
+commands note which stores there are, and `pool.unused_stores` which of them nobody serves any more.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, QueueName
 
 @dataclass(frozen=True, slots=True)
 class GroupQueue:
-    """One queue of a group, and the exchange from which it gets its requests; `priority` None is the default class."""
+    """One queue of a group, and the exchange from which it gets its requests; `priority` None is the default class.
+
+    `used`: requests may come into it; else it is only there until it is empty.
+    """
 
     name: QueueName
     exchange: str
     priority: int | None = None
+    used: bool = True
 
 
 class QueueLayout:
@@ -32,6 +37,7 @@ class QueueLayout:
         self.managed = managed
         self._used = frozenset(priorities)
         self._stores: defaultdict[Key, set[int]] = defaultdict(set)
+        self._let_go: set[tuple[Key, int]] = set()
 
     @property
     def used(self) -> frozenset[int]:
@@ -54,21 +60,46 @@ class QueueLayout:
     def use(self, priorities: Iterable[int]) -> None:
         """From now on every group has a store for each of these; others stay with the groups that have them."""
         self._used = frozenset(priorities)
+        self._let_go = {(key, priority) for key, priority in self._let_go if priority not in self._used}
 
     def queues(self, key: Key) -> tuple[GroupQueue, ...]:
         """The queues of a group, the most urgent first and the default class last."""
-        if not self.managed:
-            return (GroupQueue(self.names.request_queue(key), self.names.requests_exchange),)
         stores = sorted(self._used | self._stores.get(key, set()))
-        return tuple(
-            GroupQueue(self.names.request_queue(key, one), self.names.work_exchange(one), one)
-            for one in [*stores, None]
+        exchange = self.names.work_exchange(None) if self.managed else self.names.requests_exchange
+        return (
+            *(
+                GroupQueue(self.names.request_queue(key, one), self.names.work_exchange(one), one, one in self._used)
+                for one in stores
+            ),
+            GroupQueue(self.names.request_queue(key), exchange),
         )
+
+    def served(self, key: Key) -> list[QueueName]:
+        """What the workers of a group take requests from, the most urgent first."""
+        return [queue.name for queue in self.queues(key) if (key, queue.priority) not in self._let_go]
+
+    def has_stores(self, key: Key) -> bool:
+        """Whether the group has more than the queue of a direct pool."""
+        return bool(self._used or self._stores.get(key))
+
+    def unused(self) -> list[tuple[Key, int]]:
+        """The stores that no route uses any more, by group and priority."""
+        return [(key, one) for key, stores in self._stores.items() for one in sorted(stores - self._used)]
+
+    def let_go(self, key: Key, priority: int) -> None:
+        """An unused store is empty: workers need not serve it any more."""
+        self._let_go.add((key, priority))
+
+    def serve_again(self, key: Key, priority: int) -> bool:
+        """It was not empty after all; False: nobody has let go of it."""
+        was_let_go = (key, priority) in self._let_go
+        self._let_go.discard((key, priority))
+        return was_let_go
 
     def possible(self, key: Key) -> tuple[QueueName, ...]:
         """Every queue that the group could ever have: a worker outlives a change of the routes."""
-        priorities = [*PRIORITIES, None] if self.managed else [None]
-        return tuple(self.names.request_queue(key, priority) for priority in priorities)
+        priorities = PRIORITIES if self.managed else sorted(self._stores.get(key, ()))
+        return tuple(self.names.request_queue(key, priority) for priority in (*priorities, None))
 
     def note(self, key: Key, priority: int | None) -> None:
         """There is such a queue."""
@@ -83,5 +114,8 @@ class QueueLayout:
         """The queue is deleted; the base queue is the last to go."""
         if priority is None:
             self._stores.pop(key, None)
-        else:
-            self._stores[key].discard(priority)
+            return
+        self._let_go.discard((key, priority))
+        self._stores[key].discard(priority)
+        if not self._stores[key]:
+            del self._stores[key]

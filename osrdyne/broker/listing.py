@@ -53,17 +53,15 @@ class RequestQueueListing:
         }
 
     def _group_of(self, queue: QueueTotals) -> tuple[Key, int | None] | None:
-        """Key and priority of a request queue. The stores of a managed pool mean nothing to a direct one."""
+        """Key and priority of a request queue. A direct pool has stores if it was a managed one before."""
         arguments = dict(queue.arguments)
         key = self._names.key_of_queue(queue.name, arguments)
-        if key is not None:
-            return key, None
-        return self._names.key_of_store(queue.name, arguments) if self._layout.managed else None
+        return self._names.key_of_store(queue.name, arguments) if key is None else (key, None)
 
     async def list_request_queues(self) -> list[ListedQueue]:
-        """Every group that has a queue, with whether all that it has are bound by its key."""
+        """Every group that has a queue, with whether all that it uses are bound by its key."""
         groups = await self._list()
-        exchanges = {queue.exchange for queues in groups.values() for queue, _ in queues}
+        exchanges = {queue.exchange for queues in groups.values() for queue, _ in queues if queue.used}
         bound = {
             (exchange, binding.queue, binding.routing_key)
             for exchange in exchanges
@@ -72,7 +70,7 @@ class RequestQueueListing:
         return [
             ListedQueue(
                 key,
-                bound=all((queue.exchange, queue.name, str(key)) in bound for queue, _ in queues),
+                bound=all((queue.exchange, queue.name, str(key)) in bound for queue, _ in queues if queue.used),
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
             )
@@ -88,6 +86,15 @@ class RequestQueueListing:
             key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
             for key, queues in (await self._list()).items()
             if (messages := _sum(totals for _, totals in queues)) is not None
+        }
+
+    async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
+        """The same for each store, by key and priority."""
+        return {
+            (key, queue.priority): MessageTotal(totals.messages, totals.sampled_after)
+            for key, queues in (await self._list()).items()
+            for queue, totals in queues
+            if queue.priority is not None and totals.is_running and totals.messages is not None
         }
 
     async def list_waiting(self) -> dict[Key, int]:

@@ -74,7 +74,8 @@ class RequestQueueCommands:
         An existing queue is compared and never declared again: other arguments would cost the leader its token.
         """
         for queue in self._layout.queues(key):
-            await self._declare(key, queue)
+            if queue.used:
+                await self._declare(key, queue)
         await self._write_down(key)
 
     async def _declare(self, key: Key, queue: GroupQueue) -> None:
@@ -136,19 +137,20 @@ class RequestQueueCommands:
                 await self._clock.sleep(LOOK_UP_RETRY.delay(failures))
 
     async def bind(self, key: Key) -> None:
-        """Bind the queues of the group. In a managed pool the classes in use may have changed since `declare`."""
+        """Bind the queues of the group, and unbind those that are not used any more. The classes in use may have
+        changed since `declare`, and may change meanwhile."""
         if self._layout.managed:
             await self._leave_requests_exchange(key)
-        bound: set[GroupQueue] = set()
-        while missing := set(self._layout.queues(key)) - bound:  # more may come into use meanwhile
+        done: set[GroupQueue] = set()
+        while missing := set(self._layout.queues(key)) - done:
             queues = sorted(missing, key=lambda queue: queue.name)
             for queue in queues:
-                if self._layout.is_new(key, queue.priority):
+                if queue.used and self._layout.is_new(key, queue.priority):
                     await self._declare(key, queue)
             await self._write_down(key)
             for queue in queues:
-                await self._command(key, partial(_bind, queue=queue, key=key))
-            bound |= missing
+                await self._command(key, partial(_bind if queue.used else _unbind, queue=queue, key=key))
+            done |= missing
 
     async def unbind(self, key: Key) -> None:
         if self._layout.managed:
@@ -176,6 +178,16 @@ class RequestQueueCommands:
             self._layout.forget(key, queue.priority)
         self._unwritten.discard(key)
         return DeleteOutcome.DELETED
+
+    async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
+        """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
+        for queue in self._layout.queues(key):
+            if queue.priority == priority and not queue.used:
+                outcome = await self._delete(key, queue)
+                if outcome is DeleteOutcome.DELETED:
+                    self._layout.forget(key, priority)
+                return outcome
+        return DeleteOutcome.NOT_EMPTY  # it is used again, or will be in a moment
 
     async def _delete(self, key: Key, queue: GroupQueue) -> DeleteOutcome:
         try:

@@ -1,7 +1,7 @@
 """The priority classes that the groups of a managed pool have: adds what is missing, and tells workers.
 
 The request queues loop makes the queues; this says which, and has every group looked at again. Used by the ingress, and
-by the managed pool when its routes change.
+by the managed pool when its routes change. In a direct pool only workers of groups that still have stores are told.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from osrdyne.protocol.names import Key
 
 ANNOUNCE_INTERVAL = 10.0
 """How often workers are told their queues again, seconds: a control message may get lost."""
+NEEDED_FOR = 60.0
+"""How long a class is kept that no route uses and that requests came back for, seconds."""
 
 
 class PriorityClasses:
@@ -41,29 +43,53 @@ class PriorityClasses:
         self._registry = registry
         self._queues = queues
         self._control = control
+        self._clock = clock
+        self._of_routes: frozenset[int] = frozenset()
+        self._needed_again: dict[int, float] = {}
         self._changed = Wakeup(clock)
         self._log: Logger = get_logger("classes")
+
+    @property
+    def of_routes(self) -> frozenset[int]:
+        """The priorities that some route uses."""
+        return self._of_routes
 
     def use(self, priorities: Iterable[int]) -> None:
         """From now on every group has a queue for each of these; their exchanges exist. Whoever waits until a group is
         bound waits until it has them."""
-        self._layout.use(priorities)
+        self._of_routes = frozenset(priorities)
+        self._apply()
+
+    def require(self, priority: int | None) -> None:
+        """A request of this class is under way, which perhaps no route uses any more."""
+        if priority is None or priority in self._of_routes:
+            return
+        self._needed_again[priority] = self._clock.monotonic()
+        if priority not in self._layout.used:
+            self._log.info("a class is needed again, requests of it have come back", priority=priority)
+            self._apply()
+
+    def _apply(self) -> None:
+        used = self._of_routes.union(self._needed_again)
+        if used == self._layout.used:
+            return
+        self._layout.use(used)
         for key in self._board.existing():  # in one go: nobody sees the new classes with an old binding
             self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)
             self._queues.look_at(key)
         self._changed.set()
 
-    def require(self, priority: int | None) -> None:
-        """A request of this class is under way, which perhaps no route uses any more."""
-        if priority is not None and priority not in self._layout.used:
-            self._log.info("a class is needed again, requests of it have come back", priority=priority)
-            self.use(self._layout.used | {priority})
+    def _forget_what_is_not_needed(self) -> None:
+        before = self._clock.monotonic() - NEEDED_FOR
+        self._needed_again = {priority: at for priority, at in self._needed_again.items() if at > before}
+        self._apply()
 
     async def run(self) -> None:
         """Tell workers the queues of their group: when they report a new state, and again and again, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tell_who_changes(), name="queues for workers that report")
             while True:
+                self._forget_what_is_not_needed()
                 for key in {worker.key for worker in self._registry.all()}:
                     await self._tell(key)
                 await self._changed.wait(ANNOUNCE_INTERVAL)
@@ -75,4 +101,5 @@ class PriorityClasses:
                 await self._tell(key)
 
     async def _tell(self, key: Key) -> None:
-        await self._control.tell_queues(key, [queue.name for queue in self._layout.queues(key)])
+        if self._layout.managed or self._layout.has_stores(key):
+            await self._control.tell_queues(key, self._layout.served(key))

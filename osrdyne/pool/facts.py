@@ -26,11 +26,15 @@ class Binding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueFacts:
-    """A request queue. `unbound_at`: monotonic time of unbind-ok of this term. `fault`: why it cannot be had."""
+    """A request queue. `unbound_at`, `bound_at`: monotonic time of the latest unbind-ok or bind-ok of this term; the
+    stores that no route uses were unbound before that. `disposable`: priorities of stores that nobody needs any more.
+    `fault`: why it cannot be had."""
 
     exists: bool = False
     binding: Binding = Binding.UNKNOWN
     unbound_at: float | None = None
+    bound_at: float | None = None
+    disposable: tuple[int, ...] = ()
     fault: OsrdyneError | None = None
 
     @property

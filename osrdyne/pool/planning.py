@@ -29,6 +29,7 @@ class QueueStep(StrEnum):
     BIND = "bind"
     UNBIND = "unbind"
     DELETE = "delete"
+    DISPOSE = "dispose of a store"
     WAIT_FOR_STOP = "wait for stop"
     WAIT_FOR_SETTLE = "wait for settle"
     WAIT_FOR_WORKERS = "wait for workers"
@@ -46,7 +47,7 @@ def plan_queue(
     settle_delay: float,
     messages: int | None,
 ) -> QueueStep:
-    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 28, 30).
+    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 28, 30, 31).
 
     `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
     """
@@ -71,7 +72,7 @@ def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
     if not queue.exists:
         return QueueStep.DECLARE
     if queue.is_bound:
-        return QueueStep.DONE
+        return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE
     # A stop in flight would hit a worker that has just got a request (18).
     return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
 

@@ -114,7 +114,8 @@ class RequestQueuesLoop:
                     wait = CONFLICT_RETRY.delay(failures)
                 else:
                     # Waiting for others is no failure; a queue that could not be deleted is.
-                    failures = failures + 1 if step is QueueStep.DELETE and wait is not None else 0
+                    failed = step in {QueueStep.DELETE, QueueStep.DISPOSE} and wait is not None
+                    failures = failures + 1 if failed else 0
                 if wait is not None:
                     await woken.wait(wait)
             self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
@@ -130,13 +131,16 @@ class RequestQueuesLoop:
                 self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
             case QueueStep.BIND:
                 await self._queues.bind(key)
-                self._board.update(key, binding=Binding.BOUND, unbound_at=None)
+                now = self._clock.monotonic()
+                self._board.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
                 self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)  # withdrawn before it is sent (13)
                 await self._queues.unbind(key)
                 self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
             case QueueStep.DELETE:
                 return await self._delete(key, failures)
+            case QueueStep.DISPOSE:
+                return await self._dispose(key, failures)
             case QueueStep.WAIT_FOR_SETTLE:
                 return self._settle_delay
             case QueueStep.KEEP:
@@ -159,6 +163,18 @@ class RequestQueuesLoop:
             return None
         self._keep(key, outcome)
         return None if self._tracker.status(key) is not None else DELETE_RETRY.delay(failures + 1)
+
+    async def _dispose(self, key: Key, failures: int) -> float | None:
+        """Delete a store of a group that goes on; workers may need some time to let go of it (31)."""
+        priority = self._board[key].disposable[0]
+        outcome = await self._queues.delete_store(key, priority)
+        if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
+            return DELETE_RETRY.delay(failures + 1)
+        self._board.update(key, disposable=tuple(one for one in self._board[key].disposable if one != priority))
+        if outcome is DeleteOutcome.DELETED:
+            self._metrics.queue_commands.labels(command="delete").inc()
+            self._log.info("queue of a priority that no route uses deleted", key=key, priority=priority)
+        return None
 
     def _keep(self, key: Key, outcome: DeleteOutcome) -> None:
         self._metrics.deletes_refused.inc()

@@ -25,6 +25,10 @@ class RequestQueues(Protocol):
         """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
         ...
 
+    async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
+        """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
+        ...
+
     async def exists(self, key: Key) -> bool:
         """Whether the queue exists, asked of the broker now."""
         ...
@@ -43,6 +47,14 @@ class Totals(Protocol):
 
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages (ready and unacknowledged) per key of the queues that are running; others are left out."""
+        ...
+
+
+class StoreTotals(Protocol):
+    """Emptiness of single stores."""
+
+    async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
+        """As `Totals.list_message_totals`, by key and priority."""
         ...
 
 

@@ -359,6 +359,35 @@ class TestPriorityClasses:
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
         assert await leader.listing.list_request_queues() == []
 
+    async def unused(self, leader: Leader, *, holding: bytes | None = None) -> Leader:
+        """A bound group that has a store which no route uses any more."""
+        before = await self.managed(leader, 5)
+        await before.queues.declare(A)
+        await before.queues.bind(A)
+        if holding is not None:
+            await self.publish(before, 5, holding)
+        after = await self.managed(leader)
+        await after.listing.list_request_queues()
+        await after.queues.bind(A)
+        return after
+
+    async def test_nothing_comes_into_a_store_that_is_not_used_any_more(self, leader: Leader) -> None:
+        leader = await self.unused(leader)
+        await self.publish(leader, 5, b"1")
+        consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
+        assert (await consumer.get()).body == b"1"
+
+    async def test_empty_store_that_is_not_used_any_more_goes_alone(self, leader: Leader) -> None:
+        leader = await self.unused(leader)
+        assert await leader.queues.delete_store(A, 5) is DeleteOutcome.DELETED
+        assert await leader.queues.exists(A)
+        assert await leader.listing.list_store_totals() == {}
+
+    async def test_store_with_a_request_is_kept_with_it(self, leader: Leader) -> None:
+        leader = await self.unused(leader, holding=b"1")
+        assert await leader.queues.delete_store(A, 5) is DeleteOutcome.NOT_EMPTY
+        assert await leader.drain(leader.names.request_queue(A, 5)) == [b"1"]
+
     async def test_class_that_is_not_used_any_more_goes_with_its_group(self, leader: Leader) -> None:
         before = await self.managed(leader, 5)
         await before.queues.declare(A)

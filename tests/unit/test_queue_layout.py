@@ -15,9 +15,15 @@ def names_of(layout: QueueLayout) -> list[tuple[str, str]]:
 
 def test_direct_group_has_one_queue_and_no_exchange_of_its_own() -> None:
     layout = QueueLayout(NAMES)
-    layout.note(A, 3)
     assert names_of(layout) == [("p-req-a", "p-req-xchg")]
     assert layout.exchanges.declarations == ()
+
+
+def test_direct_group_keeps_the_stores_of_its_time_in_a_managed_pool() -> None:
+    layout = QueueLayout(NAMES)
+    layout.note(A, 3)
+    assert [(queue.priority, queue.used) for queue in layout.queues(A)] == [(3, False), (None, True)]
+    assert layout.possible(A) == ("p-req-a_Pri3", "p-req-a")
 
 
 def test_managed_group_has_a_queue_for_each_class_the_most_urgent_first() -> None:
@@ -40,6 +46,15 @@ def test_group_keeps_a_store_that_is_not_used_any_more() -> None:
     layout.use([2])
     assert [queue.priority for queue in layout.queues(A)] == [1, 2, None]
     assert [queue.priority for queue in layout.queues(Key("b"))] == [2, None]
+
+
+def test_workers_let_go_of_an_unused_store_until_it_is_used_again() -> None:
+    layout = QueueLayout(NAMES, managed=True)
+    layout.note(A, 1)
+    layout.let_go(A, 1)
+    assert (layout.unused(), layout.served(A)) == ([(A, 1)], ["p-req-a"])
+    layout.use([1])
+    assert (layout.unused(), layout.served(A)) == ([], ["p-req-a_Pri1", "p-req-a"])
 
 
 def test_deleted_store_is_new_again() -> None:

@@ -1,0 +1,165 @@
+"""Priorities that no route uses any more: their queues are served until they are empty, then they go (LIFECYCLE 31)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from managed_pool import ALERTS, REST, change, managed, managing, waiting
+
+from osrdyne.amqp import Message
+from osrdyne.broker.facts import TOTALS_MAX_AGE
+from osrdyne.pool.classes import NEEDED_FOR
+from osrdyne.protocol.activity import Event
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+ALERT = {"level": "alert"}
+STORE = "pool-req-a_Pri0"
+A_WHILE = 60.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+def own_queues(broker: FakeBroker) -> list[str]:
+    return sorted(name for name in broker.queues if name.startswith("pool-req-"))
+
+
+async def with_an_alert(stack: Stack) -> None:
+    """A group with a worker, and a request in the queue of priority 0."""
+    await stack.publish("a", b"1", headers=ALERT)
+    await stack.clock.settle()
+    stack.broker.declare_queue("control", {})
+    stack.broker.bind("control", stack.names.control_exchange, "group.a")
+    await stack.report("a", Event.READY)
+
+
+def told(broker: FakeBroker) -> list[str]:
+    """The queues that the workers were told last."""
+    queues = json.loads(broker.bodies("control")[-1])["queues"]
+    assert isinstance(queues, list)
+    return queues
+
+
+async def serve(stack: Stack) -> FakeChannel:
+    """A worker takes what is in the queue of priority 0, and goes on consuming it until its channel is closed."""
+    channel = FakeChannel(stack.broker)
+    consumer = await channel.consume(STORE, prefetch=1)
+    while stack.broker.bodies(STORE):
+        delivery = await consumer.get()
+        await delivery.ack()
+    return channel
+
+
+async def test_store_that_no_route_uses_goes_once_it_is_empty(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+        await change(stack, rest=REST)
+        await clock.advance(A_WHILE)
+        assert (waiting(stack, 0), told(broker)) == ([b"1"], [STORE, "pool-req-a"])
+        await (await serve(stack)).close()
+        await clock.advance(A_WHILE)
+        assert (own_queues(broker), told(broker)) == (["pool-req-a"], ["pool-req-a"])
+
+
+async def test_store_stays_until_its_workers_have_let_go(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+        await change(stack, rest=REST)
+        worker = await serve(stack)
+        await clock.advance(A_WHILE)
+        assert (own_queues(broker), told(broker)) == (["pool-req-a", STORE], ["pool-req-a"])
+        await worker.close()
+        await clock.advance(A_WHILE)
+        assert own_queues(broker) == ["pool-req-a"]
+
+
+async def test_request_that_was_on_its_way_into_an_unused_store_is_served_from_there(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """It comes back as an orphan, and its class is used again, for a while."""
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+        await change(stack, rest=REST)
+        await clock.settle()
+        late = Message(body=b"2")
+        await FakeChannel(broker, confirms=True).publish(late, exchange="pool-work-xchg_Pri0", routing_key="a")
+        await clock.advance(1.0)
+        assert (waiting(stack, 0), stack.orphans()) == ([b"1", b"2"], [])
+        await (await serve(stack)).close()
+        await clock.advance(NEEDED_FOR + A_WHILE)
+        assert own_queues(broker) == ["pool-req-a"]
+
+
+async def test_store_whose_priority_is_used_again_stays(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+        await change(stack, rest=REST)
+        await serve(stack)
+        await clock.advance(A_WHILE)
+        assert told(broker) == ["pool-req-a"]
+        await change(stack, alerts=ALERTS, rest=REST)
+        await stack.publish("a", b"2", headers=ALERT)
+        await clock.advance(A_WHILE)
+        assert told(broker) == [STORE, "pool-req-a"]
+        assert own_queues(broker) == ["pool-req-a", STORE]
+
+
+async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualClock, broker: FakeBroker) -> None:
+    broker.totals_age = TOTALS_MAX_AGE
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await stack.publish("a", b"0")
+        await clock.advance(A_WHILE)
+        bound_at = clock.monotonic()
+        await change(stack, rest=REST)
+        while STORE in broker.queues:
+            await clock.advance(1.0)
+        assert clock.monotonic() - bound_at >= stack.settings.lifecycle.settle_delay + TOTALS_MAX_AGE
+
+
+async def test_store_that_was_not_empty_after_all_is_served_again(clock: VirtualClock, broker: FakeBroker) -> None:
+    """Nothing could come into it; should something be there all the same, it is not left there."""
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+        worker = await serve(stack)
+        await change(stack, rest=REST)
+        await clock.advance(A_WHILE)
+        broker.queues[STORE].put(Message(body=b"2"), exchange="", routing_key=STORE)
+        await worker.close()
+        await clock.advance(A_WHILE)
+        assert (waiting(stack, 0), told(broker)) == ([b"2"], [STORE, "pool-req-a"])
+
+
+async def test_pool_that_becomes_a_direct_one_serves_its_stores_first(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await with_an_alert(stack)
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"2")
+        await clock.advance(A_WHILE)
+        await stack.report("a", Event.READY)
+        await clock.settle()
+        assert (waiting(stack, None), waiting(stack, 0), told(broker)) == ([b"2"], [b"1"], [STORE, "pool-req-a"])
+        await (await serve(stack)).close()
+        await clock.advance(A_WHILE)
+        assert (own_queues(broker), stack.is_bound("a")) == (["pool-req-a"], True)
+
+
+async def test_pool_that_becomes_a_managed_one_again_serves_what_waits(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
+        await clock.settle()
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await change(stack, alerts=ALERTS, rest=REST)
+        await stack.publish("a", b"2", headers=ALERT)
+        await clock.settle()
+        assert (waiting(stack, None), waiting(stack, 0), stack.is_bound("a")) == ([b"1"], [b"2"], False)
