@@ -178,15 +178,6 @@ class Channel:
         with translated(f"delete queue {name}"):
             await self._underlay.queue_delete(name, nowait=True, timeout=self._timeout)
 
-    async def delete_exchange(self, name: str) -> None:
-        with translated(f"delete exchange {name}"):
-            await self._underlay.exchange_delete(name, timeout=self._timeout)
-
-    async def purge_queue(self, name: str) -> int:
-        with translated(f"purge queue {name}"):
-            answer = await self._underlay.queue_purge(name, timeout=self._timeout)
-        return answer.message_count or 0
-
     async def consume(
         self,
         queue: str,

@@ -174,10 +174,6 @@ class ManagementClient:
         """Create or replace a policy; in effect at once (BROKER 3). Needs the tag `policymaker`."""
         await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
 
-    async def delete_policy(self, name: str) -> None:
-        """Delete a policy; a missing one is not an error."""
-        await self._find("policies", self.vhost, name, method="DELETE")
-
     async def get_global_parameter(self, name: str) -> object | None:
         """The value of a global parameter; None when it is not set."""
         answer = await self._find("global-parameters", name)
@@ -185,10 +181,6 @@ class ManagementClient:
 
     async def put_global_parameter(self, name: str, value: object) -> None:
         await self._request("PUT", "global-parameters", name, body={"name": name, "value": value})
-
-    async def delete_global_parameter(self, name: str) -> None:
-        """Delete a global parameter; a missing one is not an error."""
-        await self._find("global-parameters", name, method="DELETE")
 
     async def list_users(self, prefix: str) -> list[str]:
         """The users whose name begins with `prefix`. This and all that follows needs the tag `administrator`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from osrdyne.aio.changes import ChangeFeed, Subscription
@@ -97,10 +97,6 @@ class PoolStateTracker:
     def __len__(self) -> int:
         """How many groups something is expected of."""
         return len(self._groups)
-
-    def snapshot(self) -> Mapping[Key, GroupStatus]:
-        """The whole expected state now."""
-        return {key: group.status for key, group in self._groups.items()}
 
     def is_pinned(self, key: Key) -> bool:
         return key in self._pinned

@@ -23,6 +23,7 @@ from osrdyne.ingress.manifest import load_manifest
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.testing.ruin import purge_queue
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.leading import Activations, leader
 
@@ -178,7 +179,7 @@ class _Bench:
         for key in KEYS:
             await channel.declare_queue(f"bench_floor_{key}", arguments=quorum)
             await channel.bind_queue(f"bench_floor_{key}", "bench_floor", key)
-            await channel.purge_queue(f"bench_floor_{key}")
+            await purge_queue(channel, f"bench_floor_{key}")
 
     async def _fill(self, exchange: str) -> None:
         channel = await self._channel()
@@ -199,7 +200,7 @@ class _Bench:
     async def _empty(self) -> None:
         channel = await self._channel()
         for key in KEYS:
-            await channel.purge_queue(self._names.request_queue(key))
+            await purge_queue(channel, self._names.request_queue(key))
 
     async def _exists(self, queue: str) -> bool:
         try:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from osrdyne import amqp
 from osrdyne.errors import BrokerError, BrokerNotFoundError
 from osrdyne.protocol.names import PoolNames
+from osrdyne.testing.ruin import purge_queue
 from tests.chaos.callers import KEYS
 from tests.chaos.nodes import Node
 from tests.chaos.pool import POOL
@@ -24,7 +25,7 @@ async def lose_requests(broker: Node) -> None:
                 for key in KEYS:
                     with suppress(BrokerNotFoundError):
                         channel = await connection.channel()
-                        await channel.purge_queue(PoolNames(POOL).request_queue(key))
+                        await purge_queue(channel, PoolNames(POOL).request_queue(key))
                         await channel.close()
             finally:
                 await connection.close()

@@ -14,6 +14,7 @@ from osrdyne.amqp import Channel, ConnectionOptions, Delivery, Message, connect
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.testing.ruin import delete_exchange
 
 Answer = Callable[[Request], Iterable[Response]]
 
@@ -72,8 +73,8 @@ class Responder:
         if not self._keep and not self.channel.is_closed:
             await self.channel.delete_queue(self.queue)
             await self.channel.delete_queue(self.names.cancel_queue)
-            await self.channel.delete_exchange(self.names.requests_exchange)
-            await self.channel.delete_exchange(self.names.cancel_exchange)
+            await delete_exchange(self.channel, self.names.requests_exchange)
+            await delete_exchange(self.channel, self.names.cancel_exchange)
         await self._connection.close()
 
     async def next_cancel(self) -> Delivery:

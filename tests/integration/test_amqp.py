@@ -19,6 +19,7 @@ from osrdyne.errors import (
     BrokerUnavailableError,
     PublishRefusedError,
 )
+from osrdyne.testing.ruin import delete_exchange, purge_queue
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
@@ -236,7 +237,7 @@ class TestQueues:
         await channel.declare_exchange(f"{pool_id}-x", "direct")
         queue = await declared(channel, pool_id)
         await channel.unbind_queue(queue, f"{pool_id}-x", "never bound")
-        await channel.delete_exchange(f"{pool_id}-x")
+        await delete_exchange(channel, f"{pool_id}-x")
 
     async def test_get_takes_one_message_or_none(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
@@ -245,7 +246,7 @@ class TestQueues:
         delivery = await channel.get(queue)
         assert delivery is not None
         assert delivery.body == b"1"
-        assert await channel.purge_queue(queue) == 1
+        assert await purge_queue(channel, queue) == 1
 
     @pytest.mark.parametrize(
         "name", ["é 漢 🚄", "%41", "a=b,c=d", " ", "~#*./:@", "'\"", "\t"], ids=lambda name: ascii(name)

@@ -28,6 +28,7 @@ from osrdyne.client import (
 from osrdyne.client.session import Session
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
+from osrdyne.testing.ruin import delete_exchange
 
 ODD_KEYS = {
     "of the specification": "infra=42,timetable=24",
@@ -228,7 +229,7 @@ async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
     ):
         call = group.create_task(client.call("k", correlation_id="mine"))
         await responder.requests.get()
-        await responder.channel.delete_exchange(responder.names.cancel_exchange)
+        await delete_exchange(responder.channel, responder.names.cancel_exchange)
         with pytest.raises(PoolNotFound, match="cancel"):
             await client.cancel("mine")
         assert (client.in_flight, client.status) == (1, ConnectionStatus.CONNECTED)

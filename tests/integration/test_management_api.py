@@ -121,14 +121,11 @@ async def test_a_missing_exchange_has_no_bindings(pool_id: str, management: Mana
     assert await management.list_bindings(f"{pool_id}-nothing") == []
 
 
-async def test_global_parameters_are_kept_and_deleted(pool_id: str, management: ManagementClient) -> None:
+async def test_global_parameters_are_kept(pool_id: str, management: ManagementClient) -> None:
     name = f"{pool_id}-manifest"
     assert await management.get_global_parameter(name) is None
     await management.put_global_parameter(name, {"pinned": ["é/%41"], "n": 1})
     assert await management.get_global_parameter(name) == {"pinned": ["é/%41"], "n": 1}
-    await management.delete_global_parameter(name)
-    await management.delete_global_parameter(name)
-    assert await management.get_global_parameter(name) is None
 
 
 async def test_a_refused_policy_says_why(pool_id: str, management: ManagementClient) -> None:

@@ -23,6 +23,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.ruin import delete_exchange, purge_queue
 
 MINE, OTHER = Key("tpch/sf=0.01"), Key("tpch/sf=0x01")  # the dot of the first must not match anything
 ME, SOMEBODY = WorkerId("w.me"), WorkerId("wxme")
@@ -99,7 +100,7 @@ FOREIGN_QUEUES: dict[str, Callable[[PoolNames], str]] = {
 ON_QUEUES: dict[str, Callable[[Channel, str], Awaitable[Any]]] = {
     "consume": lambda channel, queue: channel.consume(queue),
     "get": lambda channel, queue: channel.get(queue),
-    "purge": lambda channel, queue: channel.purge_queue(queue),
+    "purge": lambda channel, queue: purge_queue(channel, queue),
     "delete": lambda channel, queue: channel.delete_queue(queue),
 }
 ELSEWHERE: dict[str, Attempt] = {
@@ -110,7 +111,7 @@ ELSEWHERE: dict[str, Attempt] = {
         names.control_queue(SOMEBODY), exclusive=True, auto_delete=True
     ),
     "declare an exchange": lambda channel, names: channel.declare_exchange(f"{names.pool}-new", "fanout"),
-    "delete an exchange": lambda channel, names: channel.delete_exchange(names.requests_exchange),
+    "delete an exchange": lambda channel, names: delete_exchange(channel, names.requests_exchange),
     "unbind its request queue": lambda channel, names: channel.unbind_queue(
         names.request_queue(MINE), names.requests_exchange, MINE
     ),

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.broker.management import ManagementClient, vhost_of
+from osrdyne.broker.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError, BrokerUnavailableError, OsrdyneError
 
@@ -55,7 +56,7 @@ async def test_names_are_percent_encoded_once() -> None:
         seen.append(request.url.raw_path)
         return httpx.Response(204)
 
-    await client(handler).delete_policy("p/%41 é")
+    await client(handler).put_policy(PolicySpec("p/%41 é", "x", "queues", {}))
     assert seen == [b"/api/policies/a%2Fb/p%2F%2541%20%C3%A9"]
 
 

@@ -317,7 +317,9 @@ class TrackerMachine(RuleBasedStateMachine):
 
     @invariant()
     def statuses_agree(self) -> None:
-        assert self.tracker.snapshot() == {key: group.status for key, group in self.groups.items()}
+        keys = self.tracker.keys()
+        statuses = {key: self.tracker.status(key) for key in keys}
+        assert statuses == {key: group.status for key, group in self.groups.items()}
         assert self.tracker.stop_due_keys() == {key for key, group in self.groups.items() if group.due}
 
 
