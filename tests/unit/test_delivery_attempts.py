@@ -1,0 +1,53 @@
+"""A request that is tried again, when its queue cannot be had any more: orphan processor and ingress answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+from managed_pool import REST, managing
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.protocol.names import Key
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+A = Key("a")
+Lead = Callable[[VirtualClock, FakeBroker], AbstractAsyncContextManager[Stack]]
+
+
+def direct(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManager[Stack]:
+    return leading(clock, broker=broker)
+
+
+def managed(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManager[Stack]:
+    return managing(clock, broker, rest=REST)
+
+
+def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
+    stack.broker.delete_queue("pool-req-a")
+    stack.broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    stack.term.queue_board.update(A, exists=False, binding="unknown")
+    stack.term.queues_loop.look_at(A)
+
+
+@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
+@pytest.mark.parametrize("error", [PublishRefusedError("unroutable"), BrokerSilentError("no confirm")])
+async def test_conflict_at_a_later_try_is_answered(lead: Lead, exchange: str, error: Exception) -> None:
+    clock = VirtualClock()
+    broker = broker_with_replies(clock)
+    async with lead(clock, broker) as stack:
+
+        async def refuse_once(command: Command) -> None:
+            if command == ("publish", exchange, False) and stack.has_queue("a"):
+                broker.hook = None
+                put_a_foreign_queue_in_its_place(stack)
+                raise error
+
+        broker.hook = refuse_once
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        await clock.advance(10.0)
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "start-failed")], [], False)
