@@ -44,6 +44,7 @@ class UnusedStores:
         self._look_at = look_at
         self._settle_delay = settle_delay
         self._clock = clock
+        self._count = 0
         self._log: Logger = get_logger("unused_stores")
 
     async def run(self) -> None:
@@ -58,6 +59,11 @@ class UnusedStores:
     async def look(self) -> None:
         """One pass."""
         unused = self._layout.unused()
+        if len(unused) != self._count:
+            self._count = len(unused)
+            self._log.info(
+                "queues of priorities that no route uses are served until they are empty", queues=self._count
+            )
         for key, priority in unused:
             if priority not in self._board[key].disposable and self._layout.serve_again(key, priority):
                 await self._tell(key)
