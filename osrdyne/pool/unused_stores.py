@@ -61,9 +61,7 @@ class UnusedStores:
         unused = self._layout.unused()
         if len(unused) != self._count:
             self._count = len(unused)
-            self._log.info(
-                "queues of priorities that no route uses are served until they are empty", queues=self._count
-            )
+            self._log.info("serving queues that no route uses until they are empty", queues=self._count)
         for key, priority in unused:
             if priority not in self._board[key].disposable and self._layout.serve_again(key, priority):
                 await self._tell(key)
