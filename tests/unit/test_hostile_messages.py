@@ -42,6 +42,7 @@ from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.retries import Retries
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 EXAMPLES, AT_ONCE = 100, 100
@@ -234,6 +235,7 @@ class WorkerBench:
             dispatcher=Dispatcher(make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
             sender=ReplySender("w", 2**20, self.clock),
+            retries=Retries(None),
             settings=RuntimeSettings(),
             spawn=group.create_task,
             give_up=self.ended.append,

@@ -24,6 +24,7 @@ from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.retries import Retries
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 HIGH, MIDDLE, LOW = (QueueName(name) for name in ("high", "middle", "low"))
@@ -49,6 +50,7 @@ class Scene:
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
             sender=ReplySender("w", 2**20, self.clock),
+            retries=Retries(None),
             settings=self.settings,
             spawn=group.create_task,
             give_up=lambda _: None,

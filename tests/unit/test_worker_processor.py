@@ -23,9 +23,10 @@ from osrdyne_worker.runtime.intake import Intake
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.retries import Retries
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
-QUEUE, REPLIES = "requests", "replies"
+QUEUE, REPLIES, RETRIES = "requests", "replies", "retries"
 
 
 class Bench:
@@ -46,6 +47,7 @@ class Bench:
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
             sender=ReplySender("w", 2**20, self.clock),
+            retries=Retries(RETRIES),
             settings=settings,
             spawn=group.create_task,
             give_up=self.given_up.append,
@@ -102,13 +104,13 @@ class Bench:
         self.channel: Channel = await self.connection.channel()
         self.consumer = await self.channel.consume(QUEUE, prefetch=10)
 
-    async def take(self, path: str, *, rank: int = 0, correlation_id: str = "c") -> None:
+    async def take(self, path: str, *, rank: int = 0, correlation_id: str = "c", **headers: object) -> None:
         """A request arrives and is accepted; nothing has run yet."""
-        await self.publish(path, correlation_id=correlation_id)
+        await self.publish(path, correlation_id=correlation_id, **headers)
         self.processor.accept(await self.consumer.get(), rank=rank, link=self.link)
 
-    async def publish(self, path: str, *, queue: str = QUEUE, correlation_id: str = "c") -> None:
-        message = Message(headers={"x-rpc-path": path}, correlation_id=correlation_id, reply_to=REPLIES)
+    async def publish(self, path: str, *, queue: str = QUEUE, correlation_id: str = "c", **headers: object) -> None:
+        message = Message(headers={"x-rpc-path": path, **headers}, correlation_id=correlation_id, reply_to=REPLIES)
         await self.broker.publish(message, exchange="", routing_key=queue)
 
     def intake(self, queue: QueueName, queues: WatchCell[tuple[QueueName, ...]]) -> Intake:

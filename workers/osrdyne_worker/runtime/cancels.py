@@ -22,18 +22,26 @@ class CancelMemory:
         self._clock = clock
         self._cancelled: OrderedDict[Name, float] = OrderedDict()
         self._completed: OrderedDict[Name, float] = OrderedDict()
+        self._expected: OrderedDict[Name, float] = OrderedDict()
 
     def remember(self, correlation_id: str | None, reply_to: str | None) -> None:
         """A cancel of a request that is not here."""
         if not correlation_id or not reply_to:
             return
-        if not self._is_recent(self._completed.get((correlation_id, reply_to))):
-            self._put(self._cancelled, (correlation_id, reply_to))
+        name = (correlation_id, reply_to)
+        if not self._is_recent(self._completed.get(name)):
+            now = self._clock.monotonic()
+            self._put(self._cancelled, name, max(now, self._expected.get(name, now)))
 
     def completed(self, correlation_id: str | None, reply_to: str | None) -> None:
         """A request was answered; a cancel that is still on its way is meant for this one."""
         if correlation_id and reply_to:
-            self._put(self._completed, (correlation_id, reply_to))
+            self._put(self._completed, (correlation_id, reply_to), self._clock.monotonic())
+
+    def expect(self, correlation_id: str | None, reply_to: str | None, *, seconds: float) -> None:
+        """A request goes to wait and comes back after so long: a cancel until then is meant for it."""
+        if correlation_id and reply_to:
+            self._put(self._expected, (correlation_id, reply_to), self._clock.monotonic() + seconds)
 
     def take(self, correlation_id: str | None, reply_to: str | None) -> bool:
         """Whether the request that comes now was cancelled; the cancel is used up then."""
@@ -41,8 +49,8 @@ class CancelMemory:
             return False
         return self._is_recent(self._cancelled.pop((correlation_id, reply_to), None))
 
-    def _put(self, times: OrderedDict[Name, float], name: Name) -> None:
-        times[name] = self._clock.monotonic()
+    def _put(self, times: OrderedDict[Name, float], name: Name, moment: float) -> None:
+        times[name] = moment
         times.move_to_end(name)
         if len(times) > MAX_REMEMBERED:
             times.popitem(last=False)

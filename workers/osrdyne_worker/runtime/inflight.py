@@ -52,6 +52,8 @@ class InFlight:
     backlog: Backlog | None = None
     started: bool = False
     is_reported: bool = False
+    goes_to_wait: bool = False
+    """It failed and is to be tried again: a cancel is meant for the next attempt."""
     phase: Phase = Phase.WAITING
     interruption: Interruption | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)

@@ -29,6 +29,7 @@ from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.retries import RETRIED, Retries, counted
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 log = get_logger("worker")
@@ -44,6 +45,7 @@ class Processor:
         dispatcher: Dispatcher,
         reporter: Reporter,
         sender: ReplySender,
+        retries: Retries,
         settings: RuntimeSettings,
         spawn: Callable[..., asyncio.Task[None]],
         give_up: Callable[[BeyondHelp], None],
@@ -53,6 +55,7 @@ class Processor:
         self._dispatcher = dispatcher
         self._reporter = reporter
         self._sender = sender
+        self._retries = retries
         self._settings = settings
         self._spawn = spawn
         self._give_up = give_up
@@ -105,7 +108,8 @@ class Processor:
         for job in self._jobs.values():
             if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
                 self._interrupt(job, Interruption.CANCELLED)
-                return
+                if not job.goes_to_wait:
+                    return
         self._cancels.remember(correlation_id, reply_to)
 
     def give_back(self, *, channel: Channel | None = None, also_running: bool = False) -> None:
@@ -263,8 +267,11 @@ class Processor:
         if isinstance(result, Response):
             if job.progress:
                 await asyncio.wait(job.progress)
+            if await self._goes_to_wait(job, result):
+                await delivery.ack()
+                return self._report(job, RETRIED)
             try:
-                await self._sender.send(job.link.replies, job.request, result)
+                await self._sender.send(job.link.replies, job.request, counted(job.request, result))
             except PublishRefusedError as error:
                 log.warning("the reply queue takes no reply", path=job.request.path, reason=str(error))
                 result = Settlement.REJECT
@@ -273,6 +280,16 @@ class Processor:
                 self._completed(job, str(result.status))
                 return
         await self._settle_without_reply(job, result)
+
+    async def _goes_to_wait(self, job: InFlight, outcome: Response) -> bool:
+        """Whether the request is to be tried again, and RabbitMQ has it for that."""
+        retry = self._retries.plan(job.request, outcome, now_ms=now_ms(self._clock))
+        if retry is None:
+            return False
+        request, job.goes_to_wait = job.request, True
+        self._cancels.expect(request.correlation_id, request.reply_to, seconds=retry.delay_ms / 1000)
+        job.goes_to_wait = await self._retries.send(job.link, job.delivery, request, retry)
+        return job.goes_to_wait
 
     async def _settle_without_reply(self, job: InFlight, settlement: Settlement) -> None:
         match settlement:
@@ -287,8 +304,11 @@ class Processor:
                 pass
 
     def _completed(self, job: InFlight, status: str) -> None:
-        job.is_reported = True
         self._cancels.completed(job.request.correlation_id, job.request.reply_to)
+        self._report(job, status)
+
+    def _report(self, job: InFlight, status: str) -> None:
+        job.is_reported = True
         path = job.request.path if self._dispatcher.knows(job.request.path) else ""
         duration = self._clock.monotonic() - job.received_at
         self._reporter.completed(Outcome(status, path, job.request.redelivered), duration_ms=int(duration * 1000))

@@ -35,6 +35,7 @@ from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.runtime.retries import Retries
 from osrdyne_worker.runtime.session_watch import SessionWatch
 from osrdyne_worker.runtime.settings import runtime_settings
 from osrdyne_worker.runtime.watchdog import LoopWatchdog
@@ -120,6 +121,7 @@ class Worker:
             dispatcher=self._dispatcher,
             reporter=self._reporter,
             sender=ReplySender(self._environment.worker_id, self._environment.max_message_bytes, self._clock),
+            retries=Retries(self._environment.retry_exchange),
             settings=self._settings,
             spawn=group.create_task,
             give_up=self.end,

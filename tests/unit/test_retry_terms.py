@@ -1,0 +1,195 @@
+"""Retries as values: what a manifest may say, how it travels, and what a worker decides by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from structlog.testing import capture_logs
+
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, told_retry
+from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms
+from osrdyne.protocol.statuses import Status
+from osrdyne_worker.runtime.retries import Retries, Retry, counted, plan_retry
+
+TEXT = "FROM /messages/* INTO $upstream"
+GOOD = {"codes": [503, "5XX"], "max_attempts": 3, "delays": ["1s", 2.5, "PT1M"]}
+TERMS = RetryTerms(("503", "5xx"), 3, (1000, 2500, 60_000))
+FAILED = Response(Status.ERROR)
+NOW = 1_000_000
+
+
+def manifest(retry: object) -> str:
+    return json.dumps({"routes": {"r": {"route": TEXT, "retry": retry}}})
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(InvalidDocumentError) as caught:
+        load_manifest(text)
+    return [str(problem).partition(":")[0] for problem in caught.value.problems]
+
+
+def request(
+    headers: Mapping[str, object] | None = None, *, terms: RetryTerms | None = TERMS, deadline_ms: int | None = None
+) -> Request:
+    own = {} if terms is None else {TERMS_HEADER: terms.to_header()}
+    return Request("k", b"", headers={**own, **(headers or {})}, deadline_ms=deadline_ms)
+
+
+class TestManifest:
+    def test_retry_is_read_and_kept(self) -> None:
+        loaded = load_manifest(manifest(GOOD))
+        again = load_manifest(json.dumps(loaded.document()))
+        assert loaded.routes[0].retry == again.routes[0].retry == TERMS
+        assert loaded.retry_delays == {1000, 2500, 60_000}
+
+    @pytest.mark.parametrize(
+        ("changed", "places"),
+        [
+            ({"codes": []}, ["codes"]),
+            ({"codes": "5xx"}, ["codes"]),
+            ({"codes": [500, 200, True, "6xx", "50x", None]}, [f"codes[{place}]" for place in range(1, 6)]),
+            ({"max_attempts": 0}, ["max_attempts"]),
+            ({"max_attempts": 101}, ["max_attempts"]),
+            ({"max_attempts": True}, ["max_attempts"]),
+            ({"delays": []}, ["delays"]),
+            ({"delays": [1] * 11}, ["delays"]),
+            ({"delays": [0, "soon", "2d", None, 1]}, [f"delays[{place}]" for place in range(4)]),
+            ({"codes": [1], "max_attempts": "x", "delays": 3}, ["codes[0]", "max_attempts", "delays"]),
+            ({"tries": 3}, ["tries"]),
+        ],
+        ids=str,
+    )
+    def test_every_error_is_told_with_its_place(self, changed: dict[str, object], places: list[str]) -> None:
+        assert problems(manifest(GOOD | changed)) == [f"routes.r.retry.{place}" for place in places]
+
+    def test_retry_without_its_members_names_each(self) -> None:
+        places = ["codes", "max_attempts", "delays"]
+        assert problems(manifest({})) == [f"routes.r.retry.{place}" for place in places]
+        assert problems(manifest(3)) == ["routes.r.retry"]
+
+    def test_too_many_different_delays_are_refused(self) -> None:
+        numbers = range(1, MAX_DIFFERENT_DELAYS + 2)
+        routes = {f"r{number}": {"route": TEXT, "retry": GOOD | {"delays": [number]}} for number in numbers}
+        assert problems(json.dumps({"routes": routes})) == ["routes"]
+
+    def test_terms_are_told_in_a_sentence(self) -> None:
+        text = "After 503 or 5xx it is tried again: 3 times in all, after 1 s, then 2.5 s, then 60 s."
+        assert told_retry(TERMS) == text
+
+
+class TestHeaders:
+    def test_terms_survive_the_wire(self) -> None:
+        assert read_terms({TERMS_HEADER: TERMS.to_header()}) == TERMS
+        assert read_terms({TERMS_HEADER: bytearray(TERMS.to_header(), "utf-8")}) == TERMS
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            None,
+            3,
+            "",
+            "[]",
+            "{}",
+            "null",
+            '{"codes":1,"max_attempts":1,"delays_ms":[1]}',
+            '{"codes":["5xx"],"max_attempts":"3","delays_ms":[1]}',
+            '{"codes":["5xx"],"max_attempts":3,"delays_ms":[]}',
+            '{"codes":["5xx"],"max_attempts":3,"delays_ms":["1"]}',
+            '{"codes":["5xx"],"max_attempts":3,"delays_ms":[-1]}',
+            "[" * 100_000,
+        ],
+        ids=lambda value: str(value)[:50],
+    )
+    def test_anything_else_is_no_terms(self, value: object) -> None:
+        assert read_terms({TERMS_HEADER: value}) is None
+
+    @pytest.mark.parametrize("value", [None, "2", True, -1, 2.0])
+    def test_attempts_that_make_no_sense_are_none(self, value: object) -> None:
+        assert read_attempts({ATTEMPTS_HEADER: value}) == 0
+
+    @pytest.mark.parametrize(("text", "priority"), [("3", 3), ("default", None), ("10", None), (None, None)])
+    def test_class_is_read(self, text: str | None, priority: int | None) -> None:
+        assert read_class({"x-osrdyne-class": text}) == priority
+
+
+class TestDecision:
+    def test_delays_follow_each_other_and_the_last_repeats(self) -> None:
+        terms = RetryTerms(("5xx",), 5, (1000, 3000))
+        plans = [plan_retry(request({ATTEMPTS_HEADER: made}, terms=terms), FAILED, now_ms=NOW) for made in range(5)]
+        assert plans == [Retry(1000, 1), Retry(3000, 2), Retry(3000, 3), Retry(3000, 4), None]
+
+    @pytest.mark.parametrize(
+        ("response", "again"),
+        [
+            (Response(Status.ERROR), True),
+            (Response(Status.ERROR, code=503), True),
+            (Response(Status.EXPIRED), True),
+            (Response(Status.OK, code=500), True),
+            (Response(Status.ERROR, code=400), False),
+            (Response(Status.OK), False),
+            (Response(Status.CANCELLED), False),
+        ],
+        ids=lambda value: f"{value.status} {value.code}" if isinstance(value, Response) else "",
+    )
+    def test_code_of_the_outcome_decides(self, response: Response, again: bool) -> None:
+        terms = RetryTerms(("5xx", "499"), 2, (1000,))
+        assert (plan_retry(request(terms=terms), response, now_ms=NOW) is not None) is again
+
+    def test_without_terms_the_outcome_is_the_answer(self) -> None:
+        assert plan_retry(request(terms=None), FAILED, now_ms=NOW) is None
+
+    @pytest.mark.parametrize(("left_ms", "again"), [(999, False), (1000, True)])
+    def test_deadline_before_the_next_attempt_ends_it(self, left_ms: int, again: bool) -> None:
+        plan = plan_retry(request(deadline_ms=NOW + left_ms), FAILED, now_ms=NOW)
+        assert (plan is not None) is again
+
+    @pytest.mark.parametrize(
+        ("headers", "again"),
+        [
+            ({"x-queue-retry-500": "0"}, False),
+            ({"x-queue-retry-5xx": "0"}, False),
+            ({"X-Queue-Retry-5XX": " 0 "}, False),
+            ({"x-queue-retry-500": 0}, False),
+            ({"x-queue-retry-500": bytearray(b"0")}, False),
+            ({"x-queue-retry-500": "1", "x-queue-retry-5xx": "0"}, True),
+            ({"x-queue-retry-500": "0", "x-queue-retry-5xx": "1"}, False),
+            ({"x-queue-retry-400": "0", "x-queue-retry-4xx": "0"}, True),
+            ({"x-queue-retry-500": "never"}, True),
+            ({"x-queue-retry-500": False}, True),
+            ({"x-queue-retry-500": None}, True),
+        ],
+        ids=str,
+    )
+    def test_caller_may_forbid_it_by_code_or_class(self, headers: dict[str, object], again: bool) -> None:
+        assert (plan_retry(request(headers), FAILED, now_ms=NOW) is not None) is again
+
+    def test_value_without_a_meaning_is_warned_of_once(self) -> None:
+        retries = Retries("p-retry-xchg")
+        with capture_logs() as logs:
+            for _ in range(3):
+                assert retries.plan(request({"x-queue-retry-5xx": "2"}), FAILED, now_ms=NOW) is not None
+        assert [entry["header"] for entry in logs] == ["x-queue-retry-5xx"]
+
+    def test_pool_without_retries_has_none_whatever_the_request_says(self) -> None:
+        assert Retries(None).plan(request(), FAILED, now_ms=NOW) is None
+
+    def test_answer_tells_the_attempts_where_there_was_more_than_one(self) -> None:
+        assert counted(request({ATTEMPTS_HEADER: 2}), FAILED).headers == {ATTEMPTS_HEADER: 3}
+        assert counted(request(), FAILED).headers == {}
+
+
+def test_wait_queues_are_told_from_all_others() -> None:
+    names = PoolNames("p")
+    found = [
+        names.delay_of_wait_queue(name) for name in (names.wait_queue(1500), "p-retry-", "p-retry-01", "p-retry-x")
+    ]
+    assert found == [1500, None, None, None]
+    assert [names.delay_of_wait_queue(name) for name in ("p-req-5", "5", "q-retry-5", names.retry_exchange)] == [
+        None
+    ] * 4

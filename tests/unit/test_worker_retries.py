@@ -1,0 +1,160 @@
+"""Failed requests that are tried again, in the worker: into the wait queue with a confirm, and what a crash leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from test_worker_processor import QUEUE, REPLIES, RETRIES, Bench
+
+from osrdyne.amqp import Message
+from osrdyne.errors import BrokerSilentError
+from osrdyne.protocol.messages import DUPLICATE_HEADER, HOPS_HEADER
+from osrdyne.protocol.retries import ATTEMPTS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms
+from osrdyne.testing.broker import Command
+from osrdyne_worker import App, Call, RequestError
+from osrdyne_worker.runtime.settings import RuntimeSettings
+
+TERMS = RetryTerms(("5xx",), 3, (1000, 300_000)).to_header()
+WAIT = "wait"
+
+
+class RetryBench(Bench):
+    """A bench with a wait queue behind the retry exchange."""
+
+    def make_app(self) -> App:
+        app = super().make_app()
+
+        @app.handler("/busy")
+        async def busy(call: Call) -> None:
+            raise RequestError("Too much to do.", code=503)
+
+        return app
+
+    async def open(self) -> None:
+        await super().open()
+        self.broker.declare_exchange(RETRIES, "direct", {})
+        self.broker.declare_queue(WAIT, {})
+        self.broker.bind(WAIT, RETRIES, QUEUE)
+
+    async def fail(self, **headers: object) -> None:
+        await self.take("/busy", **{TERMS_HEADER: TERMS, **headers})
+        await self.processor.until_idle()
+
+    def waiting(self) -> list[Message]:
+        return [stored.message for stored in self.broker.look_up(WAIT).ready]
+
+    def break_at(self, name: str, target: str, *, done: bool) -> None:
+        """The connection is lost at this command, once."""
+
+        async def hook(command: Command) -> None:
+            if command == (name, target, done):
+                self.broker.hook = None
+                self.connection.cut()
+
+        self.broker.hook = hook
+
+    async def connect_again(self) -> None:
+        """As the worker does: the same queues, a link of its own."""
+        self.connection = type(self.connection)(self.broker, self.connection.options)
+        self.link = type(self.link)(self.connection, await self.connection.channel(confirms=True), self.clock)
+        self.channel = await self.connection.channel()
+        self.consumer = await self.channel.consume(QUEUE, prefetch=10)
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[RetryBench]:
+    async with asyncio.TaskGroup() as group:
+        with ThreadPoolExecutor(2) as threads:
+            bench = RetryBench(group, threads, RuntimeSettings(stuck_grace=0.0))
+            await bench.open()
+            yield bench
+            bench.go.set()
+            await bench.processor.until_idle()
+    assert bench.reporter.in_flight == 0
+
+
+async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: RetryBench) -> None:
+    await bench.fail(**{HOPS_HEADER: 7, "x-own": "kept"})
+    [message] = bench.waiting()
+    told = {name: message.headers.get(name) for name in (ATTEMPTS_HEADER, DELAY_HEADER, HOPS_HEADER, "x-own")}
+    assert told == {ATTEMPTS_HEADER: 1, DELAY_HEADER: "1000", HOPS_HEADER: None, "x-own": "kept"}
+    assert (message.reply_to, message.correlation_id, message.expiration) == (REPLIES, "c", None)
+    assert (bench.statuses(), bench.broker.bodies(QUEUE)) == ([], [])
+
+
+async def test_request_is_acknowledged_after_its_wait_is_confirmed(bench: RetryBench) -> None:
+    await bench.fail()
+    assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-2:] == ["publish", "ack"]
+
+
+async def test_last_attempt_is_answered_with_its_outcome_and_the_count(bench: RetryBench) -> None:
+    await bench.fail(**{ATTEMPTS_HEADER: 2})
+    [reply] = bench.broker.look_up(REPLIES).ready
+    assert (reply.message.headers["x-code"], reply.message.headers[ATTEMPTS_HEADER]) == (503, 3)
+    assert bench.waiting() == []
+
+
+@pytest.mark.parametrize("missing", ["exchange", "queue"])
+async def test_request_that_nothing_takes_is_answered(bench: RetryBench, missing: str) -> None:
+    if missing == "exchange":
+        del bench.broker.exchanges[RETRIES]
+    else:
+        bench.broker.delete_queue(WAIT)
+    await bench.fail()
+    await bench.fail()  # what the first one has cost, a channel, is there again
+    assert (bench.statuses(), bench.broker.bodies(QUEUE)) == (["error", "error"], [])
+
+
+async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alone(bench: RetryBench) -> None:
+    async def hook(command: Command) -> None:
+        if command.name == "publish" and command.target == RETRIES and command.done:
+            raise BrokerSilentError("No confirm came.")
+
+    bench.broker.hook = hook
+    await bench.fail()
+    assert (bench.statuses(), bench.link.is_closed) == (["error"], False)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before the publish", "before the confirm"])
+async def test_connection_lost_at_the_publish_brings_the_request_back(bench: RetryBench, done: bool) -> None:
+    bench.break_at("publish", RETRIES, done=done)
+    await bench.fail()
+    assert (bench.returned(), bench.statuses(), len(bench.waiting())) == ([1], [], int(done))
+
+
+async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicate_that_is_marked(
+    bench: RetryBench,
+) -> None:
+    bench.break_at("ack", QUEUE, done=False)
+    await bench.fail()
+    assert (bench.returned(), len(bench.waiting())) == ([1], 1)
+    await bench.connect_again()
+    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    await bench.processor.until_idle()
+    marks = [(message.headers[ATTEMPTS_HEADER], DUPLICATE_HEADER in message.headers) for message in bench.waiting()]
+    assert marks == [(1, False), (1, True)]
+
+
+@pytest.mark.parametrize(("attempts", "delay"), [(0, 1.0), (1, 300.0)])
+async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
+    bench: RetryBench, attempts: int, delay: float
+) -> None:
+    await bench.fail(**{ATTEMPTS_HEADER: attempts} if attempts else {})
+    bench.processor.cancel("c", REPLIES)
+    await bench.clock.advance(delay)
+    await bench.fail(**{ATTEMPTS_HEADER: attempts + 1})
+    assert bench.statuses() == ["cancelled"]
+
+
+async def test_cancel_that_comes_while_a_request_goes_to_wait_is_kept(bench: RetryBench) -> None:
+    async def hook(command: Command) -> None:
+        if command.name == "publish" and command.target == RETRIES and command.done:
+            bench.processor.cancel("c", REPLIES)
+
+    bench.broker.hook = hook
+    await bench.fail()
+    await bench.fail(**{ATTEMPTS_HEADER: 1})
+    assert bench.statuses() == ["cancelled"]
