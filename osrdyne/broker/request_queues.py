@@ -172,6 +172,8 @@ class RequestQueueCommands:
         Where one is kept, the group goes on and makes the others again.
         """
         for queue in self._layout.queues(key):
+            if self._layout.is_new(key, queue.priority):
+                continue  # a class came into use after the group was unbound: what has this name is not ours
             outcome = await self._delete(key, queue)
             if outcome is not DeleteOutcome.DELETED:
                 return outcome

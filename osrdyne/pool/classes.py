@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
@@ -15,14 +16,25 @@ from osrdyne.broker.layout import QueueLayout
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.facts import Binding, QueueBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
+from osrdyne.pool.view import WorkerState
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.workers import WorkerRegistry
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueName
 
-ANNOUNCE_INTERVAL = 10.0
-"""How often workers are told their queues again, seconds: a control message may get lost."""
+LOOK_INTERVAL = 10.0
+"""How often it is looked who has to be told, seconds."""
+TELL_AGAIN_AFTER = 60.0
+"""Seconds until a worker is told the same again: a control message may get lost."""
 NEEDED_FOR = 60.0
 """How long a class is kept that no route uses and that requests came back for, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a worker was told last, and when (monotonic)."""
+
+    queues: list[QueueName]
+    at: float
 
 
 class PriorityClasses:
@@ -46,6 +58,7 @@ class PriorityClasses:
         self._clock = clock
         self._of_routes: frozenset[int] = frozenset()
         self._needed_again: dict[int, float] = {}
+        self._told: dict[str, _Told] = {}
         self._changed = Wakeup(clock)
         self._log: Logger = get_logger("classes")
 
@@ -85,21 +98,39 @@ class PriorityClasses:
         self._apply()
 
     async def run(self) -> None:
-        """Tell workers the queues of their group: when they report a new state, and again and again, for ever."""
+        """Tell workers the queues of their group: new ones, all when that changes, and again at times, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tell_who_changes(), name="queues for workers that report")
             while True:
                 self._forget_what_is_not_needed()
-                for key in {worker.key for worker in self._registry.all()}:
+                workers = self._registry.all()
+                self._told = {
+                    one.worker_id: self._told[one.worker_id] for one in workers if one.worker_id in self._told
+                }
+                for key in {worker.key for worker in workers}:
                     await self._tell(key)
-                await self._changed.wait(ANNOUNCE_INTERVAL)
+                await self._changed.wait(LOOK_INTERVAL)
 
     async def _tell_who_changes(self) -> None:
         changes = self._registry.feed.subscribe()
         while True:
             for key in await changes.wait():
+                for worker in self._registry.of_key(key):
+                    if worker.state is WorkerState.LOADING:  # perhaps a process that was started anew with an old name
+                        self._told.pop(worker.worker_id, None)
                 await self._tell(key)
 
     async def _tell(self, key: Key) -> None:
-        if self._layout.managed or self._layout.has_stores(key):
-            await self._control.tell_queues(key, self._layout.served(key))
+        """Tell the workers of a group, if one of them does not know, or was told long ago."""
+        if not (self._layout.managed or self._layout.has_stores(key)):
+            return
+        workers = [worker.worker_id for worker in self._registry.of_key(key)]
+        queues, now = self._layout.served(key), self._clock.monotonic()
+        if all(self._knows(worker, queues, now) for worker in workers):
+            return
+        if await self._control.tell_queues(key, queues):
+            self._told |= {worker: _Told(queues, now) for worker in workers}
+
+    def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
+        told = self._told.get(worker)
+        return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER

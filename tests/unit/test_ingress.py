@@ -13,6 +13,7 @@ from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.manifest import load_manifest
+from osrdyne.pool.classes import TELL_AGAIN_AFTER
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.pool.routes_in_force import FOLLOW_INTERVAL
 from osrdyne.processors.window import PREFETCH
@@ -331,6 +332,38 @@ class TestChange:
             await clock.advance(1.0)
             told = [json.loads(body)["queues"] for body in broker.bodies("control")]
             assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+    async def test_worker_is_told_once_and_again_after_a_while(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            before = broker.count("publish", "pool-ctl-xchg")
+            for event in (Event.STARTED, *[Event.BUSY, Event.IDLE] * 20):
+                await stack.report("a", event)
+                await clock.advance(1.0)
+            assert broker.count("publish", "pool-ctl-xchg") - before == 1
+            await clock.advance(TELL_AGAIN_AFTER)
+            assert broker.count("publish", "pool-ctl-xchg") - before == 2
+            await stack.report("a", Event.STARTED)  # a process that was started anew with the same name
+            assert broker.count("publish", "pool-ctl-xchg") - before == 3
+
+    async def test_foreign_queue_with_the_name_of_a_class_survives_the_end_of_the_group(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, rest=REST) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            delivery = await stack.take("a")
+            await delivery.ack()
+            await delivery.channel.close()
+            stack.term.tracker.retire(A)
+            while stack.term.tracker.status(A) is not None:
+                await clock.advance(1.0)
+            broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
+            await change(stack, alerts=ALERTS, rest=REST)
+            await clock.advance(300.0)
+            assert ("pool-req-a" in broker.queues, "pool-req-a_Pri0" in broker.queues) == (False, True)
 
     async def test_requests_of_a_class_that_a_failed_group_gets_later_are_answered(
         self, clock: VirtualClock, broker: FakeBroker
