@@ -14,13 +14,12 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.management import ManagementClient
 from osrdyne.drivers.base import Driver, Instance, InstanceState
 from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
-from osrdyne.ingress.explain import Explanation
-from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.facts import QueueFacts, WorkerFacts
 from osrdyne.pool.leader_address import LeaderAddress
+from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.pins import PinStore
-from osrdyne.pool.route_store import KeptManifest, RouteChange
 from osrdyne.pool.state import GroupStatus
 from osrdyne.pool.view import (
     ComponentView,
@@ -154,17 +153,20 @@ class DaemonInspector:
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
 
-    async def routes(self) -> list[KeptManifest]:
-        return await (await self._leading()).routing.history()
+    async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
+        return await (await self._leading()).manifests[kind].history()
 
-    async def change_routes(self, text: str, *, author: str) -> RouteChange:
-        return await (await self._leading()).routing.change(load_manifest(text), author=author)
+    async def change_manifest(self, kind: ManifestKind, text: str, *, author: str) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].change_text(text, author=author)
 
-    async def restore_routes(self, version: int, *, author: str) -> RouteChange:
-        return await (await self._leading()).routing.restore(version, author=author)
+    async def restore_manifest(self, kind: ManifestKind, version: int, *, author: str) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].restore(version, author=author)
 
     async def explain(self, arrival: Arrival) -> Explanation:
-        return (await self._leading()).routing.explain(arrival)
+        term = await self._leading()
+        routing, splitter = term.routing, term.splitting.splitter
+        routing.require_managed()
+        return explain(arrival, routing.table, splitter=splitter, names=self._names, pool_ttl=routing.pool_ttl)
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         return await (await self._leading()).poison.page(query)

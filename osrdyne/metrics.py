@@ -36,6 +36,12 @@ class Metrics:
             ["outcome", "route", "priority"],
             registry=registry,
         )
+        self.splits = Counter(
+            "osrdyne_splits",
+            "Requests whose key a rule of the splitter matches, and whether it made another key of it.",
+            ["rule", "outcome"],
+            registry=registry,
+        )
         self.forward_seconds = Histogram(
             "osrdyne_forward_seconds",
             "From taking an orphan to its confirmed forward.",

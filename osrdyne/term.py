@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
@@ -37,11 +38,14 @@ from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
 from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.instances import InstanceBook
+from osrdyne.pool.manifest_in_force import ManifestInForce
+from osrdyne.pool.manifest_store import ManifestKind
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.resync import Resync
 from osrdyne.pool.room_maker import RoomMaker
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
@@ -206,6 +210,13 @@ class Term:
             pool_ttl=self._settings.requests.ttl,
             clock=self._clock,
         )
+        self.splitting = SplitterInForce(
+            self._management, pool=self.names.pool, managed=self._layout.managed, clock=self._clock
+        )
+        self.manifests: Mapping[ManifestKind, ManifestInForce[Any]] = {
+            ManifestKind.ROUTES: self.routing,
+            ManifestKind.SPLITTER: self.splitting,
+        }
 
     def _build_judges(self, listing: RequestQueueListing) -> None:
         """What decides slowly: who makes room, who ends, which queues go, and what nobody told."""
@@ -305,7 +316,8 @@ class Term:
 
     def _choose_processor(self, replier: Replier) -> OrphanProcessor | IngressProcessor:
         """What consumes the orphan queue: every request of a managed pool comes there."""
-        processor = partial(IngressProcessor, routing=self.routing) if self._layout.managed else OrphanProcessor
+        ingress = partial(IngressProcessor, routing=self.routing, splitting=self.splitting)
+        processor = ingress if self._layout.managed else OrphanProcessor
         return processor(
             names=self.names,
             tracker=self.tracker,
@@ -344,6 +356,7 @@ class Term:
         """Infrastructure, then what there is already (LIFECYCLE 8)."""
         await self._declare(pool_topology(self.names.pool))
         await self.routing.load()
+        await self.splitting.load()
         await apply_policies(self._management, pool_policy(self._settings, self._session.version))
         await self._resync.seed()
         await self.groups_loop.list_instances()
@@ -358,6 +371,7 @@ class Term:
         routing = self.routing.run() if self._layout.managed else self.routing.classes.run()
         return [
             start_endless(group, "routes", routing),
+            start_endless(group, "splitter", self.splitting.run()),
             start_endless(group, "unused stores", self._unused_stores.run()),
             start_endless(group, "pool state tracker", self.tracker.run()),
             start_endless(group, "request queues loop", self.queues_loop.run()),

@@ -18,9 +18,9 @@ from starlette.exceptions import HTTPException
 from osrdyne.api import models
 from osrdyne.api.guard import Guard
 from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
+from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
-from osrdyne.api.routes import route_routes
 from osrdyne.errors import OsrdyneError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.view import GroupState, PoolInspector, WorkerState, WorkerView
@@ -49,7 +49,7 @@ def create_app(
     app.include_router(_process_routes(inspector, metrics, version))
     app.include_router(_pool_routes(inspector))
     app.include_router(poison_routes(inspector))
-    app.include_router(route_routes(inspector))
+    app.include_router(manifest_routes(inspector))
     app.include_router(_group_routes(inspector, "/v1/group", query_key, place="query"))
     app.include_router(_group_routes(inspector, "/v1/groups/{key:path}", path_key, place="path"))
     app.add_exception_handler(OsrdyneError, _on_own_error)

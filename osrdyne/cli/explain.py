@@ -11,9 +11,11 @@ import typer
 from osrdyne.cli.call import parse_header, read_body, seconds
 from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, OutputOption, load, remote
 from osrdyne.cli.output import print_json, printable
-from osrdyne.cli.routes import read_manifest
+from osrdyne.cli.routes import commands as route_commands
+from osrdyne.cli.splitter import commands as splitter_commands
 from osrdyne.ingress.explain import explain as explained
 from osrdyne.ingress.requests import sample_arrival
+from osrdyne.ingress.splitter import Splitter
 from osrdyne.ingress.table import RouteTable
 from osrdyne.protocol.names import PoolNames
 
@@ -23,7 +25,11 @@ def explain(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
     routes: Annotated[
         str | None,
-        typer.Option("--routes", metavar="FILE", help="A manifest to try; else the one that the daemon has in force."),
+        typer.Option("--routes", metavar="FILE", help="A manifest to try, without a daemon; else those in force."),
+    ] = None,
+    splitter: Annotated[
+        str | None,
+        typer.Option("--splitter", metavar="FILE", help="A splitter manifest to try, without a daemon."),
     ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
@@ -37,11 +43,11 @@ def explain(
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say which routes a request takes, and its group, queue, priority and deadline."""
+    """Say which rule splits a request, which routes it takes, and its group, queue, priority and deadline."""
     given = dict(map(parse_header, headers or ()))
     body = read_body(data)
     limit = None if timeout is None else seconds(timeout)
-    if routes is None:
+    if routes is None and splitter is None:
         sample = {"key": key, "path": path, "headers": given, "app_id": app_id, "timeout": limit}
         document = {**sample, "body": None if body is None else json.loads(body)}
         print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
@@ -50,7 +56,8 @@ def explain(
     arrival = sample_arrival(key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time())
     explanation = explained(
         arrival,
-        RouteTable(read_manifest(routes)),
+        None if routes is None else RouteTable(route_commands.read(routes)),
+        splitter=None if splitter is None else Splitter(splitter_commands.read(splitter).rules),
         names=PoolNames(settings.pool.id),
         pool_ttl=settings.requests.ttl,
     )

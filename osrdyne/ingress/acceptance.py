@@ -38,7 +38,7 @@ class Passage:
     """One delivery of a request: to the group of `key`, as a request for `path`, in the class of `priority`.
 
     `route` is None in a pool without a manifest. Only the first passage of a request keeps its reply address.
-    `attempts`: how often a worker has tried it before.
+    `attempts`: how often a worker has tried it before. `split_from`: the caller's key, where the splitter changed it.
     """
 
     key: Key
@@ -49,6 +49,7 @@ class Passage:
     keeps_reply: bool = True
     retry: RetryTerms | None = None
     attempts: int = 0
+    split_from: str | None = None
 
 
 def accept(arrival: Arrival, table: RouteTable | None, *, pool_ttl: float) -> list[Passage]:
@@ -92,7 +93,7 @@ def _upstream(arrival: Arrival, pool_ttl: float) -> Passage:
         own_ms=request.deadline_ms,
         accepted_ms=arrival.accepted_ms,
     )
-    return Passage(Key(request.key), request.path, None, deadline, None)
+    return Passage(Key(request.key), request.path, None, deadline, None, split_from=arrival.split_from)
 
 
 def _along(route: Route, arrival: Arrival, manifest_ttl: int | None, pool_ttl: float, *, keeps_reply: bool) -> Passage:
@@ -106,4 +107,6 @@ def _along(route: Route, arrival: Arrival, manifest_ttl: int | None, pool_ttl: f
     )
     key = Key(request.key) if endpoint.key is None else endpoint.key
     path = request.path if endpoint.path is None else endpoint.path
-    return Passage(key, path, route.priority, deadline, route.name, keeps_reply, route.retry)
+    return Passage(
+        key, path, route.priority, deadline, route.name, keeps_reply, route.retry, split_from=arrival.split_from
+    )

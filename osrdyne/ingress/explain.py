@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.acceptance import Limiter, Passage, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.retry_settings import told_retry
+from osrdyne.ingress.splitter import Split, Splitter, split_arrival
 from osrdyne.ingress.table import Examined, RouteTable
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import RetryTerms
@@ -68,6 +70,7 @@ class Explanation:
 
     source: str
     steps: tuple[Step, ...]
+    split: Split
     routes: tuple[ExplainedRoute, ...]
     passages: tuple[ExplainedPassage, ...]
     refused: str | None
@@ -76,12 +79,23 @@ class Explanation:
         return asdict(self)
 
 
-def explain(arrival: Arrival, table: RouteTable | None, *, names: PoolNames, pool_ttl: float) -> Explanation:
+def explain(
+    arrival: Arrival, table: RouteTable | None, *, splitter: Splitter | None, names: PoolNames, pool_ttl: float
+) -> Explanation:
     """What would happen to this request, the key of which is valid, in a managed pool."""
+    own_key = arrival.request.key
+    split = Split(own_key) if splitter is None else splitter.preview(arrival)
+    beginning = [Step("source", f"The request comes from {arrival.source}."), *_told_split(own_key, split, splitter)]
+    arrival = split_arrival(arrival, split)
+    try:
+        arrival.check_key()
+    except InvalidKeyError as error:
+        beginning.append(Step("refusal", f"The caller is answered invalid: {error}"))
+        return Explanation(arrival.source, tuple(beginning), split, (), (), Status.INVALID)
     passages = accept(arrival, table, pool_ttl=pool_ttl)
     winners = {passage.route for passage in passages}
     routes = [_explained(one, winners) for one in (table.examine(arrival) if table else ())]
-    steps = [Step("source", f"The request comes from {arrival.source}."), *_told_routes(table, routes)]
+    steps = [*beginning, *_told_routes(table, routes)]
     for passage in passages:
         steps += _told_passage(passage, names)
     if not passages:
@@ -89,6 +103,7 @@ def explain(arrival: Arrival, table: RouteTable | None, *, names: PoolNames, poo
     return Explanation(
         source=arrival.source,
         steps=tuple(steps),
+        split=split,
         routes=tuple(routes),
         passages=tuple(_shown(passage, names) for passage in passages),
         refused=None if passages else Status.NO_ROUTE,
@@ -98,6 +113,18 @@ def explain(arrival: Arrival, table: RouteTable | None, *, names: PoolNames, poo
 def _explained(one: Examined, winners: set[str | None]) -> ExplainedRoute:
     condition = one.condition.value if isinstance(one.condition, Undefined) else one.condition
     return ExplainedRoute(one.route.name, one.source, condition, one.taken, one.taken and one.route.name in winners)
+
+
+def _told_split(own_key: str, split: Split, splitter: Splitter | None) -> Iterator[Step]:
+    if splitter is None:
+        return
+    if split.rule is None:
+        yield Step("splitter", f"No rule matches the key {own_key!r}.")
+    elif split.unchanged is not None:
+        yield Step("splitter", f"The rule {split.rule!r} leaves the key {own_key!r} as it is: {split.unchanged}.")
+    else:
+        turn = ", this time" if split.takes_turns else ""
+        yield Step("splitter", f"By the rule {split.rule!r} the key {own_key!r} becomes {split.key!r}{turn}.")
 
 
 def _told_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from urllib.parse import quote
 
+from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.conditions import Sample
 from osrdyne.protocol.messages import JSON_TYPE, PATH_HEADER, Request, request_from_wire
 from osrdyne.protocol.names import parse_key
@@ -17,7 +18,10 @@ OUTPUT_HEADER = "x-output"
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request at the ingress, with the properties of the message that `Request` does not hold."""
+    """A request at the ingress, with the properties of the message that `Request` does not hold.
+
+    `split_from` is the key that the caller named, where the splitter has made another one of it.
+    """
 
     request: Request
     accepted_ms: int
@@ -26,6 +30,16 @@ class Arrival:
     user_id: str | None = None
     message_type: str | None = None
     enqueued_time: str | None = None
+    split_from: str | None = None
+
+    def check_key(self) -> None:
+        """Raises `InvalidKeyError`, which says so when the splitter made the key."""
+        try:
+            parse_key(self.request.key)
+        except InvalidKeyError as error:
+            if self.split_from is None:
+                raise
+            raise InvalidKeyError(f"After the splitter: {error} `osrdyne explain` names the rule.") from None
 
     @property
     def output(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from osrdyne.pool.route_view import RouteInspector
+from osrdyne.pool.manifest_view import ManifestInspector
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
@@ -203,7 +203,7 @@ class PoisonInspector(Protocol):
         ...
 
 
-class PoolInspector(PoisonInspector, RouteInspector, Protocol):
+class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
     """What the API asks of the daemon. Every method may be called at any time, also while not leading.
 
     The asynchronous ones but `leader` raise `LeadershipLostError` while this daemon does not lead, and

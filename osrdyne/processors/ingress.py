@@ -4,7 +4,9 @@ It consumes `P-orphan`, as the orphan processor of a direct pool does, and keeps
 longer than a bind, a request is acknowledged only when all of its deliveries are confirmed or its caller is answered,
 and a crash in between brings it back (LIFECYCLE 12-15). Requests of one key are published in their order, without
 waiting for each other's confirm. What comes back from a work exchange (its group was unbound under way) was accepted
-before: it keeps class and deadline.
+before: it keeps group, class and deadline.
+
+The splitter is asked as soon as a request is taken, so that the groups of one key do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,22 +21,24 @@ from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerConflictError, BrokerError, BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.ingress.acceptance import Passage, accept
 from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.splitter import split_arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.lanes import Lanes, Place
-from osrdyne.processors.passing import arrival_of, passage_again, passed_on
+from osrdyne.processors.passing import arrival_of, passage_again, passed_on, was_accepted
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
-from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
 
 COPY_DROPPED = "copy-dropped"
@@ -55,6 +59,7 @@ class IngressProcessor:
         board: QueueBoard,
         admission: Admission,
         routing: RoutesInForce,
+        splitting: SplitterInForce,
         publisher: Publisher,
         replier: Replier,
         max_clock_skew: float,
@@ -66,6 +71,7 @@ class IngressProcessor:
         self._board = board
         self._admission = admission
         self._routing = routing
+        self._splitting = splitting
         self._publisher = publisher
         self._replier = replier
         self._skew_ms = int(max_clock_skew * 1000)
@@ -83,15 +89,34 @@ class IngressProcessor:
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
                 window.take(delivery)
-                jobs.submit(delivery.routing_key, partial(self._take, delivery, group))
+                try:
+                    arrival = self._split(delivery, arrival_of(delivery, now_ms=now_ms(self._clock)))
+                except Exception:  # as in `contained`: the end of this request, and not of the term
+                    self._log.exception("request that cannot be split", key=delivery.routing_key)
+                    jobs.submit(delivery.routing_key, partial(self._give_up, delivery))
+                    continue
+                begin = partial(self._begin, group, arrival)
+                jobs.submit(
+                    arrival.request.key,
+                    partial(contained, begin, delivery, otherwise=self._give_up, log=self._log),
+                )
             growing.cancel()
 
-    async def _take(self, delivery: Delivery, group: asyncio.TaskGroup) -> None:
-        await contained(partial(self._begin, group), delivery, otherwise=self._give_up, log=self._log)
+    def _split(self, delivery: Delivery, arrival: Arrival) -> Arrival:
+        """The request with the key of the group that it is for; one that is refused anyway takes no turn."""
+        splitter = self._splitting.splitter
+        if splitter is None or was_accepted(delivery, self._names):
+            return arrival
+        if self._refusal(arrival, known=True) is not None:
+            return arrival
+        split = splitter.split(arrival)
+        if split.rule is not None:
+            outcome = "split" if split.unchanged is None else "unchanged"
+            self._metrics.splits.labels(rule=split.rule, outcome=outcome).inc()
+        return split_arrival(arrival, split)
 
-    async def _begin(self, group: asyncio.TaskGroup, delivery: Delivery) -> None:
+    async def _begin(self, group: asyncio.TaskGroup, arrival: Arrival, delivery: Delivery) -> None:
         """Decide, and wait until every group is bound; then publish beside the next request of the key."""
-        arrival = arrival_of(delivery, now_ms=now_ms(self._clock))
         request = arrival.request
         decision = self._decide(delivery, arrival)
         if isinstance(decision, Refusal):
@@ -106,17 +131,20 @@ class IngressProcessor:
 
     def _decide(self, delivery: Delivery, arrival: Arrival) -> list[Passage] | Refusal:
         request, pool_ttl = arrival.request, self._routing.pool_ttl
-        try:
-            key = parse_key(request.key)
-        except InvalidKeyError as error:
-            return Refusal(Status.INVALID, str(error))
-        known = self._tracker.status(key) is not None
-        refusal = refuse_orphan(request, known=known, now_ms=arrival.accepted_ms, skew_ms=self._skew_ms)
+        refusal = self._refusal(arrival, known=self._tracker.status(Key(request.key)) is not None)
         if refusal is not None:
             return refusal
         again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
         passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
         return passages or NO_ROUTE
+
+    def _refusal(self, arrival: Arrival, *, known: bool) -> Refusal | None:
+        """Why the request goes nowhere, whatever the routes say. `known`: its group is up, or on its way up."""
+        try:
+            arrival.check_key()
+        except InvalidKeyError as error:
+            return Refusal(Status.INVALID, str(error))
+        return refuse_orphan(arrival.request, known=known, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
     async def _admit(self, delivery: Delivery, request: Request, passages: list[Passage]) -> list[Passage]:
         """The passages whose groups have a place; the caller is told when that of the answer has none."""

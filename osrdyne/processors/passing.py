@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC
+from functools import lru_cache
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.ingress.acceptance import Deadline, Limiter, Passage
@@ -15,6 +16,7 @@ from osrdyne.protocol.messages import (
     HOPS_HEADER,
     PATH_HEADER,
     ROUTE_HEADER,
+    SPLIT_HEADER,
     Request,
     without_credentials,
 )
@@ -47,26 +49,36 @@ def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
     )
 
 
-def passage_again(
-    delivery: Delivery, request: Request, names: PoolNames, *, pool_ttl: float, now_ms: int
-) -> Passage | None:
-    """The passage of a request that was accepted before and came back from a work exchange, or from a wait for its next
-    attempt; else None.
+@lru_cache(maxsize=16)
+def _work_exchanges(names: PoolNames) -> dict[str, int | None]:
+    return {names.work_exchange(priority): priority for priority in (None, *PRIORITIES)}
+
+
+def was_accepted(delivery: Delivery, names: PoolNames) -> bool:
+    """Whether the ingress has seen this request before: it came back from a work exchange, or from a wait for its next
+    attempt.
 
     The alternate exchange leaves the exchange that it was published to: nobody but who may write there can claim it.
     """
-    classes = {names.work_exchange(priority): priority for priority in (None, *PRIORITIES)}
-    if delivery.exchange not in {*classes, names.retried_exchange}:
+    return delivery.exchange in _work_exchanges(names) or delivery.exchange == names.retried_exchange
+
+
+def passage_again(
+    delivery: Delivery, request: Request, names: PoolNames, *, pool_ttl: float, now_ms: int
+) -> Passage | None:
+    """The passage of a request that was accepted before; else None."""
+    if not was_accepted(delivery, names):
         return None
     at_ms = request.deadline_ms if request.deadline_ms is not None else now_ms + round(pool_ttl * 1000)
     return Passage(
         key=Key(request.key),
         path=request.path,
-        priority=classes.get(delivery.exchange, read_class(request.headers)),
+        priority=_work_exchanges(names).get(delivery.exchange, read_class(request.headers)),
         deadline=Deadline(at_ms, Limiter.CALLER),
         route=decode_text(request.headers.get(ROUTE_HEADER)),
         retry=read_terms(request.headers),
         attempts=read_attempts(request.headers),
+        split_from=decode_text(request.headers.get(SPLIT_HEADER)),
     )
 
 
@@ -84,9 +96,10 @@ def passed_on(
     headers |= _retry_headers(passage)
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = passage.deadline.at_ms
-    headers.pop(ROUTE_HEADER, None)
-    if passage.route is not None:
-        headers[ROUTE_HEADER] = passage.route
+    for name, value in ((ROUTE_HEADER, passage.route), (SPLIT_HEADER, passage.split_from)):
+        headers.pop(name, None)
+        if value is not None:
+            headers[name] = value
     if perhaps_there:
         headers[DUPLICATE_HEADER] = True
     if passage.path != request.path:

@@ -23,6 +23,7 @@ AUTHORIZATION_HEADER = "authorization"
 HOPS_HEADER = "x-osrdyne-hops"
 ROUTE_HEADER = "x-osrdyne-route"
 DUPLICATE_HEADER = "x-osrdyne-duplicate"
+SPLIT_HEADER = "x-osrdyne-split-from"
 REPLAY_HEADER = "x-osrdyne-replay"
 DELIVERY_COUNT_HEADER = "x-delivery-count"
 

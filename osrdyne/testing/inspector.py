@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osrdyne.errors import OsrdyneError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
-from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.manifest import Manifest, load_manifest
 from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.splitter import Splitter
+from osrdyne.ingress.splitter_manifest import load_splitter
 from osrdyne.ingress.table import RouteTable
-from osrdyne.pool.route_store import KeptManifest, RouteChange
+from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.routes_in_force import RouteChange
 from osrdyne.pool.view import (
     ComponentView,
     GroupState,
@@ -46,8 +50,8 @@ class FakeInspector:
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     poison_views: list[PoisonView] = field(default_factory=list)
     replayed: list[PoisonView] = field(default_factory=list)
-    versions: list[KeptManifest] = field(default_factory=list)
-    """Of the route manifest, oldest first."""
+    versions: defaultdict[ManifestKind, list[KeptManifest]] = field(default_factory=lambda: defaultdict(list))
+    """Of each kind of manifest, oldest first."""
 
     def leadership(self) -> LeadershipView:
         detail = "leads the pool" if self.leading else "stands by: another daemon leads"
@@ -90,27 +94,31 @@ class FakeInspector:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
 
-    async def routes(self) -> list[KeptManifest]:
+    async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
         self._fail()
-        return self.versions[::-1]
+        return self.versions[kind][::-1]
 
-    async def change_routes(self, text: str, *, author: str) -> RouteChange:
+    async def change_manifest(self, kind: ManifestKind, text: str, *, author: str) -> ManifestChange:
         self._fail()
-        manifest = load_manifest(text)
-        kept = KeptManifest(len(self.versions) + 1, author, 1000.0, json.dumps(manifest.document()))
-        self.versions.append(kept)
-        return RouteChange(kept, added=tuple(sorted(manifest.priorities)), removed=(), warnings=manifest.warnings)
+        versions = self.versions[kind]
+        manifest = load_splitter(text) if kind is ManifestKind.SPLITTER else load_manifest(text)
+        kept = KeptManifest(len(versions) + 1, author, 1000.0, json.dumps(manifest.document()))
+        versions.append(kept)
+        added = tuple(sorted(manifest.priorities)) if isinstance(manifest, Manifest) else ()
+        return RouteChange(kept, manifest.warnings, added=added)
 
-    async def restore_routes(self, version: int, *, author: str) -> RouteChange:
+    async def restore_manifest(self, kind: ManifestKind, version: int, *, author: str) -> ManifestChange:
         self._fail()
-        if version > len(self.versions):
+        if version > len(self.versions[kind]):
             raise PoolConflictError("There is no such version.")
-        return await self.change_routes(self.versions[version - 1].manifest, author=author)
+        return await self.change_manifest(kind, self.versions[kind][version - 1].manifest, author=author)
 
     async def explain(self, arrival: Arrival) -> Explanation:
         self._fail()
-        table = RouteTable(self.versions[-1].load()) if self.versions else None
-        return explain(arrival, table, names=PoolNames(self.pool), pool_ttl=600.0)
+        routes, rules = (self.versions[kind][-1:] for kind in (ManifestKind.ROUTES, ManifestKind.SPLITTER))
+        table = RouteTable(load_manifest(routes[0].manifest)) if routes else None
+        splitter = Splitter(load_splitter(rules[0].manifest).rules) if rules else None
+        return explain(arrival, table, splitter=splitter, names=PoolNames(self.pool), pool_ttl=600.0)
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         self._fail()

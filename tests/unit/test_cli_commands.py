@@ -253,7 +253,7 @@ CURRENT = {"version": 1, "author": "me", "at": 0.0, "manifest": {"routes": {"r":
 
 def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Daemon:
     daemon = Daemon(current)
-    monkeypatch.setattr("osrdyne.cli.routes.remote", lambda *_: daemon)
+    monkeypatch.setattr("osrdyne.cli.manifests.remote", lambda *_: daemon)
     return daemon
 
 

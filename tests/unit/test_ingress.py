@@ -14,8 +14,8 @@ from osrdyne.broker.topology import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.pool.classes import TELL_AGAIN_AFTER
+from osrdyne.pool.manifest_in_force import FOLLOW_INTERVAL
 from osrdyne.pool.route_store import RouteStore
-from osrdyne.pool.routes_in_force import FOLLOW_INTERVAL
 from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER

@@ -161,7 +161,7 @@ def test_explanation_says_what_became_of_every_route() -> None:
         "data": to(priority=2),
         "rest": to(),
     }
-    told = explain(arrival(), table(routes), names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival(), table(routes), splitter=None, names=PoolNames("p"), pool_ttl=600)
     assert [(one.name, one.source, one.condition, one.taken, one.wins) for one in told.routes] == [
         ("alerts", False, None, False, False),
         ("typed", True, "undefined", False, False),
@@ -171,14 +171,14 @@ def test_explanation_says_what_became_of_every_route() -> None:
 
 
 def test_explanation_names_queue_priority_and_deadline() -> None:
-    told = explain(arrival("k=1"), table({"data": to(priority=2)}), names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), pool_ttl=600)
     [passage] = told.passages
     assert (passage.queue, passage.exchange, passage.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
     assert (passage.deadline, passage.limited_by, told.refused) == (NOW + 600, "pool", None)
 
 
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
-    told = explain(arrival(), table({}), names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), pool_ttl=600)
     assert (told.refused, told.passages) == ("no-route", ())
     assert json.dumps(told.to_json())
 

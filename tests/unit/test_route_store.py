@@ -8,7 +8,8 @@ import pytest
 import structlog
 
 from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.pool.route_store import KEPT_VERSIONS, RouteStore
+from osrdyne.pool.manifest_store import KEPT_VERSIONS
+from osrdyne.pool.route_store import RouteStore
 from osrdyne.testing.parameters import Parameters
 
 
@@ -31,7 +32,7 @@ async def test_latest_version_is_in_force_and_earlier_ones_are_kept() -> None:
         (2, "a1", 1.0),
         (1, "a0", 0.0),
     ]
-    assert [route.name for route in versions[0].load().routes] == ["r2"]
+    assert [route.name for route in load_manifest(versions[0].manifest).routes] == ["r2"]
 
 
 async def test_only_the_last_versions_are_kept() -> None:
@@ -48,7 +49,7 @@ async def test_order_of_routes_is_kept_although_rabbitmq_keeps_none() -> None:
     parameters.values = json.loads(json.dumps(parameters.values, sort_keys=True))
     current = await RouteStore(parameters, pool="p").current()
     assert current is not None
-    assert [route.name for route in current.load().routes] == names
+    assert [route.name for route in load_manifest(current.manifest).routes] == names
 
 
 async def test_crash_between_history_and_version_leaves_no_version_twice() -> None:

@@ -1,4 +1,4 @@
-"""What the API asks of the daemon about the routes of a managed pool."""
+"""What the API asks of the daemon about the manifests of a managed pool, and what they make of a request."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Protocol
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import Arrival
-from osrdyne.pool.route_store import KeptManifest, RouteChange
+from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
 
 
-class RouteInspector(Protocol):
+class ManifestInspector(Protocol):
     """Every method raises `LeadershipLostError` while this daemon does not lead, and `PoolConflictError` in a direct
     pool."""
 
     @property
     def pool(self) -> str: ...
 
-    async def routes(self) -> list[KeptManifest]:
+    async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
         """Every version that is kept, the newest first, which is in force; empty when there has never been one."""
         ...
 
-    async def change_routes(self, text: str, *, author: str) -> RouteChange:
+    async def change_manifest(self, kind: ManifestKind, text: str, *, author: str) -> ManifestChange:
         """Put the manifest of a text in force. Raises `InvalidDocumentError` with every error of it."""
         ...
 
-    async def restore_routes(self, version: int, *, author: str) -> RouteChange:
+    async def restore_manifest(self, kind: ManifestKind, version: int, *, author: str) -> ManifestChange:
         """Put an earlier version in force again, as a new version. Raises `PoolConflictError` when it is not kept."""
         ...
 

@@ -1,0 +1,144 @@
+"""The commands that every kind of manifest has: `show`, `apply`, `diff`, `history`, `rollback`. Used by `routes` and
+`splitter`, which add `check` and what else they have. Thin."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import unified_diff
+from pathlib import Path
+from typing import Annotated, Any, Generic, TextIO
+
+import typer
+
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
+from osrdyne.cli.output import ago, print_json, print_table, printable
+from osrdyne.client.daemon_api import DaemonApi
+from osrdyne.errors import ConfigurationError
+from osrdyne.pool.manifest_store import D, ManifestKind
+
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, JSON or YAML; - is standard input.")]
+AuthorOption = Annotated[
+    str | None, typer.Option("--author", metavar="NAME", help="Kept with the version; else user@host.")
+]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", help="A version that `history` shows.")]
+
+
+class ManifestCommands(Generic[D]):
+    """The commands of one kind. `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds
+    where there has never been one; `size` is the word for what it has many of, and how many a document has."""
+
+    def __init__(
+        self,
+        kind: ManifestKind,
+        *,
+        load: Callable[[str], D],
+        print_meaning: Callable[[D], None],
+        none: str,
+        size: tuple[str, Callable[[Any], int]],
+    ) -> None:
+        self._kind = kind
+        self._load = load
+        self._print_meaning = print_meaning
+        self._none = none
+        self._size = size
+
+    def add_to(self, app: typer.Typer) -> None:
+        for command in (self.check, self.show, self.apply, self.diff, self.history, self.rollback):
+            app.command()(command)
+
+    def read(self, file: str) -> D:
+        """Raises `InvalidDocumentError`, a `ConfigurationError` that lists all errors."""
+        with opened(file) as text:
+            return self._load(text.read())
+
+    def check(self, file: FileArgument, output: OutputOption = Output.TABLE) -> None:
+        """Check a manifest: every error with its place, or what it means."""
+        manifest = self.read(file)
+        for warning in manifest.warnings:
+            typer.echo(f"warning: {printable(warning)}", err=True)
+        if output is Output.JSON:
+            print_json(manifest.document())
+            return
+        self._print_meaning(manifest)
+
+    def show(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+        """Show what is in force. With --output json a manifest that `apply` takes."""
+        current = self._current(remote(api, config))
+        if output is Output.JSON:
+            print_json(current["manifest"] if current else None)
+        elif current is None:
+            typer.echo(f"There has never been a manifest: {self._none}")
+        else:
+            typer.echo(f"version {current['version']}, by {printable(current['author'])}, {ago(current['at'])}")
+            self._print_meaning(self._load(json.dumps(current["manifest"])))
+
+    def apply(
+        self, file: FileArgument, author: AuthorOption = None, api: ApiOption = None, config: ConfigOption = None
+    ) -> None:
+        """Put a manifest in force, at once and for requests to come. Those that wait stay where they are."""
+        document = self.read(file).document()
+        _told(remote(api, config).send("PUT", f"/v1/{self._kind}", document, author=author or _own_name()))
+
+    def diff(self, file: FileArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
+        """Show what `apply` would change. Exit code 1 when there is a difference."""
+        current = self._current(remote(api, config))
+        before, after = (current["manifest"] if current else {}), self.read(file).document()
+        lines = list(unified_diff(_lines(before), _lines(after), "in force", file, lineterm=""))
+        typer.echo("\n".join(lines) if lines else "No difference.")
+        if lines:
+            raise typer.Exit(1)
+
+    def history(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+        """List the versions that are kept, the newest first."""
+        versions = remote(api, config).get(f"/v1/{self._kind}/history")["versions"]
+        if output is Output.JSON:
+            print_json(versions)
+            return
+        word, size = self._size
+        rows = ((one["version"], one["author"], ago(one["at"]), size(one["manifest"])) for one in versions)
+        print_table(("version", "author", "applied", word), rows, empty="There has never been a manifest.")
+
+    def rollback(
+        self, version: VersionArgument, author: AuthorOption = None, api: ApiOption = None, config: ConfigOption = None
+    ) -> None:
+        """Put an earlier version in force again, as a new version."""
+        path = f"/v1/{self._kind}/rollback"
+        _told(remote(api, config).post(path, version=version, author=author or _own_name()))
+
+    def _current(self, daemon: DaemonApi) -> Any:
+        return daemon.get(f"/v1/{self._kind}")["current"]
+
+
+@contextmanager
+def opened(file: str) -> Iterator[TextIO]:
+    """A file that a person named, or standard input."""
+    if file == "-":
+        yield sys.stdin
+        return
+    try:
+        with Path(file).open(encoding="utf-8", errors="replace") as text:
+            yield text
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read {file}: {error.strerror}.") from error
+
+
+def _lines(document: Any) -> list[str]:
+    return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
+
+
+def _told(change: Any) -> None:
+    for warning in change["warnings"]:
+        typer.echo(f"warning: {printable(warning)}", err=True)
+    typer.echo(f"Version {change['version']} is in force.")
+    for word, name in (("new", "added_priorities"), ("no longer used", "removed_priorities")):
+        if change.get(name):
+            typer.echo(f"Priorities {word}: {', '.join(map(str, change[name]))}.")
+
+
+def _own_name() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -1,0 +1,38 @@
+"""`osrdyne splitter …`: which requests of one key of a managed pool go to groups of their own. Thin."""
+
+from __future__ import annotations
+
+import typer
+
+from osrdyne.cli.manifests import ManifestCommands
+from osrdyne.cli.output import print_table
+from osrdyne.ingress.splitter import FromHash, FromRequest, FromStatic, Rule
+from osrdyne.ingress.splitter_manifest import SplitterManifest, load_splitter
+from osrdyne.pool.manifest_store import ManifestKind
+
+app = typer.Typer(help="Which requests of one key are served beside each other.", no_args_is_help=True)
+
+
+def print_rules(manifest: SplitterManifest) -> None:
+    rows = (
+        (place, rule.name, rule.delimiter, _meaning(rule), rule.description or "")
+        for place, rule in enumerate(manifest.rules, start=1)
+    )
+    print_table(("", "keys", "delimiter", "postfix", "description"), rows, empty="No rule: every key stays as it is.")
+
+
+def _meaning(rule: Rule) -> str:
+    match rule.postfix:
+        case FromStatic(names):
+            return f"in turn: {', '.join(names)}"
+        case FromHash(header, buckets):
+            return f"header {header} hashed, 0 to {buckets - 1}"
+        case FromRequest(url, header):
+            given = ["" if url is None else f"path by {url.text}", "" if header is None else f"header {header}"]
+            return ", then ".join(filter(None, given))
+
+
+commands = ManifestCommands(
+    ManifestKind.SPLITTER, load=load_splitter, print_meaning=print_rules, none="no key is split.", size=("rules", len)
+)
+commands.add_to(app)

@@ -1,0 +1,234 @@
+"""The splitter: what a manifest may say, which rule counts, and which key comes out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import re2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.errors import InvalidKeyError
+from osrdyne.ingress.explain import explain
+from osrdyne.ingress.overlaps import Automaton, common_text
+from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.ingress.requests import Arrival, sample_arrival
+from osrdyne.ingress.splitter import Splitter, split_arrival
+from osrdyne.ingress.splitter_manifest import load_splitter
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import PoolNames
+from osrdyne.testing.keys import ODD_KEYS
+
+SEED = """
+"queue-static": {"description": "Simple static splitter", "postfixFromStatic": ["A", "B", "C", "D"]},
+"queue-header-[a-z]+": {"description": "Simple splitter with request header", "postfixDelimiter": "+",
+  "postfixFromRequest": {"header": "x-rp-deviceid"}},
+"queue-path-[a-z]+": {"description": "Simple splitter with request url matching", "postfixDelimiter": "_",
+  "postfixFromRequest": {"url": ".*/path1/(.*)/.*"}}
+"""
+
+
+def splitter(rules: object) -> Splitter:
+    return Splitter(load_splitter(rules if isinstance(rules, str) else json.dumps(rules)).rules)
+
+
+def arrival(key: str, path: str = "", **headers: object) -> Arrival:
+    return Arrival(Request(key=key, body=b"", path=path, headers=headers), accepted_ms=0)
+
+
+def keys(splitter: Splitter, *arrivals: Arrival) -> list[str]:
+    return [splitter.split(one).key for one in arrivals]
+
+
+def refused(document: object) -> list[tuple[str, int | None]]:
+    with pytest.raises(InvalidDocumentError) as caught:
+        load_splitter(json.dumps(document))
+    return [(problem.path, problem.column) for problem in caught.value.problems]
+
+
+class TestRules:
+    def test_static_names_of_the_seed_come_in_turn(self) -> None:
+        found = keys(splitter(SEED), *[arrival("queue-static")] * 5)
+        assert found == [f"queue-static-{name}" for name in "ABCDA"]
+
+    def test_header_and_path_of_the_seed_are_appended(self) -> None:
+        by_header = arrival("queue-header-test", **{"x-rp-deviceid": "A1B2C3D4"})
+        by_path = arrival("queue-path-test", "/a/path1/path2/path3")
+        assert keys(splitter(SEED), by_header, by_path) == ["queue-header-test+A1B2C3D4", "queue-path-test_path2"]
+
+    def test_every_rule_counts_its_turns_for_itself(self) -> None:
+        rules = splitter({"a.*": {"postfixFromStatic": ["1", "2"]}, "b": {"postfixFromStatic": ["1", "2"]}})
+        assert keys(rules, *map(arrival, ("ax", "ay", "b", "ax"))) == ["ax-1", "ay-2", "b-1", "ax-1"]
+
+    def test_expression_matches_the_whole_key_and_the_first_rule_counts(self) -> None:
+        rules = splitter({"a+": {"postfixFromStatic": ["1"]}, "a.*": {"postfixFromStatic": ["2"]}})
+        assert keys(rules, *map(arrival, ("aa", "ab", "ba"))) == ["aa-1", "ab-2", "ba"]
+
+    def test_every_group_of_the_path_is_appended_and_the_header_last(self) -> None:
+        rules = splitter({"k": {"postfixFromRequest": {"header": "h", "url": "/(a)/(b)?(.*)"}}})
+        assert keys(rules, arrival("k", "/a/c", h="x"), arrival("k", "/a/b", h="")) == ["k-a--c-x", "k-a-b--"]
+
+    @pytest.mark.parametrize("lacking", [{}, {"h": None}, {"h": ["list"]}], ids=["missing", "null", "list"])
+    @pytest.mark.parametrize("kind", [{"postfixFromRequest": {"header": "h", "url": "/(.*)"}},
+                                      {"postfixFromHash": {"header": "h", "buckets": 3}}])  # fmt: skip
+    def test_key_without_the_header_stays_as_it_is(self, kind: object, lacking: dict[str, object]) -> None:
+        split = splitter({"k": kind}).split(arrival("k", "/a", **lacking))
+        assert (split.key, split.unchanged) == ("k", "it has no header h")
+
+    def test_key_with_another_path_stays_as_it_is(self) -> None:
+        rules = splitter({"k": {"postfixFromRequest": {"header": "h", "url": "/a/(.*)"}}})
+        assert keys(rules, arrival("k", "/b/c", h="x"), arrival("k", "x/a/c", h="x")) == ["k", "k"]
+
+    def test_header_is_found_in_any_case_and_type(self) -> None:
+        rules = splitter({"k": {"postfixFromRequest": {"header": "X-Id"}}})
+        found = keys(rules, arrival("k", "", **{"x-ID": bytearray(b"a")}), arrival("k", "", **{"x-id": 7}))
+        assert found == ["k-a", "k-7"]
+
+    @given(st.text(), st.integers(1, 50))
+    def test_hash_gives_one_entity_one_bucket_in_every_process(self, value: str, buckets: int) -> None:
+        rules = {"k": {"postfixFromHash": {"header": "h", "buckets": buckets}}}
+        [found] = keys(splitter(rules), arrival("k", h=value))
+        assert [found] == keys(splitter(rules), arrival("k", h=value))
+        assert 0 <= int(found.removeprefix("k-")) < buckets
+
+    def test_hash_is_the_same_for_ever(self) -> None:
+        rules = splitter({"k": {"postfixFromHash": {"header": "h", "buckets": 1000}}})
+        assert keys(rules, arrival("k", h="a"), arrival("k", h="é")) == ["k-250", "k-51"]
+
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    def test_key_is_data(self, key: str) -> None:
+        rules = splitter({"(?s).*": {"postfixDelimiter": "", "postfixFromStatic": ["+"]}})
+        assert keys(rules, arrival(key)) == [f"{key}+"]
+
+    def test_preview_takes_no_turn(self) -> None:
+        rules = splitter(SEED)
+        assert [rules.preview(arrival("queue-static")).key for _ in range(2)] == ["queue-static-A"] * 2
+
+    def test_terrible_expression_takes_no_time(self) -> None:
+        rules = splitter({"(a+)+b": {"postfixFromStatic": ["1"]}, "k": {"postfixFromRequest": {"url": "(.*)*x(.*)*y"}}})
+        assert keys(rules, arrival("a" * 250), arrival("k", "x" * 100_000)) == ["a" * 250, "k"]
+
+    @pytest.mark.parametrize("value", ["x" * 260, "\udcff"], ids=["long", "not UTF-8"])
+    def test_key_that_is_none_is_told_with_what_made_it(self, value: str) -> None:
+        request = arrival("k", h=value)
+        split = splitter({"k": {"postfixFromRequest": {"header": "h"}}}).split(request)
+        with pytest.raises(InvalidKeyError, match="After the splitter"):
+            split_arrival(request, split).check_key()
+
+
+class TestManifest:
+    def test_document_loads_again_to_the_same_rules(self) -> None:
+        manifest = load_splitter(SEED.rstrip() + ', "h": {"postfixFromHash": {"header": "x", "buckets": 2}}')
+        again = load_splitter(json.dumps(manifest.document()))
+        assert again.document() == manifest.document()
+        assert list(again.document()) == ["queue-static", "queue-header-[a-z]+", "queue-path-[a-z]+", "h"]
+
+    def test_yaml_says_the_same(self) -> None:
+        assert load_splitter("camera:\n  postfixFromStatic: [A, B]\n").document() == {
+            "camera": {"postfixFromStatic": ["A", "B"]}
+        }
+
+    @pytest.mark.parametrize(
+        ("rule", "place"),
+        [
+            ({}, ""),
+            ({"postfixFromStatic": ["a"], "postfixFromHash": {"header": "h", "buckets": 2}}, ""),
+            ({"postfixFromStatic": []}, ".postfixFromStatic"),
+            ({"postfixFromStatic": ["a", "a"]}, ".postfixFromStatic"),
+            ({"postfixFromStatic": ["a", 1]}, ".postfixFromStatic"),
+            ({"postfixFromStatic": [""]}, ".postfixFromStatic"),
+            ({"postfixFromStatic": "a"}, ".postfixFromStatic"),
+            ({"postfixFromStatic": ["a"], "postfixDelimiter": 1}, ".postfixDelimiter"),
+            ({"postfixFromStatic": ["a"], "extra": 1}, ".extra"),
+            ({"postfixFromRequest": {}}, ".postfixFromRequest"),
+            ({"postfixFromRequest": {"header": ""}}, ".postfixFromRequest.header"),
+            ({"postfixFromRequest": {"header": "h", "path": "x"}}, ".postfixFromRequest.path"),
+            ({"postfixFromHash": {"header": "h"}}, ".postfixFromHash.buckets"),
+            ({"postfixFromHash": {"buckets": 2}}, ".postfixFromHash.header"),
+            ({"postfixFromHash": {"header": "h", "buckets": 0}}, ".postfixFromHash.buckets"),
+            ({"postfixFromHash": {"header": "h", "buckets": True}}, ".postfixFromHash.buckets"),
+            (3, ""),
+        ],
+    )
+    def test_wrong_rule_is_refused_at_its_place(self, rule: object, place: str) -> None:
+        assert refused({"k": rule, "other": {"postfixFromStatic": ["x"]}}) == [(f"k{place}", None)]
+
+    def test_every_error_is_told_with_the_columns_of_expressions(self) -> None:
+        wrong = {"a(": {"postfixFromStatic": ["x"]}, "b": {"postfixFromRequest": {"url": "/a/[z"}}, "a(?=b)": 1}
+        assert refused(wrong) == [("a(", 1), ("b.postfixFromRequest.url", 4), ("a(?=b)", 2), ("a(?=b)", None)]
+
+    @pytest.mark.parametrize("expression", ["((a{100}){100}){100}", "a" * 1001, "\\1", "(?<=x)a"])
+    def test_expression_that_could_take_long_is_refused(self, expression: str) -> None:
+        assert [path for path, _ in refused({expression: {"postfixFromStatic": ["x"]}})] == [expression]
+
+    def test_rule_given_twice_is_refused(self) -> None:
+        rule = '"k": {"postfixFromStatic": ["x"]}'
+        with pytest.raises(InvalidDocumentError, match="k: it is given twice"):
+            load_splitter(f"{{{rule}, {rule}}}")
+
+    @pytest.mark.parametrize("document", ["[]", "3", "null", "{", "a: [", '{"a": ' * 5_000])
+    def test_text_that_is_no_object_is_refused(self, document: str) -> None:
+        with pytest.raises(InvalidDocumentError):
+            load_splitter(document)
+
+    def test_expression_that_captures_nothing_is_warned_of(self) -> None:
+        [warning] = load_splitter('"k": {"postfixFromRequest": {"url": "/a"}}').warnings
+        assert warning.path == "k.postfixFromRequest.url"
+
+
+def warned(*expressions: str) -> list[str]:
+    rules = {expression: {"postfixFromStatic": ["x"]} for expression in expressions}
+    return [str(problem) for problem in load_splitter(json.dumps(rules)).warnings]
+
+
+class TestOverlaps:
+    def test_rules_that_match_one_key_are_warned_of_with_the_key(self) -> None:
+        [warning] = warned("queue-[a-z]+", "other", "queue-.*-x", "queue-static")
+        assert "queue-static: it overlaps with 'queue-[a-z]+'" in warning
+        assert "'queue-static'" in warning
+
+    def test_rules_of_the_seed_do_not_overlap(self) -> None:
+        assert load_splitter(SEED).warnings == ()
+
+    def test_expression_that_is_not_understood_is_warned_of(self) -> None:
+        assert warned("(?i)a", "b") == ["(?i)a: whether other rules take some of its keys cannot be told"]
+
+    def test_search_is_bounded(self) -> None:
+        assert "cannot be told" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
+
+    ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "\\d", "\\w", "(a|bc)", "(?:b|)", "7"])
+    COUNTS = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,2}", "{0}", "{2,}", "*?"])
+    EXPRESSIONS = st.lists(st.tuples(ATOMS, COUNTS).map("".join), max_size=4).map("".join)
+
+    @given(EXPRESSIONS, EXPRESSIONS, st.text("abc7", max_size=6))
+    def test_common_text_is_matched_by_both_and_found_where_there_is_one(
+        self, first: str, second: str, text: str
+    ) -> None:
+        def both(text: str) -> bool:
+            return all(re2.fullmatch(expression, text) for expression in (first, second))
+
+        found = common_text(Automaton(first), Automaton(second), [1_000_000])
+        assert both(text) <= (found is not None)
+        assert found is None or both(found)
+
+
+class TestExplanation:
+    def told(self, rules: object, key: str, **headers: object) -> list[str]:
+        request = sample_arrival(key, "/sql", headers=headers, body=None, app_id=None, timeout=None, now=0.0)
+        explanation = explain(request, None, splitter=splitter(rules), names=PoolNames("p"), pool_ttl=600)
+        return [step.text for step in explanation.steps] + [str(explanation.refused), explanation.split.key]
+
+    def test_step_names_rule_and_key_and_what_follows_is_about_that_key(self) -> None:
+        told = self.told(SEED, "queue-static")
+        assert "By the rule 'queue-static' the key 'queue-static' becomes 'queue-static-A', this time." in told
+        assert "To the group 'queue-static-A' with the path '/sql'." in told
+
+    def test_step_says_why_a_key_stays_as_it_is(self) -> None:
+        assert "No rule matches the key 'a'." in self.told(SEED, "a")
+        told = self.told(SEED, "queue-header-a")
+        assert any("leaves the key 'queue-header-a' as it is: it has no header x-rp-deviceid." in text for text in told)
+
+    def test_key_that_is_none_is_explained_as_refused(self) -> None:
+        told = self.told(SEED, "queue-header-a", **{"x-rp-deviceid": "x" * 250})
+        assert told[-2] == "invalid"
