@@ -11,7 +11,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.dead_letters import death_reason
+from osrdyne.processors.dead_letters import PREFETCH, death_reason
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
@@ -43,6 +43,18 @@ async def test_caller_is_told_the_first_reason(clock: VirtualClock, broker: Fake
     async with leading(clock, broker=broker) as stack:
         await die(stack, {"x-first-death-reason": reason})
         assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
+
+
+async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """DEFECTS 2: nothing was acknowledged, so that it stopped after 200."""
+    async with leading(clock, broker=broker) as stack:
+        channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
+        for _ in range(4 * PREFETCH):
+            await channel.publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
+        await clock.settle()
+        assert (len(answers(broker)), broker.bodies("pool-dl")) == (4 * PREFETCH, [])
 
 
 async def test_request_that_expired_in_its_queue_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
