@@ -162,7 +162,7 @@ async def test_broker_on_loopback_is_refused_before_anything_is_made(driver_with
         assert await driver.list_instances() == []
 
 
-@pytest.mark.parametrize("change", [{"pool": "other"}, {"stack": "other"}], ids=["pool", "stack"])
+@pytest.mark.parametrize("change", [{"pool": "other"}, {"stack": "other"}, {}], ids=["pool", "stack", "copy"])
 async def test_containers_of_others_are_neither_seen_nor_touched(driver_with, container, context, change):
     theirs = container(*labels_of(context, **change))
     before = start_time(theirs)
@@ -208,7 +208,9 @@ async def test_start_that_a_dead_controller_left_unfinished_frees_its_slot_in_th
 
 
 async def test_stop_of_an_unfinished_start_removes_it(driver_with, container, context):
-    container(*labels_of(context), verb="create")
+    container(
+        *labels_of(context), "--name", Identity(context.pool, context.stack).container_name(KEY, 0), verb="create"
+    )
     async with driver_with() as driver:
         [unfinished] = await driver.list_instances()
         await driver.stop(unfinished.instance_id, grace=5)

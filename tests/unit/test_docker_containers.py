@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 from osrdyne.drivers.base import InstanceId, InstanceState
@@ -87,3 +89,13 @@ async def test_start_of_somebody_else_is_left_time(clock, engine):
     other.remove(InstanceId("id"))
     await clock.advance(2.0)
     assert state_of(other)[0] is InstanceState.EXITED
+
+
+def test_copy_of_a_container_is_no_worker_and_is_told_of_once(engine, clock, monkeypatch):
+    engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
+    said = Mock()
+    monkeypatch.setattr("osrdyne.drivers.docker.containers.log", said)
+    containers = containers_of(engine, clock)
+    assert [[item.instance_id for item in containers.instances(frozenset())] for _ in range(2)] == [["id"], ["id"]]
+    assert containers.find(InstanceId("copy")) is None
+    said.warning.assert_called_once_with("container is not osrdyne's although its labels say so", container="copy")

@@ -145,11 +145,20 @@ def test_labels_are_read_back(key):
 
 def test_container_of_another_stack_pool_or_person_is_not_owned():
     labels = IDENTITY.labels(make_spec(), spec_hash="abc", started_at=1.0)
-    assert IDENTITY.owns(labels)
-    assert not Identity("green", IDENTITY.stack).owns(labels)
-    assert not Identity("blue", "other:5672//").owns(labels)
-    assert not IDENTITY.owns({})
-    assert not IDENTITY.owns(None)
+    name = f"/{IDENTITY.container_name(KEY, 0)}"
+    assert IDENTITY.owns(name, labels)
+    assert not Identity("green", IDENTITY.stack).owns(name, labels)
+    assert not Identity("blue", "other:5672//").owns(name, labels)
+    assert not IDENTITY.owns(name, {})
+    assert not IDENTITY.owns(name, None)
+
+
+@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+def test_copy_of_a_container_is_not_ours(key):
+    labels = IDENTITY.labels(make_spec(key), spec_hash="abc", started_at=1.0)
+    assert IDENTITY.owns(IDENTITY.container_name(key, 0), labels)
+    assert not IDENTITY.owns("/copy", labels)
+    assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
 
 
 def test_container_with_our_marks_and_nothing_else_is_no_worker():

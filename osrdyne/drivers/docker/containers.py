@@ -21,7 +21,9 @@ from osrdyne.drivers.docker.launch import explain, host_settings, refuse_loopbac
 from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
 from osrdyne.drivers.docker.secret import URI_FILE, owner_of, secret_archive
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
-from osrdyne.logs import mask_uri
+from osrdyne.logs import get_logger, mask_uri
+
+log = get_logger("drivers.docker")
 
 _CONFLICT = 409
 _START_CALLS = 3
@@ -69,6 +71,7 @@ class Containers:
         self._spec_hash = spec_hash
         self._clock = clock
         self._created: dict[str, float] = {}
+        self._strangers: set[str] = set()
 
     # --- reading
 
@@ -76,8 +79,10 @@ class Containers:
         """All workers, in whatever state; `stopping` are the ids of those that were asked to end."""
         wanted = {"label": self._identity.filters()}
         summaries = self._engine.call(lambda client: client.containers(all=True, filters=wanted))
-        self._note_created({item["Id"] for item in summaries if item["State"] == "created"})
-        found = (self._read_summary(item, stopping) for item in summaries)
+        ours = {str(item["Id"]): item for item in summaries if self._is_ours(item)}
+        self._tell_of_strangers({str(item["Id"]) for item in summaries} - ours.keys())
+        self._note_created({container_id for container_id, item in ours.items() if item["State"] == "created"})
+        found = (self._read_summary(item, stopping) for item in ours.values())
         return [instance for instance in found if instance is not None]
 
     def find(self, instance_id: InstanceId) -> Seen | None:
@@ -87,7 +92,7 @@ class Containers:
         except NotFound:
             return None
         labels = told["Config"]["Labels"]
-        if not self._identity.owns(labels):
+        if not self._identity.owns(told["Name"], labels):
             return None
         return Seen(container_id=told["Id"], name=told["Name"], labels=labels, state=told["State"])
 
@@ -198,9 +203,19 @@ class Containers:
 
     # --- what a listing means
 
+    def _is_ours(self, item: Mapping[str, Any]) -> bool:
+        return any(self._identity.owns(name, item["Labels"]) for name in item["Names"] or ())
+
+    def _tell_of_strangers(self, ids: set[str]) -> None:
+        """Once of each, not at every listing."""
+        for container_id in sorted(ids - self._strangers):
+            log.warning("container is not osrdyne's although its labels say so", container=container_id[:12])
+        self._strangers = ids
+
     def _read_summary(self, item: Mapping[str, Any], stopping: frozenset[str]) -> Instance | None:
         container_id, status = str(item["Id"]), str(item["State"])
-        name, labels = str(item["Names"][0]), item["Labels"]
+        labels = item["Labels"]
+        name = next(name for name in item["Names"] if self._identity.owns(name, labels))
         if status in {"exited", "dead", "removing"}:
             return self._read_ended(container_id)
         if status == "created" and not self._is_being_started(container_id, status):

@@ -34,8 +34,13 @@ class Identity:
         """What the engine is asked to filter by, when it lists containers or events."""
         return [f"{POOL}={self.pool}", f"{STACK}={self.stack}"]
 
-    def owns(self, labels: Mapping[str, str] | None) -> bool:
-        return labels is not None and (labels.get(POOL), labels.get(STACK)) == (self.pool, self.stack)
+    def owns(self, name: str, labels: Mapping[str, str] | None) -> bool:
+        """Whether it has our marks, and the name that they lead to: a copy that somebody made has another name."""
+        told = labels or {}
+        if (told.get(POOL), told.get(STACK)) != (self.pool, self.stack) or KEY not in told:
+            return False
+        slot = told.get(SLOT, "")
+        return slot.isdecimal() and name.removeprefix("/") == self.container_name(Key(told[KEY]), int(slot))
 
     def container_name(self, key: Key, slot: int) -> str:
         """The lock of a slot, because the engine has no two containers of one name.
@@ -61,7 +66,7 @@ class Identity:
 def read_instance(
     container_id: str, name: str, labels: Mapping[str, str], *, state: InstanceState, exit: Exit | None = None
 ) -> Instance | None:
-    """The worker in a container; None for one that has our marks and is no worker (somebody's own experiment)."""
+    """The worker in a container; None for one whose labels do not say which."""
     try:
         return Instance(
             instance_id=InstanceId(container_id),
