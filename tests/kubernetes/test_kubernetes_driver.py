@@ -8,6 +8,7 @@ import json
 import pytest
 import yaml
 from harness import harness_for
+from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.apps_v1 import Deployment, ReplicaSet
 from lightkube.resources.core_v1 import Pod, Secret
 from lightkube.types import CascadeType, PatchType
@@ -129,6 +130,25 @@ async def test_deployment_deleted_by_somebody_is_noticed(driver, admin, namespac
     await eventually(is_stopping, what="the orphaned pod is listed as stopping")
     await driver.stop(started.instance_id, grace=0)
     assert (await find(driver, started.instance_id)).state is InstanceState.EXITED
+
+
+async def test_copy_of_a_group_is_neither_listed_nor_touched(driver, admin, namespace):
+    started = await driver.start(make_spec())
+    await is_ready(driver, started)
+    [ours] = objects_of(admin, namespace, started, Deployment)
+    name = f"{started.external_id}-copy"
+    metadata = ObjectMeta(name=name, labels=ours.metadata.labels, annotations=ours.metadata.annotations)
+    admin.create(Deployment(metadata=metadata, spec=ours.spec), namespace=namespace)
+
+    async def has_pods():
+        return len(objects_of(admin, namespace, started, Pod)) == 2
+
+    await eventually(has_pods, what="the copy has a pod")
+    assert await driver.list_instances() == [started]
+    await driver.stop(started.instance_id, grace=1)
+    [left] = objects_of(admin, namespace, started, Deployment)
+    assert left.metadata.name == name
+    admin.delete(Deployment, name, namespace=namespace, cascade=CascadeType.BACKGROUND)
 
 
 async def test_namespace_that_does_not_exist_is_named(harness):

@@ -8,11 +8,15 @@ from lightkube.resources.core_v1 import Pod
 
 from osrdyne.drivers.base import Exit, InstanceState
 from osrdyne.drivers.kubernetes.groups import gather, sorted_by_distress, to_instance, trouble
+from osrdyne.drivers.kubernetes.names import PoolLabels
 from osrdyne.protocol.names import Key
 
-LABELS = {"osrdyne.dev/worker": "w1", "osrdyne.dev/slot": "2"}
+NAMES = PoolLabels("broker:5672//", "blue")
+NAME = NAMES.object_name(Key("a=b"), 2)
+POD = f"{NAME}-5f4d-x"
+LABELS = {"osrdyne.dev/worker": "w1", "osrdyne.dev/slot": "2", "pod-template-hash": "5f4d"}
 METADATA = {
-    "name": "group",
+    "name": NAME,
     "uid": "u",
     "labels": LABELS,
     "annotations": {"osrdyne.dev/key-encoded": "a+3Db", "osrdyne.dev/spec-hash": "cafe"},
@@ -37,7 +41,9 @@ def deployment(*conditions, **metadata):
     return Deployment.from_dict(document)
 
 
-def pod(state=None, *, last=None, restarts=0, ready=False, phase="Running", conditions=(), name="p", **metadata):
+def pod(
+    state=None, *, last=None, restarts=0, ready=False, phase="Running", conditions=(), name=f"{NAME}-5f4d-x", **metadata
+):
     status = {"name": "worker", "image": "", "imageID": "", "ready": ready, "restartCount": restarts}
     status |= {"state": state or {}, "lastState": last or {}}
     told = [{"type": "Ready", "status": "True" if ready else "False"}, *conditions]
@@ -50,14 +56,14 @@ def pod(state=None, *, last=None, restarts=0, ready=False, phase="Running", cond
 
 
 def instance_of(deployments, pods):
-    [group] = gather(deployments, pods)
+    [group] = gather(deployments, pods, NAMES)
     return to_instance(group)
 
 
 def test_deployment_is_an_instance_with_all_that_its_labels_say():
     instance = instance_of([deployment()], [])
     assert (instance.instance_id, instance.worker_id, instance.slot) == ("w1", "w1", 2)
-    assert (instance.key, instance.spec_hash, instance.external_id) == (Key("a=b"), "cafe", "group")
+    assert (instance.key, instance.spec_hash, instance.external_id) == (Key("a=b"), "cafe", NAME)
     assert (instance.state, instance.exit, instance.started_at) == (InstanceState.RUNNING, None, 1795176000.0)
 
 
@@ -118,26 +124,34 @@ def test_pods_without_their_deployment_are_still_an_instance():
     ],
     ids=["no key", "no such key", "no slot"],
 )
-def test_object_of_somebody_else_with_our_label_is_no_instance(broken):
-    assert instance_of([deployment(**broken)], []) is None
+def test_object_of_somebody_else_with_our_label_is_no_group(broken):
+    assert gather([deployment(**broken)], [pod(RUNNING, **broken)], NAMES) == []
+
+
+@pytest.mark.parametrize("name", ["mine", f"{NAME}-copy"])
+def test_copy_of_a_group_and_its_pods_are_not_ours(name):
+    [group] = gather([deployment(name=name), deployment()], [pod(RUNNING, name=f"{name}-5f4d-x")], NAMES)
+    assert (group.name, group.pods) == (NAME, ())
+    assert gather([deployment(name=name)], [pod(RUNNING, name=f"{name}-5f4d-x")], NAMES) == []
 
 
 def test_groups_do_not_share_pods():
-    other = {"labels": {"osrdyne.dev/worker": "w2", "osrdyne.dev/slot": "0"}}
-    groups = gather([deployment(), deployment(**other)], [pod(RUNNING), pod(RUNNING, **other), pod(RUNNING)])
+    name = NAMES.object_name(Key("a=b"), 0)
+    labels = LABELS | {"osrdyne.dev/worker": "w2", "osrdyne.dev/slot": "0"}
+    theirs = pod(RUNNING, name=f"{name}-5f4d-y", labels=labels)
+    groups = gather([deployment(), deployment(name=name, labels=labels)], [pod(RUNNING), theirs, pod(RUNNING)], NAMES)
     assert {group.worker_id: len(group.pods) for group in groups} == {"w1": 2, "w2": 1}
 
 
 def test_trouble_is_told_in_the_words_of_kubernetes():
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
-    [group] = gather(
-        [deployment(REFUSED)],
-        [pod(NO_IMAGE, name="a"), pod(conditions=[unschedulable], name="b"), pod(RUNNING, ready=True, name="c")],
-    )
+    a, b, c = (f"{NAME}-5f4d-{letter}" for letter in "abc")
+    pods = [pod(NO_IMAGE, name=a), pod(conditions=[unschedulable], name=b), pod(RUNNING, ready=True, name=c)]
+    [group] = gather([deployment(REFUSED)], pods, NAMES)
     assert trouble(group) == (
         "Kubernetes: FailedCreate: exceeded quota",
-        "Kubernetes: pod a: ImagePullBackOff: not found",
-        "Kubernetes: pod b: Unschedulable: 0/3 nodes fit",
+        f"Kubernetes: pod {a}: ImagePullBackOff: not found",
+        f"Kubernetes: pod {b}: Unschedulable: 0/3 nodes fit",
     )
 
 

@@ -1,4 +1,4 @@
-"""The Kubernetes driver with an API server in memory: how often a refused watch is tried, what is said of strangers."""
+"""The Kubernetes driver with an API server in memory: refused watches, strangers, and a start that is cancelled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from osrdyne.drivers.kubernetes import KubernetesDriver
 from osrdyne.drivers.kubernetes.api import KubernetesError
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.driver_harness import make_spec
+
+
+def deployment(name, **metadata):
+    spec = DeploymentSpec(selector=LabelSelector(), template=PodTemplateSpec())
+    return Deployment(metadata=ObjectMeta(name=name, **metadata), spec=spec)
 
 
 class ApiWithoutWatches:
@@ -57,13 +63,44 @@ async def test_watch_that_is_always_refused_is_tried_ever_more_rarely(monkeypatc
 
 
 async def test_stranger_with_our_label_is_no_worker_and_is_told_of_once(monkeypatch):
-    theirs = Deployment(
-        metadata=ObjectMeta(name="theirs"),
-        spec=DeploymentSpec(selector=LabelSelector(), template=PodTemplateSpec()),
-    )
-    driver = driver_of(ApiWithoutWatches(theirs), VirtualClock(), monkeypatch)
+    driver = driver_of(ApiWithoutWatches(deployment("theirs")), VirtualClock(), monkeypatch)
     said = Mock()
     monkeypatch.setattr("osrdyne.drivers.kubernetes.driver.log", said)
     assert await driver.list_instances() == []
     assert await driver.list_instances() == []
-    said.warning.assert_called_once_with("object is not osrdyne's although its label says so", name="theirs")
+    said.warning.assert_called_once_with("Deployment is not osrdyne's although its labels say so", name="theirs")
+
+
+class ApiThatMakesNoSecret:
+    """The Deployment is made, and its Secret never is. `calls` is what was done, in order."""
+
+    def __init__(self):
+        self.calls = []
+        self.making_secret, self.deleting = asyncio.Event(), asyncio.Event()
+
+    async def apply(self, kind, manifest, **_how):
+        if kind is not Deployment:
+            self.making_secret.set()
+            await asyncio.Event().wait()
+        return deployment(manifest["metadata"]["name"], uid="the-uid")
+
+    async def delete(self, _kind, _name, *, uid):
+        self.deleting.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.calls.append(f"delete {uid}")
+
+    async def close(self):
+        self.calls.append("close")
+
+
+async def test_start_that_is_cancelled_and_cancelled_again_is_undone_before_the_driver_closes(monkeypatch):
+    api = ApiThatMakesNoSecret()
+    driver = driver_of(api, VirtualClock(), monkeypatch)
+    starting = asyncio.ensure_future(driver.start(make_spec()))
+    for reached in (api.making_secret, api.deleting):
+        await reached.wait()
+        starting.cancel()
+    await asyncio.wait([starting])
+    await driver.close()
+    assert api.calls == ["delete the-uid", "close"]

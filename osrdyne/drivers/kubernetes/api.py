@@ -7,7 +7,7 @@ which does not offer them: a deletion of one very object (by its uid), and the l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -152,9 +152,10 @@ class KubernetesApi:
             if error.code not in {404, 409}:
                 raise
 
-    async def watch(self, kind: type[R], selector: str, version: str) -> AsyncIterator[tuple[str, R]]:
-        """Changes since `version`, until the API server ends the watch. Raises `KubernetesError` with code 410 when
-        that version is no longer known."""
+    async def watch(self, kind: type[R], selector: str, version: str) -> AsyncGenerator[tuple[str, R], None]:
+        """Changes since `version`, until the API server ends the watch, or whoever reads them closes this.
+
+        Raises `KubernetesError` with code 410 when that version is no longer known."""
         client = self._client
         params = {"labelSelector": selector, "timeoutSeconds": str(WATCH_SECONDS), "resourceVersion": version}
         request = client.prepare_request("list", kind, watch=True, params=params)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -35,6 +36,7 @@ from osrdyne.drivers.kubernetes.groups import (
     Group,
     container_status,
     gather,
+    is_ours,
     is_ready,
     is_running,
     meta,
@@ -82,10 +84,12 @@ class KubernetesDriver(Driver):
         self._options = options
         self.workers_of_start = options.max_workers_of_group() + 1  # while the pods are rolled
         self._api = KubernetesApi(options)
-        self._selector = PoolLabels.of(context).selector
+        self._names = PoolLabels.of(context)
+        self._selector = self._names.selector
         self._manifests = Manifests(options, context, spec_hash=self.spec_hash())
         self._ended: dict[InstanceId, _Ended] = {}
         self._strangers: set[str] = set()
+        self._undoing: set[asyncio.Task[None]] = set()
 
     def spec_hash(self) -> str:
         return hash_options(
@@ -97,9 +101,9 @@ class KubernetesDriver(Driver):
         )
 
     async def list_instances(self) -> list[Instance]:
-        groups = await self._groups(self._selector)
-        listed = [instance for group in groups if (instance := to_instance(group))]
-        self._tell_of_strangers({group.metadata.name or "" for group in groups if to_instance(group) is None})
+        deployments, pods = await self._listed(self._selector)
+        self._tell_of_strangers({meta(item).name or "" for item in deployments if not is_ours(item, self._names)})
+        listed = [instance for group in gather(deployments, pods, self._names) if (instance := to_instance(group))]
         known = {instance.instance_id for instance in listed}
         return listed + [ended.instance for name, ended in self._ended.items() if name not in known]
 
@@ -111,7 +115,7 @@ class KubernetesDriver(Driver):
             if error.is_final:
                 raise StartFailedError(error.message) from error
             raise
-        instance = to_instance(Group(spec.worker_id, deployment, ()))
+        instance = to_instance(Group(meta(deployment).name or "", spec.worker_id, deployment, ()))
         if instance is None:
             raise DriverUnavailableError("The API server has not kept the labels of the Deployment.")
         return instance
@@ -183,6 +187,7 @@ class KubernetesDriver(Driver):
         return await check(self._api, self._options, self.context)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._undoing)
         await self._api.close()
 
     # --- starting
@@ -200,11 +205,14 @@ class KubernetesDriver(Driver):
             raise
 
     async def _complete(self, spec: WorkerSpec, deployment: Deployment) -> None:
-        """Make what belongs to the Deployment; without all of it there is no group."""
+        """Make what belongs to the Deployment; without all of it there is no group, also when this is cancelled."""
         try:
             await self._apply_owned(spec, owner=uid_of(deployment))
         except BaseException:
-            await asyncio.shield(self._undo(deployment))
+            undoing = asyncio.create_task(self._undo(deployment), name="undo of a Deployment")
+            self._undoing.add(undoing)
+            undoing.add_done_callback(self._undoing.discard)
+            await asyncio.shield(undoing)
             raise
 
     async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
@@ -236,19 +244,20 @@ class KubernetesDriver(Driver):
 
     # --- looking
 
-    async def _groups(self, selector: str) -> list[Group]:
+    async def _listed(self, selector: str) -> tuple[list[Deployment], list[Pod]]:
         pods, _ = await self._api.list(Pod, selector)  # first: `gather` says why
         deployments, _ = await self._api.list(Deployment, selector)
-        return gather(deployments, pods)
+        return deployments, pods
 
     def _tell_of_strangers(self, names: set[str]) -> None:
         """Once of each, not at every listing."""
         for name in sorted(names - self._strangers):
-            log.warning("object is not osrdyne's although its label says so", name=name)
+            log.warning("Deployment is not osrdyne's although its labels say so", name=name)
         self._strangers = names
 
     async def _find(self, instance_id: InstanceId) -> Group | None:
-        groups = await self._groups(f"{self._selector},{worker_selector(instance_id)}")
+        deployments, pods = await self._listed(f"{self._selector},{worker_selector(instance_id)}")
+        groups = gather(deployments, pods, self._names)
         return groups[0] if groups else None
 
     async def _follow(self, kind: type[Deployment] | type[Pod], changed: asyncio.Event) -> None:
@@ -259,9 +268,10 @@ class KubernetesDriver(Driver):
                 _, version = await self._api.list(kind, self._selector)
                 changed.set()
                 while True:
-                    async for _, item in self._api.watch(kind, self._selector, version):
-                        version, failures = meta(item).resourceVersion or version, 0
-                        changed.set()
+                    async with aclosing(self._api.watch(kind, self._selector, version)) as changes:
+                        async for _, item in changes:
+                            version, failures = meta(item).resourceVersion or version, 0
+                            changed.set()
                     failures = 0
             except KubernetesError as error:
                 if error.code == 410:  # that version is forgotten: look at everything anew

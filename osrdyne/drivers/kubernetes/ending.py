@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from lightkube.core.resource import NamespacedResource
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 from lightkube.types import CascadeType
 
 from osrdyne.drivers.base import Exit
 from osrdyne.drivers.kubernetes.api import KubernetesApi, KubernetesError
-from osrdyne.drivers.kubernetes.groups import Group, has_terminated, last_exit, meta, uid_of
+from osrdyne.drivers.kubernetes.groups import Group, has_terminated, is_pod_of, last_exit, meta, uid_of
 from osrdyne.drivers.kubernetes.names import worker_selector
 from osrdyne.errors import DriverUnavailableError
 
@@ -51,7 +51,7 @@ async def end_group(api: KubernetesApi, group: Group, *, grace: float, read: Las
     try:
         async with asyncio.timeout(grace + _SLACK):
             await _until_pods_are_gone(api, group, end, grace=grace, read=read)
-            await _until_gone(api, Deployment, worker_selector(group.worker_id))
+            await _until_gone(api, group)
     except TimeoutError:
         raise DriverUnavailableError(
             f"The pods of worker {group.worker_id} do not end: their node may be lost, or a ReplicaSet without a "
@@ -64,22 +64,26 @@ async def _until_pods_are_gone(api: KubernetesApi, group: Group, end: End, *, gr
     """Watch the pods go, and note how they end. The last state of each is in the very event that tells it is gone."""
     selector = worker_selector(group.worker_id)
     while True:
-        pods, version = await api.list(Pod, selector)
+        listed, version = await api.list(Pod, selector)
+        pods = [pod for pod in listed if is_pod_of(group.name, pod)]
         left = {uid_of(pod) for pod in pods}
         for pod in pods:
             await _look_at(api, pod, end, grace=grace, read=read)
         try:
             while left:
-                async for event, pod in api.watch(Pod, selector, version):
-                    version = meta(pod).resourceVersion or version
-                    if event == "DELETED":
-                        end.exit = last_exit(pod) or end.exit
-                        left.discard(uid_of(pod))
-                    else:
-                        left.add(uid_of(pod))
-                        await _look_at(api, pod, end, grace=grace, read=read)
-                    if not left:
-                        break
+                async with aclosing(api.watch(Pod, selector, version)) as changes:
+                    async for event, pod in changes:
+                        version = meta(pod).resourceVersion or version
+                        if not is_pod_of(group.name, pod):
+                            continue
+                        if event == "DELETED":
+                            end.exit = last_exit(pod) or end.exit
+                            left.discard(uid_of(pod))
+                        else:
+                            left.add(uid_of(pod))
+                            await _look_at(api, pod, end, grace=grace, read=read)
+                        if not left:
+                            break
             return
         except KubernetesError as error:
             if error.code != 410:
@@ -96,16 +100,18 @@ async def _look_at(api: KubernetesApi, pod: Pod, end: End, *, grace: float, read
         await api.delete(Pod, metadata.name or "", uid=uid_of(pod), grace=_seconds(grace))
 
 
-async def _until_gone(api: KubernetesApi, kind: type[NamespacedResource], selector: str) -> None:
+async def _until_gone(api: KubernetesApi, group: Group) -> None:
     """Wait until the Deployment itself is gone: its name is free then."""
+    selector = worker_selector(group.worker_id)
     while True:
-        found, version = await api.list(kind, selector)
-        if not found:
+        found, version = await api.list(Deployment, selector)
+        if all(meta(deployment).name != group.name for deployment in found):
             return
         try:
-            async for event, _ in api.watch(kind, selector, version):
-                if event == "DELETED":
-                    break
+            async with aclosing(api.watch(Deployment, selector, version)) as changes:
+                async for event, _ in changes:
+                    if event == "DELETED":
+                        break
         except KubernetesError as error:
             if error.code != 410:
                 raise

@@ -23,6 +23,7 @@ from osrdyne.drivers.kubernetes.names import (
     SLOT_LABEL,
     SPEC_ANNOTATION,
     WORKER_LABEL,
+    PoolLabels,
 )
 from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.protocol.names import Key, WorkerId, decode_key
@@ -44,8 +45,9 @@ _CRASH_LOOP = "CrashLoopBackOff"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One start of a group: its Deployment, unless somebody has deleted that, and the pods that exist."""
+    """One start of a group: the name and the Deployment, unless somebody has deleted that, and the pods that exist."""
 
+    name: str
     worker_id: WorkerId
     deployment: Deployment | None
     pods: tuple[Pod, ...]
@@ -76,21 +78,41 @@ class Group:
         ]
 
 
-def gather(deployments: Iterable[Deployment], pods: Iterable[Pod]) -> list[Group]:
-    """Put together what belongs together. Pods must have been listed first: one without a Deployment has lost it."""
+def gather(deployments: Iterable[Deployment], pods: Iterable[Pod], names: PoolLabels) -> list[Group]:
+    """Put together what belongs together, and leave out what only looks like it (`is_ours`).
+
+    Pods must have been listed first: one without a Deployment has lost it.
+    """
     by_worker: dict[str, list[Pod]] = defaultdict(list)
     for pod in pods:
-        by_worker[_label(meta(pod), WORKER_LABEL)].append(pod)
+        if is_ours(pod, names):
+            by_worker[_label(meta(pod), WORKER_LABEL)].append(pod)
     groups = []
     for deployment in deployments:
-        worker_id = _label(meta(deployment), WORKER_LABEL)
-        groups.append(Group(WorkerId(worker_id), deployment, tuple(by_worker.pop(worker_id, ()))))
-    groups += [Group(WorkerId(worker_id), None, tuple(orphans)) for worker_id, orphans in by_worker.items()]
+        if is_ours(deployment, names):
+            worker_id = _label(meta(deployment), WORKER_LABEL)
+            found = tuple(by_worker.pop(worker_id, ()))
+            groups.append(Group(meta(deployment).name or "", WorkerId(worker_id), deployment, found))
+    for worker_id, orphans in by_worker.items():
+        groups.append(Group(_wanted_name(orphans[0], names) or "", WorkerId(worker_id), None, tuple(orphans)))
     return groups
 
 
+def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
+    """Whether it has the name that its key and slot lead to: a copy that somebody made, with our labels, has not."""
+    name = _wanted_name(item, names)
+    if name is None:
+        return False
+    return is_pod_of(name, item) if isinstance(item, Pod) else meta(item).name == name
+
+
+def is_pod_of(name: str, pod: Pod) -> bool:
+    """Whether the Deployment of that name has made the pod."""
+    return (meta(pod).name or "").startswith(f"{name}-{_label(meta(pod), 'pod-template-hash')}-")
+
+
 def to_instance(group: Group) -> Instance | None:
-    """The instance that a group is; None for an object with our label that is none of ours."""
+    """The instance that a group is; None for one whose labels do not say which."""
     metadata = group.metadata
     key, slot = _identity(metadata)
     if key is None or slot is None:
@@ -248,6 +270,11 @@ def _say(reason: str | None, message: str | None) -> str:
 
 def _phase(pod: Pod) -> str | None:
     return pod.status.phase if pod.status is not None else None
+
+
+def _wanted_name(item: Deployment | Pod, names: PoolLabels) -> str | None:
+    key, slot = _identity(meta(item))
+    return None if key is None or slot is None else names.object_name(key, slot)
 
 
 def _identity(metadata: ObjectMeta) -> tuple[Key | None, int | None]:
