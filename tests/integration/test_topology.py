@@ -125,6 +125,17 @@ async def test_an_orphan_whose_time_runs_out_is_dead_lettered(
     assert (first_death(dead), dead.routing_key) == ("expired", "nobody")
 
 
+async def test_an_orphan_that_the_controller_refuses_says_where_it_died(
+    pool_id: str, channel: Channel, management: ManagementClient
+) -> None:
+    await set_up(pool_id, channel, management)
+    names = PoolNames(pool_id)
+    await channel.publish(Message(b"no"), exchange=names.requests_exchange, routing_key="nobody")
+    await (await next_from(channel, names.orphan_queue)).reject(requeue=False)
+    dead = await next_from(channel, names.dead_letter_queue)
+    assert (first_death(dead), dead.headers["x-first-death-queue"]) == ("rejected", names.orphan_queue)
+
+
 async def test_a_full_request_queue_refuses_further_requests(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
