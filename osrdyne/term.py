@@ -18,21 +18,20 @@ from typing import Any
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
-from osrdyne.broker.declare import apply_policies, declare_topology
+from osrdyne.broker.declare import apply_policies
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import RequestQueueListing
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.policies import pool_policy
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
-from osrdyne.broker.topology import Topology, pool_topology
+from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, InstanceState
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
-from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
@@ -43,8 +42,7 @@ from osrdyne.pool.manifest_store import ManifestKind
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.resync import Resync
 from osrdyne.pool.room_maker import RoomMaker
-from osrdyne.pool.route_store import RouteStore
-from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.routing import build_routing
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
@@ -195,19 +193,15 @@ class Term:
         self._build_judges(listing)
 
     def _build_routing(self) -> None:
-        self.routing = RoutesInForce(
+        self.routing = build_routing(
+            self._settings,
+            session=self._session,
+            management=self._management,
             layout=self._layout,
-            classes=PriorityClasses(
-                layout=self._layout,
-                board=self.queue_board,
-                registry=self.registry,
-                queues=self.queues_loop,
-                control=self._control,
-                clock=self._clock,
-            ),
-            store=RouteStore(self._management, pool=self.names.pool),
-            declare=self._declare,
-            pool_ttl=self._settings.requests.ttl,
+            board=self.queue_board,
+            registry=self.registry,
+            queues=self.queues_loop,
+            control=self._control,
             clock=self._clock,
         )
         self.splitting = SplitterInForce(
@@ -354,7 +348,7 @@ class Term:
 
     async def _prepare(self) -> None:
         """Infrastructure, then what there is already (LIFECYCLE 8)."""
-        await self._declare(pool_topology(self.names.pool))
+        await self._session.declare(pool_topology(self.names.pool))
         await self.routing.load()
         await self.splitting.load()
         await apply_policies(self._management, pool_policy(self._settings, self._session.version))
@@ -362,15 +356,9 @@ class Term:
         await self.groups_loop.list_instances()
         self._resync.retire_unused(self.worker_board)
 
-    async def _declare(self, topology: Topology) -> None:
-        channel = await self._session.channel()
-        await declare_topology(channel, topology)
-        await channel.close()
-
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        routing = self.routing.run() if self._layout.managed else self.routing.classes.run()
         return [
-            start_endless(group, "routes", routing),
+            start_endless(group, "routes", self.routing.run()),
             start_endless(group, "splitter", self.splitting.run()),
             start_endless(group, "unused stores", self._unused_stores.run()),
             start_endless(group, "pool state tracker", self.tracker.run()),

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.amqp.direct_replies import GuardedChannel, guarded_channel
-from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.logs import Logger
+
+GIVE_BACK_RETRY = Backoff(initial=0.5, maximum=10.0)
 
 
 class LeaderPublisher:
@@ -47,3 +51,16 @@ class LeaderPublisher:
             except BrokerUnavailableError as error:
                 raise BrokerUnavailableError("The publishing connection does not answer.") from error
             raise silence
+
+
+async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: Clock, log: Logger) -> None:
+    """Return once the broker has a request again that a probe got out of its queue; a deleted one takes none back."""
+    failures = 0
+    while True:
+        try:
+            await publish()
+            return
+        except PublishRefusedError as error:
+            failures += 1
+            log.error("request of a probed queue is not taken, trying again", error=str(error))
+            await clock.sleep(GIVE_BACK_RETRY.delay(failures))

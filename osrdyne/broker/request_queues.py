@@ -17,7 +17,7 @@ from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
-from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.publisher import LeaderPublisher, publish_until_taken
 from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.scratch import ScratchChannels
@@ -29,13 +29,11 @@ from osrdyne.errors import (
     BrokerNotFoundError,
     BrokerUnavailableError,
     CommandRefusedError,
-    PublishRefusedError,
 )
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
-GIVE_BACK_RETRY = Backoff(initial=0.5, maximum=10.0)
 LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 
@@ -52,6 +50,7 @@ class RequestQueueCommands:
         publisher: LeaderPublisher,
         management: ManagementClient,
         quarantine: Quarantine,
+        register: QueueRegister,
         layout: QueueLayout,
         clock: Clock,
     ) -> None:
@@ -62,7 +61,7 @@ class RequestQueueCommands:
         self._publisher = publisher
         self._management = management
         self._quarantine = quarantine
-        self._register = QueueRegister(names, scratch)
+        self._register = register
         self._unwritten: set[Key] = set()
         self._layout = layout
         self._clock = clock

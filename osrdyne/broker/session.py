@@ -15,15 +15,18 @@ from typing import Self
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
 from osrdyne.amqp.tls import ssl_context
+from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.quarantine import Quarantine
+from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import Token, TokenChannel
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.topology import Topology, pool_topology
 from osrdyne.broker.version import BrokerVersion
+from osrdyne.broker.wait_queues import WaitQueueCommands
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
 from osrdyne.protocol.names import PoolNames
@@ -67,6 +70,7 @@ class LeaderSession:
         self.token: TokenChannel
         self.scratch: ScratchChannels
         self.probing: ScratchChannels
+        self._register: QueueRegister
         self._open: list[Connection] = []
 
     async def __aenter__(self) -> Self:
@@ -93,6 +97,7 @@ class LeaderSession:
         )
         self.scratch = ScratchChannels(self.control)
         self.probing = ScratchChannels(self.control)
+        self._register = QueueRegister(self.names, self.scratch)
         self.token = TokenChannel(
             await self.control.channel(),
             names=self.names,
@@ -143,9 +148,29 @@ class LeaderSession:
             publisher=self.publisher,
             management=management,
             quarantine=self._quarantine,
+            register=self._register,
             layout=layout or QueueLayout(self.names),
             clock=self._clock,
         )
+
+    def wait_queues(self, management: ManagementClient) -> WaitQueueCommands:
+        """Commands on the queues where requests wait for their next attempt."""
+        return WaitQueueCommands(
+            names=self.names,
+            token=self.token,
+            probing=self.probing,
+            register=self._register,
+            publisher=self.publisher,
+            management=management,
+            declare=self.declare,
+            clock=self._clock,
+        )
+
+    async def declare(self, topology: Topology) -> None:
+        """Declare infrastructure, on a channel of its own: a conflict (`BrokerConflictError`) costs nothing else."""
+        channel = await self.control.channel()
+        await declare_topology(channel, topology)
+        await channel.close()
 
     async def channel(self) -> Channel:
         """A channel for a consumer, on the leader's own connection."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from osrdyne.amqp import Message
+from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.listing import ListedQueue, MessageTotal
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.protocol.names import Key, WorkerId
@@ -40,6 +42,20 @@ class RequestQueues(Protocol):
     async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
         """Whether requests wait in a queue of the group that has no more than `beside` consumers."""
         ...
+
+
+class WaitQueues(Protocol):
+    """The queues where failed requests wait for their next attempt, by their delays in milliseconds."""
+
+    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
+        """Have a queue for each of these delays, and the way back to these classes. Raises `BrokerConflictError`."""
+        ...
+
+    async def list(self) -> dict[int, QueueTotals]: ...
+
+    async def unbind(self, delay_ms: int) -> None: ...
+
+    async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome: ...
 
 
 class Totals(Protocol):

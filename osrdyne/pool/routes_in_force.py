@@ -17,6 +17,7 @@ from osrdyne.ingress.table import RouteTable
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestChange
+from osrdyne.pool.retry_queues import RetryQueuesLoop
 from osrdyne.pool.route_store import RouteStore
 
 
@@ -37,6 +38,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
         *,
         layout: QueueLayout,
         classes: PriorityClasses,
+        retries: RetryQueuesLoop,
         store: RouteStore,
         declare: Callable[[Topology], Awaitable[None]],
         pool_ttl: float,
@@ -45,6 +47,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
         super().__init__(store, managed=layout.managed, clock=clock)
         self._layout = layout
         self.classes = classes
+        self._retries = retries
         self.pool_ttl = pool_ttl
         self._declare = declare
         self.table: RouteTable | None = None
@@ -53,16 +56,21 @@ class RoutesInForce(ManifestInForce[Manifest]):
         """Before any group is looked at: the manifest in force and its exchanges."""
         if self._layout.managed:
             await self._declare(self._layout.exchanges)
+            await self._retries.use((), ())
         await super().load()
 
     async def run(self) -> None:
-        """Tell workers their queues, and follow what is kept, for ever."""
+        """Tell workers their queues, look after wait queues, and follow what is kept, for ever; a direct pool may have
+        queues of both kinds from before."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.classes.run(), name="queues for workers")
-            await super().run()
+            group.create_task(self._retries.run(), name="unused wait queues")
+            if self._layout.managed:
+                await super().run()
 
     async def _use(self, manifest: Manifest) -> None:
         await self._declare(self._layout.exchanges_for(manifest.priorities))
+        await self._retries.use(manifest.retry_delays, manifest.priorities)
         if manifest.priorities != self._layout.used:
             self.classes.use(manifest.priorities)
         self.table = RouteTable(manifest)

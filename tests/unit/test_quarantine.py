@@ -62,6 +62,7 @@ async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(c
         publisher=unused,
         management=unused,
         quarantine=Quarantine(clock),
+        register=unused,
         layout=QueueLayout(PoolNames("pool")),
         clock=clock,
     )

@@ -1,0 +1,114 @@
+"""The queues where failed requests wait for their next attempt: there while a route needs them, and as long after that
+as a request may need them that was accepted before; then gone as soon as they are empty.
+
+`RoutesInForce` says which delays are used; what else there is, RabbitMQ tells. Built by the term. It never looks into a
+request: workers send them there, and RabbitMQ takes them out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.facts import QueueTotals
+from osrdyne.errors import BrokerError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.roles import WaitQueues
+
+LOOK_INTERVAL = 60.0
+"""Seconds between two looks at the wait queues that there are."""
+
+
+class WaitStep(StrEnum):
+    """What is next for a wait queue that no route uses."""
+
+    KEEP = "keep"
+    UNBIND = "unbind"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Since when, in this term, no route uses a delay, and when its queue was unbound; both monotonic."""
+
+    since: float
+    unbound_at: float | None = None
+
+
+def plan_wait_queue(
+    unused: Unused, totals: QueueTotals, *, now: float, needed_for: float, settle_delay: float
+) -> WaitStep:
+    """The next step. `needed_for`: how long a request that was accepted before may need the queue.
+
+    Deleted is only what was empty in a sample from after the settle time: RabbitMQ counts there also what it has taken
+    out of the queue and not yet delivered (LIFECYCLE 20, 28).
+    """
+    if now < unused.since + needed_for:
+        return WaitStep.KEEP
+    if unused.unbound_at is None:
+        return WaitStep.UNBIND
+    is_empty = totals.is_running and totals.messages == 0
+    return WaitStep.DELETE if is_empty and totals.sampled_after >= unused.unbound_at + settle_delay else WaitStep.KEEP
+
+
+class RetryQueuesLoop:
+    """The wait queues of one pool in one term. A direct pool uses none, and may have some from before."""
+
+    def __init__(self, queues: WaitQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
+        self._queues = queues
+        self._needed_for = needed_for
+        self._settle_delay = settle_delay
+        self._clock = clock
+        self._used: frozenset[int] = frozenset()
+        self._unused: dict[int, Unused] = {}
+        self._changing = asyncio.Lock()
+        self._log: Logger = get_logger("retry_queues")
+
+    async def use(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
+        """From now on there is a queue for each of these delays, and the way back to these classes."""
+        async with self._changing:
+            await self._queues.declare(delays_ms, priorities)
+            now = self._clock.monotonic()
+            self._unused |= {delay_ms: Unused(now) for delay_ms in self._used.difference(delays_ms)}
+            self._used = frozenset(delays_ms)
+            self._unused = {delay_ms: one for delay_ms, one in self._unused.items() if delay_ms not in self._used}
+
+    async def run(self) -> None:
+        """Look after queues that no route uses any more, for ever."""
+        while True:
+            await self._clock.sleep(LOOK_INTERVAL)
+            try:
+                await self.look()
+            except BrokerError as error:
+                self._log.warning("unused wait queues cannot be looked at", error=str(error))
+
+    async def look(self) -> None:
+        """One pass."""
+        listed = await self._queues.list()
+        async with self._changing:
+            now = self._clock.monotonic()
+            found = listed.keys() - self._used
+            self._unused = {delay_ms: self._unused.get(delay_ms, Unused(now)) for delay_ms in sorted(found)}
+            for delay_ms, unused in list(self._unused.items()):
+                await self._take_step(delay_ms, unused, listed[delay_ms])
+
+    async def _take_step(self, delay_ms: int, unused: Unused, totals: QueueTotals) -> None:
+        step = plan_wait_queue(
+            unused,
+            totals,
+            now=self._clock.monotonic(),
+            needed_for=self._needed_for,
+            settle_delay=self._settle_delay,
+        )
+        match step:
+            case WaitStep.KEEP:
+                pass
+            case WaitStep.UNBIND:
+                await self._queues.unbind(delay_ms)
+                self._unused[delay_ms] = replace(unused, unbound_at=self._clock.monotonic())
+            case WaitStep.DELETE:
+                outcome = await self._queues.delete_if_proven_empty(delay_ms)
+                self._log.info("wait queue that no route uses", delay_ms=delay_ms, outcome=outcome.value)

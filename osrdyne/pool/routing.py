@@ -1,0 +1,49 @@
+"""Puts together what routes are about in one term: classes, wait queues, the manifest in force. Used by the term."""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import Settings
+from osrdyne.pool.classes import PriorityClasses
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.request_queues import RequestQueuesLoop
+from osrdyne.pool.retry_queues import RetryQueuesLoop
+from osrdyne.pool.route_store import RouteStore
+from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.worker_control import WorkerControl
+from osrdyne.pool.workers import WorkerRegistry
+
+
+def build_routing(
+    settings: Settings,
+    *,
+    session: LeaderSession,
+    management: ManagementClient,
+    layout: QueueLayout,
+    board: QueueBoard,
+    registry: WorkerRegistry,
+    queues: RequestQueuesLoop,
+    control: WorkerControl,
+    clock: Clock,
+) -> RoutesInForce:
+    """The routes of a term that is about to begin."""
+    ttl = settings.requests.ttl
+    return RoutesInForce(
+        layout=layout,
+        classes=PriorityClasses(
+            layout=layout, board=board, registry=registry, queues=queues, control=control, clock=clock
+        ),
+        retries=RetryQueuesLoop(
+            session.wait_queues(management),
+            needed_for=ttl,
+            settle_delay=settings.lifecycle.settle_delay,
+            clock=clock,
+        ),
+        store=RouteStore(management, pool=session.names.pool),
+        declare=session.declare,
+        pool_ttl=ttl,
+        clock=clock,
+    )
