@@ -10,6 +10,7 @@ reason, is no fault of the address: it is tried again for a while, and costs its
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -47,6 +48,7 @@ class DirectReplies:
         self._channel: Channel | None = None
         self._one_at_a_time = asyncio.Lock()
         self._failures = 0
+        self._retry_at = -math.inf
         self._closed = False
 
     async def publish(self, message: Message, address: str) -> None:
@@ -55,16 +57,15 @@ class DirectReplies:
         until = self._clock.monotonic() + PATIENCE
         async with self._one_at_a_time:
             while (fault := await self._try(address, lambda channel: _publish(channel, message, address))) is not None:
-                pause = CONNECT_RETRY.delay(self._failures)
                 if self._closed:
                     raise fault
-                if self._clock.monotonic() + pause > until:
+                if self._retry_at > until:
                     raise PublishRefusedError(f"There is no connection for answers like this: {fault}") from fault
-                await self._clock.sleep(pause)
+                await self._clock.sleep(self._retry_at - self._clock.monotonic())
 
     async def knows(self, address: str) -> bool:
         """Whether somebody consumes there. Raises `BrokerError` when that cannot be told now."""
-        if self._failures:
+        if self._clock.monotonic() < self._retry_at:
             raise BrokerUnavailableError("There is no connection for the question.")
         try:
             async with self._one_at_a_time:
@@ -96,6 +97,7 @@ class DirectReplies:
 
     async def _fail(self, error: BrokerError) -> BrokerError:
         self._failures += 1
+        self._retry_at = self._clock.monotonic() + CONNECT_RETRY.delay(self._failures)
         await self._drop()
         return error
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
-from osrdyne.amqp.direct_replies import PATIENCE, DirectReplies, GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_replies import CONNECT_RETRY, PATIENCE, DirectReplies, GuardedChannel, guarded_channel
 from osrdyne.errors import (
     AddressRefusedError,
     BrokerAccessError,
@@ -109,6 +109,9 @@ async def test_question_does_not_wait_for_a_connection(bench: Bench) -> None:
     with pytest.raises(BrokerUnavailableError):
         await bench.direct.knows(CALLER)
     sending.cancel()
+    bench.refusal = None
+    await bench.clock.advance(CONNECT_RETRY.maximum * 2)
+    assert await bench.direct.knows(CALLER)
 
 
 async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
