@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 from docker.errors import APIError
 
+from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.docker.events import EventReader
 from osrdyne.drivers.docker.images import Images
 from osrdyne.errors import DriverUnavailableError, StartFailedError
@@ -87,6 +90,32 @@ async def test_refused_pull_fails_every_start_that_waits(images, registry):
     assert str(results[0]).startswith("The image worker:1 cannot be pulled: no access to worker:1. Check")
 
 
+async def test_pull_that_its_start_no_longer_waits_for_is_nobodys_outcome(images):
+    registry = Registry()
+    pulling = images(registry)
+    given_up = asyncio.ensure_future(pulling.pull())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(pulling.pull())
+    await asyncio.sleep(0)
+    given_up.cancel()
+    registry.go_on.set()
+    await waiting
+    assert registry.pulls == 2
+
+
+async def test_close_waits_for_no_registry_that_has_fallen_silent(images):
+    registry = Registry()
+    pulling = images(registry)
+    waiting = asyncio.ensure_future(pulling.pull())
+    while registry.pulls == 0:
+        await asyncio.sleep(0)
+    pulling.close()
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "docker-pull"]
+    assert thread.daemon
+    registry.go_on.set()
+    await waiting
+
+
 async def test_engine_that_falls_silent_in_a_pull_is_away_for_every_start_that_waits(images):
     registry = Registry(refusal=DriverUnavailableError("away"))
     registry.go_on.set()
@@ -124,7 +153,7 @@ class Stream:
 def notices_of(streams, count):
     """Read until there were `count` notices."""
     notices = SimpleQueue()
-    reader = EventReader(streams, [], lambda: notices.put(None))
+    reader = EventReader(streams, [], lambda: notices.put(None), clock=SystemClock())
     reader.start()
     for _ in range(count):
         notices.get(timeout=PATIENCE)
@@ -135,6 +164,29 @@ def test_opened_stream_counts_as_a_change_and_so_does_each_event():
     streams = Streams([{}, {}])
     notices_of(streams, 3)
     assert streams.opened >= 1
+
+
+class Waits:
+    """In the place of the reader's event: notes how long it would wait, and is set after some waits."""
+
+    def __init__(self, count):
+        self.count, self.delays = count, []
+
+    def is_set(self):
+        return len(self.delays) >= self.count
+
+    def wait(self, delay):
+        self.delays.append(delay)
+
+
+@pytest.mark.parametrize(("lasts", "longest"), [(0.1, 10.0), (60.0, 0.2)], ids=["ends-at-once", "lasts"])
+def test_stream_that_ends_at_once_is_opened_ever_more_rarely(monkeypatch, lasts, longest):
+    times = itertools.count(step=lasts)
+    reader = EventReader(Streams(), [], lambda: None, clock=SimpleNamespace(monotonic=lambda: next(times)))
+    waits = Waits(10)
+    monkeypatch.setattr(reader, "_closed", waits)
+    reader._run()
+    assert max(waits.delays) == pytest.approx(longest, rel=0.1)
 
 
 @pytest.mark.parametrize("error", [DriverUnavailableError("away"), APIError("x"), RuntimeError("half a document")])

@@ -179,7 +179,7 @@ class DockerDriver(Driver):
                     loop.call_soon_threadsafe(self._changed)
 
             engine = Engine(self._options, timeout=SILENCE)
-            self._reader = EventReader(engine, self._identity.filters(), notify)
+            self._reader = EventReader(engine, self._identity.filters(), notify, clock=self.context.clock)
             self._reader.start()
 
     def _changed(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib3.exceptions import ReadTimeoutError
 
 from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 
@@ -21,6 +22,8 @@ SILENCE = 300.0
 """Seconds without an event after which the stream is opened anew: an engine elsewhere may be gone without a word."""
 
 _BACKOFF = Backoff(initial=0.2, maximum=10.0)
+_LASTING = 10.0
+"""Seconds that a stream must have lasted to count as one that works: some break as soon as they are opened."""
 _KINDS = ["create", "start", "die", "oom", "destroy", "pause", "unpause"]
 _JOIN_TIMEOUT = 5.0
 
@@ -28,8 +31,9 @@ _JOIN_TIMEOUT = 5.0
 class EventReader:
     """`notify` is called in the reader's thread, after every event and every time the stream is opened."""
 
-    def __init__(self, engine: Engine, labels: list[str], notify: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, labels: list[str], notify: Callable[[], None], *, clock: Clock) -> None:
         self._engine = engine
+        self._clock = clock
         self._filters = {"type": "container", "event": _KINDS, "label": labels}
         self._notify = notify
         self._closed = threading.Event()
@@ -50,16 +54,17 @@ class EventReader:
     def _run(self) -> None:
         failures = 0
         while not self._closed.is_set():
+            began, problem = self._clock.monotonic(), "the stream has ended"
             try:
                 self._engine.call(self._read)
-                failures = 0
             except Exception as error:
-                failures += 1
-                if failures == 1:
-                    self._log.warning("docker events lost", error=str(error))
+                problem = str(error)
             finally:
                 self._close_stream()
-            self._closed.wait(_BACKOFF.delay(failures + 1))
+            failures = 0 if self._clock.monotonic() - began >= _LASTING else failures + 1
+            if failures == 1 and not self._closed.is_set():
+                self._log.warning("docker events lost", error=problem)
+            self._closed.wait(_BACKOFF.delay(failures))
 
     def _read(self, client: Any) -> None:
         self._stream = client.events(filters=self._filters, decode=True)

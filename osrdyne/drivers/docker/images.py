@@ -1,13 +1,17 @@
 """Pulls the image of the workers, in a thread of its own: a pull may take minutes, and nothing else waits for it.
 
-Used by the Docker driver. Starts that ask while a pull is under way share its outcome.
+Used by the Docker driver. Starts that ask while a pull is under way share the outcome of the next one. The thread is a
+daemon's: not even the end of the process waits for a registry that has fallen silent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from docker.errors import APIError
 
@@ -16,6 +20,8 @@ from osrdyne.drivers.docker.launch import explain
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import Logger, get_logger, mask_uri
 
+T = TypeVar("T")
+
 
 class Images:
     """The one image of a pool. `engine` has the limit of a pull."""
@@ -23,8 +29,9 @@ class Images:
     def __init__(self, engine: Engine, image: str) -> None:
         self._engine = engine
         self._image = image
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="docker-pull")
-        self._pulls = 0
+        self._turn = asyncio.Lock()
+        self._begun = 0
+        self._finished = 0
         self._failure: DriverError | None = None
         self._closed = False
         self._log: Logger = get_logger("drivers.docker")
@@ -32,20 +39,19 @@ class Images:
     async def pull(self) -> None:
         """Have the image pulled, in a pull that begins after this call. Raises `StartFailedError`, or
         `DriverUnavailableError` when the engine fell silent."""
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._pull_after, self._pulls)
+        begun = self._begun
+        async with self._turn:
+            if self._finished <= begun:
+                self._begun += 1
+                self._failure = await _in_daemon_thread(self._pull)
+                self._finished = self._begun
+            if self._failure is not None:
+                raise type(self._failure)(self._failure.message)
 
     def close(self) -> None:
-        """Give a pull up that is under way; what the engine has got of it stays there."""
+        """Give a pull up that is under way, without waiting for it; what the engine has got of it stays there."""
         self._closed = True
-        self._executor.shutdown(cancel_futures=True)
         self._engine.close()
-
-    def _pull_after(self, pulls: int) -> None:
-        if self._pulls == pulls:
-            self._pulls += 1
-            self._failure = self._pull()
-        if self._failure is not None:
-            raise type(self._failure)(self._failure.message)
 
     def _pull(self) -> DriverError | None:
         """Pull, and return what went wrong: it is told to everybody who waits."""
@@ -71,3 +77,24 @@ class Images:
             if self._closed:
                 return "the daemon is being stopped"
         return None
+
+
+async def _in_daemon_thread(function: Callable[[], T]) -> T:
+    """Like an executor's, but of a thread that nobody ever waits for."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(work: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            loop.call_soon_threadsafe(lambda: None if outcome.done() else work())
+
+    def run() -> None:
+        try:
+            result = function()
+        except Exception as error:
+            settle(partial(outcome.set_exception, error))
+        else:
+            settle(partial(outcome.set_result, result))
+
+    threading.Thread(target=run, name="docker-pull", daemon=True).start()
+    return await outcome
