@@ -285,7 +285,14 @@ class Term:
             metrics=metrics,
         )
         self.poison = PoisonInventory(names=names, publisher=publisher, open_channel=self._session.channel, clock=clock)
-        self._cancels = cancels.CancelProcessor(names=names, tracker=self.tracker, publisher=publisher, metrics=metrics)
+        self._cancels = cancels.CancelProcessor(
+            names=names,
+            tracker=self.tracker,
+            routing=self.routing,
+            splitting=self.splitting,
+            publisher=publisher,
+            metrics=metrics,
+        )
         self._start_failures = StartFailureResponder(
             layout=self._layout,
             board=self.worker_board,

@@ -16,6 +16,7 @@ from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, different_delays, read_retry, shown_retry
 from osrdyne.ingress.retry_settings import MEMBERS as RETRY_MEMBERS
 from osrdyne.ingress.routes import Route, parse_statement
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.retries import RetryTerms
 
 MAX_TTL = 2**32 - 1
@@ -47,6 +48,12 @@ class Manifest:
     def retry_delays(self) -> frozenset[int]:
         """The delays, in milliseconds, after which requests of some route are tried again."""
         return different_delays(route.retry for route in self.routes)
+
+    @property
+    def named_keys(self) -> frozenset[Key]:
+        """The keys whose groups some route names."""
+        endpoints = (route.statement.endpoint.key for route in self.routes)
+        return frozenset(key for key in endpoints if key is not None)
 
     def document(self) -> dict[str, Any]:
         """The manifest as JSON values, in the seed's form, without what surrounded it."""

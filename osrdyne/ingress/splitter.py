@@ -124,6 +124,11 @@ class Splitter:
         takes_turns = isinstance(rule.postfix, FromStatic)
         return Split(rule.delimiter.join((key, *postfixes)), rule.name, takes_turns=takes_turns)
 
+    def prefix_of(self, key: str) -> str | None:
+        """What every key that is made of this one begins with; None when it stays as it is."""
+        rule = self._rule_of(key)
+        return None if rule is None else key + rule.delimiter
+
     def _find_rule(self, key: str) -> Rule | None:
         return next((rule for rule in self._rules if rule.keys.match(key) is not None), None)
 

@@ -12,10 +12,12 @@ from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedErr
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
+from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.edge import contained
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.names import Key, PoolNames, parse_key
 
 PREFETCH = 100
 
@@ -23,9 +25,20 @@ PREFETCH = 100
 class CancelProcessor:
     """Consumes `P-cancel`."""
 
-    def __init__(self, *, names: PoolNames, tracker: PoolStateTracker, publisher: Publisher, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        tracker: PoolStateTracker,
+        routing: RoutesInForce,
+        splitting: SplitterInForce,
+        publisher: Publisher,
+        metrics: Metrics,
+    ) -> None:
         self._names = names
         self._tracker = tracker
+        self._routing = routing
+        self._splitting = splitting
         self._publisher = publisher
         self._metrics = metrics
         self._log: Logger = get_logger("cancels")
@@ -40,7 +53,7 @@ class CancelProcessor:
         self._metrics.invalid_messages.labels(queue="cancel").inc()
 
     async def process(self, delivery: Delivery) -> None:
-        """One cancel: to every worker of the group, the one that runs the request acts."""
+        """One cancel: to every worker that may run the request; the one that does acts."""
         properties = delivery.properties
         try:
             key = parse_key(delivery.routing_key)
@@ -55,11 +68,24 @@ class CancelProcessor:
             self._tracker.generation,
             {"correlation_id": properties.correlation_id, "reply_to": properties.reply_to},
         )
+        for group in self._groups_of(key):
+            await self._tell(group, message)
+
+    def _groups_of(self, key: Key) -> set[Key]:
+        """Where a request with this key may be: in its own group, in one that the splitter makes, in one that a route
+        names."""
+        splitter, table = self._splitting.splitter, self._routing.table
+        prefix = None if splitter is None else splitter.prefix_of(key)
+        known = [] if prefix is None else self._tracker.keys()
+        split = [one for one in known if one.startswith(prefix or "")]
+        return {key, *split, *(() if table is None else table.manifest.named_keys)}
+
+    async def _tell(self, group: Key, message: ControlMessage) -> None:
         try:
             await self._publisher.publish(
                 Message(body=message.wire_body(), persistent=False),
                 exchange=self._names.control_exchange,
-                routing_key=self._names.control_group_routing_key(key),
+                routing_key=self._names.control_group_routing_key(group),
             )
         except (PublishRefusedError, BrokerSilentError) as error:
-            self._log.warning("cancel not passed on", key=key, error=str(error))
+            self._log.warning("cancel not passed on", key=group, error=str(error))

@@ -22,8 +22,9 @@ from osrdyne.pool.view import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.processors.poison import replayed
 from osrdyne.processors.poison_places import Place, matches, page_of, place_of, resolve
 from osrdyne.processors.poison_reading import Reading
-from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER
+from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER, SPLIT_HEADER
 from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.statuses import decode_text
 
 MAX_ENTRIES = 10_000
 """Entries that are looked at; what is beyond them is seen when they are gone."""
@@ -107,7 +108,7 @@ class PoisonInventory:
         if view.key is None:
             return "It has no key: osrdyne did not put it there. Publish it yourself, or drop it."
         try:
-            key = parse_key(view.key)
+            key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
             message = replayed(delivery)
             # To the exchange, as any request: the group may be gone by now (LIFECYCLE 14).
             await self._publisher.publish(

@@ -1,0 +1,210 @@
+"""The splitter within the ingress: a real leader of a managed pool on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.amqp import Message
+from osrdyne.config.models import PoolSettings, Settings
+from osrdyne.errors import PoolConflictError
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.ingress.splitter_manifest import load_splitter
+from osrdyne.pool.manifest_in_force import FOLLOW_INTERVAL
+from osrdyne.pool.manifest_store import ManifestKind, ManifestStore
+from osrdyne.pool.view import PoisonQuery
+from osrdyne.protocol.messages import SPLIT_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+TURNS = {"camera": {"postfixFromStatic": ["A", "B"]}}
+BY_HEADER = {"camera.*": {"postfixFromRequest": {"header": "h"}}}
+
+
+def managed() -> Settings:
+    return settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+async def split_by(stack: Stack, rules: object) -> None:
+    await stack.term.splitting.change(load_splitter(json.dumps(rules)), author="me")
+
+
+async def publish(stack: Stack, key: str, *bodies: bytes, **properties: object) -> None:
+    for body in bodies:
+        await stack.publish(key, body, **properties)
+    await stack.clock.settle()
+
+
+def waiting(stack: Stack, key: str) -> list[bytes]:
+    return stack.waiting(key) if stack.has_queue(key) else []
+
+
+def own_keys(stack: Stack, key: str) -> list[object]:
+    """What the requests of a group say about the key of their client."""
+    ready = stack.broker.queues[stack.names.request_queue(Key(key))].ready
+    return [stored.message.headers.get(SPLIT_HEADER) for stored in ready]
+
+
+async def test_requests_of_one_key_go_to_several_groups_in_turn(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await publish(stack, "camera", b"1", b"2", b"3", b"4")
+        assert [waiting(stack, key) for key in ("camera", "camera-A", "camera-B")] == [[], [b"1", b"3"], [b"2", b"4"]]
+        assert {stack.running(key) for key in ("camera-A", "camera-B")} == {1}
+
+
+async def test_request_carries_the_key_that_its_client_named(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await publish(stack, "camera", b"1", headers={SPLIT_HEADER: "forged"})
+        await publish(stack, "other", b"1", headers={SPLIT_HEADER: "forged"})
+        assert (own_keys(stack, "camera-A"), own_keys(stack, "other")) == (["camera"], [None])
+
+
+async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    """LIFECYCLE 18: the worker of the one group is just being stopped, so that its bind has to wait."""
+    slow = Key("camera-A")
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        stack.term.tracker.require_worker_group(slow)
+        await clock.settle()
+        stack.driver.workers_of(slow)[0].stubborn = True
+        stack.term.tracker.retire(slow)
+        while not stack.term.worker_board[slow].stopping:
+            await clock.advance(0.5)
+        await publish(stack, "camera", b"1", b"2", b"3", b"4")
+        assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
+        await clock.advance(60.0)
+        assert waiting(stack, "camera-A") == [b"1", b"3"]
+
+
+async def test_request_that_comes_back_from_its_group_is_not_split_again(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, BY_HEADER)
+        message = Message(body=b"1", headers={"h": "x", SPLIT_HEADER: "camera"})
+        exchange = stack.names.work_exchange(None)
+        await FakeChannel(broker, confirms=True).publish(message, exchange=exchange, routing_key="camera-x")
+        await clock.settle()
+        assert (waiting(stack, "camera-x"), own_keys(stack, "camera-x")) == ([b"1"], ["camera"])
+
+
+async def test_key_that_becomes_too_long_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, BY_HEADER)
+        await publish(stack, "camera", b"1", headers={"h": "x" * 250}, correlation_id="c", reply_to=REPLIES)
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "invalid")], [], False)
+
+
+async def test_request_that_is_refused_anyway_takes_no_turn(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await publish(stack, "camera", b"old", headers={"x-deadline": 1})
+        await publish(stack, "camera", b"1")
+        assert waiting(stack, "camera-A") == [b"1"]
+
+
+async def test_no_activation_is_about_the_group_of_the_split_key(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, BY_HEADER)
+        await publish(stack, "camera-x", b"1")
+        asked: dict[str, object] = {"h": "x", "x-no-activate": True}
+        await publish(stack, "camera", b"2", headers=asked, correlation_id="up", reply_to=REPLIES)
+        await publish(stack, "camera", b"3", headers={**asked, "h": "y"}, correlation_id="down", reply_to=REPLIES)
+        assert (waiting(stack, "camera-x"), answers(broker)) == ([b"1", b"2"], [("down", "not-running")])
+
+
+async def test_routes_see_the_split_key(clock: VirtualClock, broker: FakeBroker) -> None:
+    first = {"route": "FROM /* WHERE $key = 'camera-A' INTO $upstream", "priority": 3}
+    routes = {"first": first, "rest": "FROM /* INTO $upstream"}
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+        await publish(stack, "camera", b"1", b"2")
+        high = stack.names.request_queue(Key("camera-A"), 3)
+        assert (broker.bodies(high), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
+
+
+async def test_change_leaves_requests_where_they_are(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await publish(stack, "camera", b"1")
+        await split_by(stack, {})
+        await publish(stack, "camera", b"2")
+        assert (waiting(stack, "camera-A"), waiting(stack, "camera")) == ([b"1"], [b"2"])
+
+
+async def test_new_leader_finds_the_splitter_in_force(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await stack.kill()
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await publish(stack, "camera", b"1")
+        assert waiting(stack, "camera-A") == [b"1"]
+
+
+async def test_splitter_that_an_earlier_leader_wrote_late_comes_into_force(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        store = ManifestStore(stack.management, pool=POOL, kind=ManifestKind.SPLITTER, load=load_splitter)
+        await store.save(load_splitter(json.dumps(TURNS)), author="earlier", at=0.0)
+        await clock.advance(FOLLOW_INTERVAL + 1)
+        await publish(stack, "camera", b"1")
+        assert waiting(stack, "camera-A") == [b"1"]
+
+
+async def test_direct_pool_has_no_splitter_and_says_so(clock: VirtualClock) -> None:
+    async with leading(clock) as stack:
+        with pytest.raises(PoolConflictError, match=r"set pool\.kind to managed"):
+            await split_by(stack, TURNS)
+
+
+async def test_cancel_reaches_every_group_that_may_have_the_request(clock: VirtualClock, broker: FakeBroker) -> None:
+    routes = {"r": 'FROM /* INTO BrokeredEndpoint("/modules/named/inputs/x")'}
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        await publish(stack, "camera", b"1", b"2")
+        await publish(stack, "cam", b"3")
+        await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+        for key in ("camera", "camera-A", "camera-B", "named", "cam"):
+            broker.declare_queue(f"ctl {key}", {})
+            topic = stack.names.control_group_routing_key(Key(key))
+            broker.bind(f"ctl {key}", stack.names.control_exchange, Key(topic))
+        message = Message(correlation_id="c", reply_to="r")
+        await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="camera")
+        await clock.settle()
+        heard = [len(broker.bodies(f"ctl {key}")) for key in ("camera", "camera-A", "camera-B", "named", "cam")]
+        assert heard == [1, 1, 1, 1, 0]
+
+
+async def test_poison_request_is_replayed_with_the_key_of_its_client(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, BY_HEADER)
+        await publish(stack, "camera", b"1", headers={"h": "x"})
+        consumer = await stack.consume("camera-x")
+        while stack.broker.bodies(stack.names.poison_queue) == []:
+            await (await consumer.get()).reject()
+            await clock.settle()
+        [entry] = (await stack.term.poison.page(PoisonQuery())).entries
+        await stack.term.poison.replay([entry.id])
+        await clock.settle()
+        assert waiting(stack, "camera-x") == [b"1"]
