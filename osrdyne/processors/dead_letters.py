@@ -35,7 +35,7 @@ _DETAILS: dict[str, str] = {
     Status.EXPIRED: "The time of the request ran out before a worker took it.",
     Status.DELIVERY_LIMIT: "The request was given to workers {deliveries} times and none finished it; it is kept in "
     "the poison inventory. {finding}",
-    Status.REJECTED: "A worker refused the request for good.",
+    Status.REJECTED: "A consumer of the request queue refused the request for good.",
     Status.MAXLEN: "The request queue was full, and the request had to make room.",
 }
 _FAILED = "The controller failed on this request; its log says why. Please report this."
