@@ -1,14 +1,25 @@
 """All Prometheus metrics of the controller, in one registry object that is passed around (no module state).
 
-No label holds a key or a secret: keys are unbounded, and per-group figures are in the HTTP API.
+No label holds a key or a secret: keys are unbounded, and per-group figures are in the HTTP API. Labels with names of
+routes are bounded by the manifests that were in force while this daemon led: a message may claim any other name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _SLOW = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+OTHER = "other"
+"""Label for what is not one of the known values."""
+
+
+def priority_label(priority: int | None) -> str:
+    return "default" if priority is None else str(priority)
 
 
 class Metrics:
@@ -52,7 +63,10 @@ class Metrics:
             "osrdyne_activation_seconds", "From requiring a key to its bound queue.", buckets=_FAST, registry=registry
         )
         self.dead_letters = Counter(
-            "osrdyne_dead_letters", "Dead letters answered, by reason.", ["reason"], registry=registry
+            "osrdyne_dead_letters",
+            "Dead letters answered, by reason, route and priority.",
+            ["reason", "route", "priority"],
+            registry=registry,
         )
         self.replies_failed = Counter(
             "osrdyne_replies_failed", "Replies of the controller that no queue took.", registry=registry
@@ -67,7 +81,39 @@ class Metrics:
         self.deletes_refused = Counter(
             "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
         )
+        self._add_classes(registry)
         self._add_workers(registry)
+
+    def _add_classes(self, registry: CollectorRegistry) -> None:
+        self._routes: set[str] = set()
+        self.completed = Counter(
+            "osrdyne_completed",
+            "Requests that workers have completed, as they report it, by the status of the answer.",
+            ["status", "route", "priority"],
+            registry=registry,
+        )
+        self.waiting = Gauge(
+            "osrdyne_waiting_requests",
+            "Requests in queues that no worker has taken, by priority, over all groups.",
+            ["priority"],
+            registry=registry,
+        )
+        self.oldest = Gauge(
+            "osrdyne_oldest_waiting_seconds",
+            "For how long the oldest of them has waited.",
+            ["priority"],
+            registry=registry,
+        )
+
+    def know_routes(self, names: Iterable[str]) -> None:
+        """Names of routes that may be labels from now on."""
+        self._routes.update(names)
+
+    def of_route(self, route: object, priority: int | None) -> dict[str, str]:
+        """The labels `route` and `priority` of a request; `route` as a message claims, if it does."""
+        known = route in self._routes if isinstance(route, str) else False
+        name = str(route) if known else OTHER if route else ""
+        return {"route": name, "priority": priority_label(priority)}
 
     def _add_workers(self, registry: CollectorRegistry) -> None:
         self.workers = Gauge("osrdyne_workers", "Workers by state.", ["state"], registry=registry)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.layout import GroupQueue, QueueLayout
@@ -14,12 +14,14 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
-    """A request queue as listed; `ready` and `messages` (None: not told) may be seconds old."""
+    """The queues of a group as listed; `ready` and `messages` (None: not told) may be seconds old. `ready_by_class`:
+    by priority, None is the default class."""
 
     key: Key
     bound: bool
     ready: int
     messages: int | None
+    ready_by_class: Mapping[int | None, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class RequestQueueListing:
                 bound=all((queue.exchange, queue.name, str(key)) in bound for queue, _ in queues if queue.used),
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
+                ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},
             )
             for key, queues in groups.items()
         ]

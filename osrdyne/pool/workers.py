@@ -91,12 +91,12 @@ def apply_report(
         worked_at=now if report.event in WORK else after.worked_at,
         counts_requests=after.counts_requests or isinstance(in_flight, int),
         paused=report.details.get("paused") is True,
-        completed=after.completed + _completed(report),
+        completed=after.completed + completed_requests(report),
         is_assumed=False,
     )
 
 
-def _completed(report: ActivityReport) -> int:
+def completed_requests(report: ActivityReport) -> int:
     """How many requests a report says were completed; one report may stand for many."""
     count = report.details.get("count")
     if report.event is not Event.REQUEST_COMPLETED:

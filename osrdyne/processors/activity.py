@@ -12,12 +12,21 @@ from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import InvalidKeyError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.metrics import OTHER, Metrics
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.workers import WORK, WorkerRegistry
-from osrdyne.protocol.activity import ActivityReport, report_from_wire
-from osrdyne.protocol.names import Key, parse_key
+from osrdyne.pool.workers import WORK, WorkerRegistry, completed_requests
+from osrdyne.protocol.activity import (
+    COMPLETED_PRIORITY_HEADER,
+    COMPLETED_ROUTE_HEADER,
+    COMPLETED_WITHOUT_ANSWER,
+    ActivityReport,
+    Event,
+    report_from_wire,
+)
+from osrdyne.protocol.messages import STATUS_HEADER
+from osrdyne.protocol.names import PRIORITIES, Key, parse_key
+from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
 
@@ -68,10 +77,19 @@ class ActivityProcessor:
         self._metrics.activity.labels(event=report.event.value).inc()
         if self._is_known(key):
             self._registry.report(report)
+            if report.event is Event.REQUEST_COMPLETED:
+                self._count_completed(report)
             self._count_use(key, report)
 
     def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="activity").inc()
+
+    def _count_completed(self, report: ActivityReport) -> None:
+        status = decode_text(report.headers.get(STATUS_HEADER))
+        route = decode_text(report.headers.get(COMPLETED_ROUTE_HEADER))
+        labels = self._metrics.of_route(route, _read_priority(report.headers.get(COMPLETED_PRIORITY_HEADER)))
+        known = status if status in list(Status) or status in COMPLETED_WITHOUT_ANSWER else OTHER
+        self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))
 
     def _is_known(self, key: Key) -> bool:
         return self._tracker.status(key) is not None or self._board[key].exists
@@ -89,3 +107,7 @@ class ActivityProcessor:
         self._tracker.require_worker_group(key, self._window)
         if len(self._counted_at) > 4 * len(self._tracker) + 1000:
             self._counted_at = {key: at for key, at in self._counted_at.items() if now - at < self._window}
+
+
+def _read_priority(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value in PRIORITIES else None

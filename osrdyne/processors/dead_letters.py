@@ -24,8 +24,8 @@ from osrdyne.processors.edge import contained
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.poison import bare_entry, finding, poison_entry
 from osrdyne.processors.replies import Replier
-from osrdyne.protocol.messages import Request
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.messages import ROUTE_HEADER, Request
+from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 64
@@ -98,8 +98,13 @@ class DeadLetterResponder:
             return
         await self._replier.answer(request, reason, await self._explain(delivery, request, reason))
         await delivery.ack()
-        self._metrics.dead_letters.labels(reason=reason.value).inc()
+        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(delivery)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
+
+    def _labels(self, delivery: Delivery) -> dict[str, str]:
+        """Of which route and class the request was."""
+        queue = decode_text(delivery.headers.get("x-first-death-queue")) or ""
+        return self._metrics.of_route(decode_text(delivery.headers.get(ROUTE_HEADER)), priority_of(queue))
 
     async def _explain(self, delivery: Delivery, request: Request, reason: Status) -> str:
         """What to tell the caller; what has to be kept is in the inventory by then."""

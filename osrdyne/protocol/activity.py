@@ -13,6 +13,10 @@ from enum import StrEnum
 from osrdyne.protocol.statuses import decode_text
 
 EVENT_HEADER = "x-event"
+COMPLETED_ROUTE_HEADER = "x-route"
+COMPLETED_PRIORITY_HEADER = "x-priority"
+COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", "retried"})
+"""What `x-status` of a report may say besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
 BUSY_INTERVAL = 5.0
 """Seconds between two `busy` reports while anything runs."""

@@ -48,6 +48,12 @@ def parse_key(text: str) -> Key:
     return Key(text)
 
 
+def priority_of(name: str) -> int | None:
+    """The priority class that a queue of requests or a work exchange is for, by its name; None: the default class."""
+    match = _STORE.search(name)
+    return None if match is None else int(match[1])
+
+
 def encode_key(key: Key) -> str:
     """The key's UTF-8 with everything but ASCII letters and digits as `+HH` (uppercase hexadecimal)."""
     return "".join(chr(byte) if byte in _PLAIN else f"+{byte:02X}" for byte in key.encode("utf-8"))

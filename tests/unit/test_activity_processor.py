@@ -136,6 +136,27 @@ def test_report_about_something_that_is_no_key_is_counted_and_dropped(setting: S
     assert setting.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", labels) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("headers", "labels"),
+    [
+        ({"x-status": b"ok", "x-route": "alerts", "x-priority": 0}, ("ok", "alerts", "0")),
+        ({"x-status": "expired"}, ("expired", "", "default")),
+        ({"x-status": "mine", "x-route": "made up", "x-priority": 17}, ("other", "other", "default")),
+        ({"x-status": "retried", "x-priority": True}, ("retried", "", "default")),
+    ],
+    ids=["route", "no route", "made up", "no answer"],
+)
+def test_completed_requests_are_counted_by_status_route_and_class(
+    setting: Setting, headers: dict[str, object], labels: tuple[str, str, str]
+) -> None:
+    setting.metrics.know_routes(["alerts"])
+    setting.tracker.require_worker_group(A)
+    report = ActivityReport(A, Event.REQUEST_COMPLETED, "w", {"count": 3}, headers)
+    setting.process(Message(body=report.wire_body(), headers=report.wire_headers()))
+    named = dict(zip(("status", "route", "priority"), labels, strict=True))
+    assert setting.metrics.registry.get_sample_value("osrdyne_completed_total", named) == 3.0
+
+
 VALUES = st.one_of(st.none(), st.integers(), st.floats(), st.text(), st.binary(), st.lists(st.integers()))
 
 

@@ -12,6 +12,7 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
 from osrdyne.processors.dead_letters import PREFETCH, death_reason
+from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
@@ -43,6 +44,15 @@ async def test_caller_is_told_the_first_reason(clock: VirtualClock, broker: Fake
     async with leading(clock, broker=broker) as stack:
         await die(stack, {"x-first-death-reason": reason})
         assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
+
+
+async def test_dead_letters_are_counted_by_reason_route_and_class(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        stack.metrics.know_routes(["alerts"])
+        death = {"x-first-death-reason": "expired", "x-first-death-queue": "pool-req-a_Pri3"}
+        await die(stack, {**death, ROUTE_HEADER: "alerts"})
+        labels = {"reason": "expired", "route": "alerts", "priority": "3"}
+        assert stack.metrics.registry.get_sample_value("osrdyne_dead_letters_total", labels) == 1.0
 
 
 async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,6 +205,15 @@ def test_different_outcomes_are_different_reports() -> None:
         window.received()
         window.completed(outcome, duration_ms=1)
     assert events(window.take(1.0))[1:3] == [(Event.REQUEST_COMPLETED, 2), (Event.REQUEST_COMPLETED, 1)]
+
+
+def test_route_and_class_of_completed_requests_are_reported() -> None:
+    window = ReportWindow()
+    for priority in (0, None):
+        window.received()
+        window.completed(replace(OK, route="alerts", priority=priority), duration_ms=1)
+    told = [(draft.headers["x-route"], draft.headers.get("x-priority")) for draft in window.take(1.0)[1:3]]
+    assert told == [("alerts", 0), ("alerts", None)]
 
 
 def test_idle_follows_only_on_a_busy_worker() -> None:

@@ -19,7 +19,12 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.activity import (
+    COMPLETED_PRIORITY_HEADER,
+    COMPLETED_ROUTE_HEADER,
+    ActivityReport,
+    Event,
+)
 from osrdyne.protocol.fingerprints import REQUESTS_FIELD
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.names import Key, WorkerId
@@ -50,6 +55,8 @@ class Outcome:
     status: str
     path: str
     redelivered: bool
+    route: str | None = None
+    priority: int | None = None
 
 
 @dataclass(slots=True)
@@ -111,16 +118,18 @@ class ReportWindow:
         return drafts
 
     def _completion(self, outcome: Outcome, tally: _Tally) -> Draft:
-        return Draft(
-            Event.REQUEST_COMPLETED,
-            {"count": tally.count, "duration_ms_max": tally.max_ms, "in_flight": self.in_flight},
-            {
-                "x-status": encode_status(outcome.status),
-                "x-duration-ms": tally.total_ms // tally.count,
-                "x-path": outcome.path,
-                "x-redelivered": outcome.redelivered,
-            },
-        )
+        headers: dict[str, object] = {
+            "x-status": encode_status(outcome.status),
+            "x-duration-ms": tally.total_ms // tally.count,
+            "x-path": outcome.path,
+            "x-redelivered": outcome.redelivered,
+        }
+        if outcome.route is not None:
+            headers[COMPLETED_ROUTE_HEADER] = outcome.route
+        if outcome.priority is not None:
+            headers[COMPLETED_PRIORITY_HEADER] = outcome.priority
+        details = {"count": tally.count, "duration_ms_max": tally.max_ms, "in_flight": self.in_flight}
+        return Draft(Event.REQUEST_COMPLETED, details, headers)
 
 
 class Reporter:

@@ -16,7 +16,9 @@ from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
-from osrdyne.protocol.messages import Response
+from osrdyne.protocol.messages import ROUTE_HEADER, Response
+from osrdyne.protocol.names import priority_of
+from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
 from osrdyne_worker.runtime.backlog import Backlog, Backlogs
@@ -311,4 +313,11 @@ class Processor:
         job.is_reported = True
         path = job.request.path if self._dispatcher.knows(job.request.path) else ""
         duration = self._clock.monotonic() - job.received_at
-        self._reporter.completed(Outcome(status, path, job.request.redelivered), duration_ms=int(duration * 1000))
+        outcome = Outcome(
+            status,
+            path,
+            job.request.redelivered,
+            route=decode_text(job.request.headers.get(ROUTE_HEADER)),
+            priority=priority_of(job.delivery.exchange),
+        )
+        self._reporter.completed(outcome, duration_ms=int(duration * 1000))

@@ -1,0 +1,70 @@
+"""How many requests wait in each class, and since when the oldest does."""
+
+from __future__ import annotations
+
+from osrdyne.broker.listing import ListedQueue
+from osrdyne.pool.class_backlog import MAX_MARKS, ArrivalLog, ClassBacklog, Waiting
+from osrdyne.protocol.names import Key
+
+A, B = Key("a"), Key("b")
+
+
+def listed(key: Key, **ready: int) -> ListedQueue:
+    """`default`, or `p` and a priority."""
+    by_class = {None if name == "default" else int(name[1:]): count for name, count in ready.items()}
+    return ListedQueue(key, bound=True, ready=sum(ready.values()), messages=None, ready_by_class=by_class)
+
+
+def test_oldest_of_those_that_wait_is_that_many_arrivals_back() -> None:
+    log = ArrivalLog()
+    for at in range(0, 100, 10):
+        log.note(float(at))
+    assert [log.oldest_at(waiting) for waiting in (10, 3, 1)] == [0.0, 70.0, 90.0]
+
+
+def test_arrivals_from_before_the_log_are_unknown() -> None:
+    log = ArrivalLog()
+    log.note(5.0)
+    assert log.oldest_at(2) is None
+
+
+def test_age_is_never_told_too_low_however_few_marks_are_kept() -> None:
+    log = ArrivalLog()
+    for number in range(20 * MAX_MARKS):
+        log.note(float(number))
+    found = [log.oldest_at(waiting) for waiting in range(20 * MAX_MARKS, 0, -7)]
+    true = [20 * MAX_MARKS - waiting for waiting in range(20 * MAX_MARKS, 0, -7)]
+    assert all(one is not None and one <= at for one, at in zip(found, true, strict=True))
+    assert len(log._marks) <= MAX_MARKS
+
+
+def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
+    backlog = ClassBacklog(since=0.0)
+    backlog.note(A, 0, 10.0)
+    backlog.note(B, 0, 5.0)
+    backlog.note(B, 0, 20.0)
+    backlog.take_listing([listed(A, p0=1, default=0), listed(B, p0=1, default=0)])
+    assert backlog.waiting() == {0: Waiting(2, 10.0), None: Waiting(0, None)}
+
+
+def test_what_waited_before_the_term_is_as_old_as_the_term() -> None:
+    backlog = ClassBacklog(since=3.0)
+    backlog.note(A, None, 10.0)
+    backlog.take_listing([listed(A, default=5)])
+    assert backlog.waiting() == {None: Waiting(5, 3.0)}
+
+
+def test_age_is_unknown_where_nobody_notes_what_comes() -> None:
+    backlog = ClassBacklog(since=None)
+    backlog.take_listing([listed(A, default=5)])
+    assert backlog.waiting() == {None: Waiting(5, None)}
+
+
+def test_group_that_was_not_listed_yet_is_not_forgotten() -> None:
+    backlog = ClassBacklog(since=0.0)
+    backlog.note(A, None, 10.0)
+    backlog.take_listing([])
+    backlog.take_listing([listed(A, default=1)])
+    assert backlog.waiting() == {None: Waiting(1, 10.0)}
+    backlog.take_listing([])
+    assert not backlog._arrivals
