@@ -372,3 +372,31 @@ class TestRoutes:
     async def test_key_that_is_none_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/explain", json={"key": "x" * 256})
         assert answer.json()["code"] == "invalid-key"
+
+
+class TestSplitter:
+    RULES = {"b.*": {"postfixFromStatic": ["x"]}, "ba": {"postfixFromStatic": ["y"]}}  # noqa: RUF012 - never changed
+
+    async def test_rules_are_put_in_force_in_their_order_with_warnings(self, api: httpx.AsyncClient) -> None:
+        answer = (await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})).json()
+        assert (answer["version"], len(answer["warnings"])) == (1, 1)
+        current = (await api.get("/v1/splitter")).json()["current"]
+        assert (list(current["manifest"]), current["author"]) == (["b.*", "ba"], "me")
+
+    async def test_wrong_rules_are_refused_with_every_error_and_change_nothing(self, api: httpx.AsyncClient) -> None:
+        answer = await api.put("/v1/splitter", json={"a(": {}, "b": 1}, params={"author": "me"})
+        assert (answer.status_code, len(answer.json()["problems"])) == (422, 3)
+        assert (await api.get("/v1/splitter")).json()["current"] is None
+
+    async def test_earlier_rules_come_back(self, api: httpx.AsyncClient) -> None:
+        await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
+        await api.put("/v1/splitter", json={}, params={"author": "me"})
+        await api.post("/v1/splitter/rollback", params={"version": 1, "author": "you"}, headers=JSON)
+        versions = (await api.get("/v1/splitter/history")).json()["versions"]
+        assert [(one["version"], len(one["manifest"])) for one in versions] == [(3, 2), (2, 0), (1, 2)]
+        assert (await api.get("/v1/routes")).json()["current"] is None
+
+    async def test_explanation_has_the_step(self, api: httpx.AsyncClient) -> None:
+        await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})
+        told = (await api.post("/v1/explain", json={"key": "b1"})).json()
+        assert (told["split"]["rule"], told["passages"][0]["key"]) == ("b.*", "b1-x")

@@ -229,6 +229,40 @@ def test_explain_says_which_route_decides() -> None:
     )
 
 
+RULES = (
+    '{"k.*": {"description": "all", "postfixFromStatic": ["A", "B"]}, "ka": {"postfixFromRequest": {"header": "h"}}}'
+)
+
+
+def test_splitter_check_shows_rules_and_warns_of_overlaps() -> None:
+    result = CliRunner().invoke(app, ["splitter", "check", "-"], input=RULES)
+    assert "in turn: A, B" in result.stdout
+    assert "warning: ka: it overlaps with 'k.*'" in result.output
+
+
+def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("s.json").write_text('{"a(": {}, "b": {"postfixFromRequest": {"url": "x[y"}}}')
+    assert execute(["splitter", "check", "s.json"], debug=False) == 2
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "a(, column 1",
+        "a(",
+        "b.postfixFromRequest.url, column 2",
+    ]
+
+
+def test_explain_says_which_rule_splits() -> None:
+    Path("s.json").write_text(RULES)
+    shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--splitter", "s.json"]).stdout
+    assert "By the rule 'k.*' the key 'kx' becomes 'kx-A', this time." in shown
+    assert "To the group 'kx-A' with the path '/p'." in shown
+
+
+def test_splitter_apply_sends_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    CliRunner().invoke(app, ["splitter", "apply", "-", "--author", "you"], input=RULES)
+    assert daemon.asked == [("/v1/splitter", json.loads(RULES), {"author": "you"})]
+
+
 class Daemon:
     """A daemon's answers about routes, and what was asked of it."""
 

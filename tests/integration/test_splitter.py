@@ -1,0 +1,74 @@
+"""A splitter put in force over HTTP, with a whole daemon and a real broker; the test plays the workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from daemon_in_process import echo_settings, group_of, running_daemon, until
+
+from osrdyne import amqp
+from osrdyne.amqp import Channel, Delivery
+from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings
+from osrdyne.daemon import Daemon
+from osrdyne.protocol.messages import SPLIT_HEADER
+from osrdyne.protocol.names import Key, PoolNames
+
+RULES = {"camera": {"postfixFromStatic": ["A", "B", "C"]}, "orders": {"postfixFromRequest": {"header": "customer"}}}
+
+
+@pytest.fixture
+async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
+    settings = echo_settings(broker_settings, pool_id, tmp_path).model_copy(
+        update={"pool": PoolSettings(id=pool_id, kind="managed"), "driver": DriverSettings(name="noop")}
+    )
+    async with running_daemon(settings) as daemon, api_of(daemon) as api:
+        answer = await api.put("/v1/splitter", json=RULES, params={"author": "test"})
+        assert answer.json() == {"version": 1, "warnings": []}
+        yield daemon
+
+
+def api_of(daemon: Daemon) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False)
+
+
+async def publish(connection: amqp.Connection, names: PoolNames, key: str, *bodies: bytes, **headers: object) -> None:
+    channel = await connection.channel(confirms=True)
+    for body in bodies:
+        message = amqp.Message(body=body, headers=headers)
+        await channel.publish(message, exchange=names.requests_exchange, routing_key=key, mandatory=True)
+    await channel.close()
+
+
+async def first_of(channel: Channel, daemon: Daemon, queue: str, key: str) -> Delivery:
+    """The first request of a group, which its worker holds from then on."""
+
+    async def exists() -> bool:
+        return bool((await group_of(daemon, key)).get("queue", {}).get("exists"))
+
+    await until(exists, f"the group {key} has a queue")
+    return await (await channel.consume(queue, prefetch=1)).get()
+
+
+async def test_requests_of_one_key_are_served_beside_each_other(
+    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
+) -> None:
+    names = PoolNames(pool_id)
+    await publish(connection, names, "camera", b"1", b"2", b"3", b"4")
+    keys = [Key(f"camera-{name}") for name in "ABC"]
+    held = [await first_of(channel, daemon, names.request_queue(key), key) for key in keys]
+    assert [(one.body, one.headers[SPLIT_HEADER]) for one in held] == [
+        (b"1", "camera"),
+        (b"2", "camera"),
+        (b"3", "camera"),
+    ]
+
+
+async def test_explanation_of_a_running_daemon_names_rule_and_group(daemon: Daemon) -> None:
+    sample = {"key": "orders", "headers": {"customer": "7"}}
+    async with api_of(daemon) as api:
+        told = (await api.post("/v1/explain", json=sample)).json()
+    assert told["split"]["rule"] == "orders"
+    assert [passage["key"] for passage in told["passages"]] == ["orders-7"]
