@@ -35,7 +35,7 @@ async def test_password_in_the_log_of_a_pod_is_masked(monkeypatch):
     async def send(_api, _request):
         return httpx2.Response(200, content=SAID.encode())
 
-    monkeypatch.setattr(KubernetesApi, "_client", Client())
+    monkeypatch.setattr(KubernetesApi, "_open", lambda _: Client())
     monkeypatch.setattr(KubernetesApi, "_send_raw", send)
     api = KubernetesApi(KubernetesOptions(image="i"))
     assert await api.logs("pod", container="worker", lines=5, previous=False) == MASKED

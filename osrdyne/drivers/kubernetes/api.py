@@ -6,6 +6,7 @@ which does not offer them: a deletion of one very object (by its uid), and the l
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -67,27 +68,29 @@ class KubernetesApi:
 
     def __init__(self, options: KubernetesOptions) -> None:
         self._options = options
-        self._opened: Any = None  # a GenericAsyncClient; half of its methods are not annotated
+        self._client: Any = None  # a GenericAsyncClient; half of its methods are not annotated
+        self._opening = asyncio.Lock()
         self._server = ""
 
-    @property
-    def _client(self) -> Any:
-        if self._opened is None:
-            limits = ConnectionParams(timeout=httpx2.Timeout(self._options.request_timeout))
-            try:
-                config = load_config(self._options)
-                self._server = config.cluster.server
-                self._opened = GenericAsyncClient(limits, config, namespace=self._options.namespace)
-            except (ConfigError, OSError, KeyError, ValueError, AssertionError) as error:
-                raise KubernetesError(
-                    f"The access to Kubernetes cannot be set up: {error}.", reason="Config"
-                ) from error
-        return self._opened
+    async def _connected(self) -> Any:
+        """The client. It reads kubeconfig and certificates, so it is made in a thread."""
+        async with self._opening:
+            if self._client is None:
+                self._client = await asyncio.to_thread(self._open)
+            return self._client
 
-    @property
-    def namespace(self) -> str:
+    def _open(self) -> Any:
+        limits = ConnectionParams(timeout=httpx2.Timeout(self._options.request_timeout))
+        try:
+            config = load_config(self._options)
+            self._server = config.cluster.server
+            return GenericAsyncClient(limits, config, namespace=self._options.namespace)
+        except (ConfigError, OSError, KeyError, ValueError, AssertionError) as error:
+            raise KubernetesError(f"The access to Kubernetes cannot be set up: {error}.", reason="Config") from error
+
+    async def namespace(self) -> str:
         """The namespace of the workers. Raises `KubernetesError` when the access cannot be set up."""
-        return str(self._client.namespace)
+        return str((await self._connected()).namespace)
 
     @property
     def server(self) -> str:
@@ -95,9 +98,9 @@ class KubernetesApi:
         return self._server
 
     async def close(self) -> None:
-        if self._opened is not None:
-            await self._opened.close()
-            self._opened = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     # --- objects
 
@@ -106,7 +109,8 @@ class KubernetesApi:
         params = {"fieldManager": manager, "force": "true" if force else "false"}
         headers = {"Content-Type": PatchType.APPLY.value}
         name = manifest["metadata"]["name"]
-        request = self._client.prepare_request("patch", kind, obj=manifest, name=name, params=params, headers=headers)
+        client = await self._connected()
+        request = client.prepare_request("patch", kind, obj=manifest, name=name, params=params, headers=headers)
         try:
             applied: R = await self._send("patch", request)
         except KubernetesError as error:
@@ -118,7 +122,7 @@ class KubernetesApi:
 
     async def list(self, kind: type[R], selector: str) -> tuple[list[R], str]:
         """All objects that the labels select, and the version of that state."""
-        client = self._client
+        client = await self._connected()
         request = client.prepare_request("list", kind, params={"labelSelector": selector, "limit": str(_PAGE)})
         found: list[R] = []
         version = ""
@@ -140,7 +144,7 @@ class KubernetesApi:
         grace: int | None = None,
     ) -> None:
         """Delete an object, with `uid` that very one. What is gone, or was replaced meanwhile, is not an error."""
-        request = self._client.prepare_request("delete", kind, name=name)
+        request = (await self._connected()).prepare_request("delete", kind, name=name)
         request.data = {"propagationPolicy": cascade.value}
         if uid is not None:
             request.data["preconditions"] = {"uid": uid}
@@ -156,7 +160,7 @@ class KubernetesApi:
         """Changes since `version`, until the API server ends the watch, or whoever reads them closes this.
 
         Raises `KubernetesError` with code 410 when that version is no longer known."""
-        client = self._client
+        client = await self._connected()
         params = {"labelSelector": selector, "timeoutSeconds": str(WATCH_SECONDS), "resourceVersion": version}
         request = client.prepare_request("list", kind, watch=True, params=params)
         request.timeout = httpx2.Timeout(self._options.request_timeout, read=WATCH_SECONDS + _WATCH_SLACK)
@@ -175,7 +179,7 @@ class KubernetesApi:
     async def logs(self, pod: str, *, container: str, lines: int, previous: bool) -> tuple[str, ...]:
         """The last lines of a container, or of its previous run; none when there is nothing to be read."""
         params = {"container": container, "tailLines": str(lines), "previous": "true" if previous else "false"}
-        request = self._client.prepare_request("get", PodLog, name=pod, params=params)
+        request = (await self._connected()).prepare_request("get", PodLog, name=pod, params=params)
         try:
             answer = await self._send_raw(request)
         except KubernetesError as error:
@@ -192,7 +196,7 @@ class KubernetesApi:
 
     async def may(self, *, verb: str, group: str, resource: str, subresource: str = "") -> bool:
         """Whether this client has a right in its namespace."""
-        asked = {"namespace": self.namespace, "verb": verb, "group": group, "resource": resource}
+        asked = {"namespace": await self.namespace(), "verb": verb, "group": group, "resource": resource}
         if subresource:
             asked["subresource"] = subresource
         review = {
@@ -207,14 +211,14 @@ class KubernetesApi:
     # --- parts
 
     async def _send(self, method: str, request: BasicRequest) -> Any:
-        client = self._client
+        client = await self._connected()
         try:
             return client.handle_response(method, await client.send(client.build_adapter_request(request)), request)
         except _FOREIGN as error:
             raise self._translate(error) from error
 
     async def _send_raw(self, request: BasicRequest) -> httpx2.Response:
-        client = self._client
+        client = await self._connected()
         try:
             answer: httpx2.Response = await client.send(client.build_adapter_request(request))
             client.raise_for_status(answer)

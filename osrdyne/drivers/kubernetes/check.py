@@ -62,7 +62,8 @@ async def check(api: KubernetesApi, options: KubernetesOptions, context: DriverC
 
 async def _check_server(api: KubernetesApi) -> Finding:
     version = await api.get_json("version")
-    message = f"Kubernetes {version['gitVersion']} at {api.server}; workers live in the namespace {api.namespace}."
+    namespace = await api.namespace()
+    message = f"Kubernetes {version['gitVersion']} at {api.server}; workers live in the namespace {namespace}."
     return Finding("Kubernetes", ok=True, message=message)
 
 
@@ -77,7 +78,7 @@ async def _check_rights(api: KubernetesApi, options: KubernetesOptions) -> Findi
         return Finding(
             "rights",
             ok=False,
-            message=f"Missing in the namespace {api.namespace}: {', '.join(missing)}.",
+            message=f"Missing in the namespace {await api.namespace()}: {', '.join(missing)}.",
             remedy="Grant them to the daemon's service account; the Role of the Helm chart holds all of them.",
         )
     return Finding("rights", ok=True, message=f"All {len(wanted)} rights that the driver uses are there.")
