@@ -114,6 +114,13 @@ class DriverContext:
     worker_app: str = ""
     worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
 
+    @property
+    def stop_grace(self) -> float | None:
+        """The seconds that a worker is told it has to end (`worker.stop_grace`); None when it is told nothing."""
+        runtime = self.worker_config.get("runtime")
+        grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
+        return grace if isinstance(grace, int | float) else None
+
 
 class Driver(ABC):
     """Starts, lists and stops the workers of one pool.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -252,9 +251,8 @@ class Manifests:
 
     def _grace(self) -> int:
         """The worker's own time to end, from the configuration it is given."""
-        runtime = self._context.worker_config.get("runtime")
-        grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
-        return max(1, math.ceil(grace if isinstance(grace, int | float) else _DEFAULT_GRACE))
+        grace = self._context.stop_grace
+        return max(1, math.ceil(_DEFAULT_GRACE if grace is None else grace))
 
 
 def _literal(text: str) -> str:

@@ -26,6 +26,7 @@ from osrdyne.drivers.base import (
     WorkerSpec,
     hash_options,
 )
+from osrdyne.drivers.systemd.checks import PROPERTIES, judge_unit
 from osrdyne.drivers.systemd.dbus import DbusUnits
 from osrdyne.drivers.systemd.names import UnitEnd, UnitNames, environment_text, is_accepted
 from osrdyne.drivers.systemd.options import BusChoice, SystemdOptions, bus_address, runtime_directory
@@ -296,24 +297,13 @@ class SystemdDriver(Driver):
     # --- doctor
 
     async def _check_unit(self) -> Finding:
-        template = f"{self._options.template}@.service"
-        subject = "worker unit"
+        example = self._names.unit(f"{self._names.prefix}check")
         try:
-            unit = await self._systemctl.properties(
-                self._names.unit(f"{self._names.prefix}check"), ["LoadState", "EnvironmentFiles", "Restart"]
-            )
+            unit = await self._systemctl.properties(example, PROPERTIES)
         except DriverError as error:
-            return Finding(subject, ok=False, message=error.message, remedy="Is systemd running here?")
-        if unit["LoadState"] != "loaded":
-            remedy = "Install it from deploy/systemd and run `systemctl daemon-reload`."
-            return Finding(subject, ok=False, message=f"{template} is {unit['LoadState']}.", remedy=remedy)
-        if not unit.get("EnvironmentFiles", "").startswith(f"{self._files.path}/"):
-            remedy = f"Set EnvironmentFile={self._files.path}/%i.env in it."
-            return Finding(subject, ok=False, message=f"{template} reads no file of {self._files.path}.", remedy=remedy)
-        if unit["Restart"] != "no":
-            remedy = "Set Restart=no in it: osrdyne restarts workers itself, with back-off."
-            return Finding(subject, ok=False, message=f"{template} restarts by itself.", remedy=remedy)
-        return Finding(subject, ok=True, message=f"Workers are instances of {template}.")
+            return Finding("worker unit", ok=False, message=error.message, remedy="Is systemd running here?")
+        template = f"{self._options.template}@.service"
+        return judge_unit(unit, template=template, directory=self._files.path, stop_grace=self.context.stop_grace)
 
     async def _check_bus(self) -> Finding:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ UNITS = Path("/etc/systemd/system")
 @pytest.fixture
 def make_driver():
     def make(**options):
-        return SystemdDriver(OPTIONS.model_copy(update={"bus": BusChoice.AUTO, **options}), CONTEXT)
+        context = replace(CONTEXT, worker_config={"runtime": {"stop_grace": 30.0}})
+        return SystemdDriver(OPTIONS.model_copy(update={"bus": BusChoice.AUTO, **options}), context)
 
     return make
 
@@ -190,8 +192,9 @@ async def test_without_dbus_systemctl_does_it_all(driver):
     [
         (lambda text: text.replace("Restart=no", "Restart=always"), "restarts by itself"),
         (lambda text: text.replace("%t/osrdyne/%i", "/elsewhere/%i"), "reads no file"),
+        (lambda text: text.replace("TimeoutStopSec=5min", "TimeoutStopSec=9s"), "worker.stop_grace is 30 s"),
     ],
-    ids=["restart", "directory"],
+    ids=["restart", "directory", "grace"],
 )
 async def test_unit_that_does_not_fit_is_found_by_doctor(make_driver, other_unit, change, message):
     other_unit(change)
