@@ -99,7 +99,9 @@ def _parse_options(driver_class: type[Driver], settings: DriverSettings) -> Driv
             f"{'.'.join(('driver', 'options', *map(str, detail['loc'])))}: {_say(detail['type'], detail['msg'])}"
             for detail in error.errors(include_input=False, include_url=False, include_context=False)
         )
-        raise ConfigurationError(f"{problems}. The options of {settings.name} are on its page.") from None
+        names = ", ".join(driver_class.options_model.model_fields)
+        known = f"The options of {settings.name}: {names}." if names else f"{settings.name} has no options."
+        raise ConfigurationError(f"{problems}. {known}") from None
 
 
 def _say(kind: str, message: str) -> str:

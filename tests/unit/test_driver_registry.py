@@ -26,8 +26,13 @@ def test_unknown_name_lists_the_known_ones():
 
 
 def test_unknown_option_is_refused_with_its_path():
-    with pytest.raises(ConfigurationError, match=r"driver\.options\.colour: there is no such option"):
+    with pytest.raises(ConfigurationError, match=r"driver\.options\.colour: there is no such .*noop has no options"):
         registry.create_driver(DriverSettings(name="noop", options={"colour": "red"}), CONTEXT)
+
+
+def test_wrong_option_is_told_with_those_that_there_are():
+    with pytest.raises(ConfigurationError, match=r"The options of systemd: template, manager, bus, environment"):
+        registry.create_driver(DriverSettings(name="systemd", options={"unit": "x"}), CONTEXT)
 
 
 class FakeEntryPoint:
