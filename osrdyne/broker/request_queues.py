@@ -62,7 +62,6 @@ class RequestQueueCommands:
         self._management = management
         self._quarantine = quarantine
         self._register = register
-        self._unwritten: set[Key] = set()
         self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
@@ -75,22 +74,17 @@ class RequestQueueCommands:
         for queue in self._layout.queues(key):
             if queue.used:
                 await self._declare(key, queue)
-        await self._write_down(key)
 
     async def _declare(self, key: Key, queue: GroupQueue) -> None:
         arguments = request_queue_arguments(key)
         if await self._exists(queue.name):
             await self._compare(queue.name, arguments)
+            self._register.note(key)  # an earlier leader may have made it a moment ago
         else:
-            await self._command(key, partial(_declare, queue=queue.name, arguments=arguments))
-            self._unwritten.add(key)  # also where another queue of the group fails, and this one exists at the next try
+            declare = partial(self._register.declare, key=key, queue=queue.name, arguments=arguments)
+            with self._register.expecting():
+                await self._command(key, declare)
         self._layout.note(key, queue.priority)
-
-    async def _write_down(self, key: Key) -> None:
-        """Before a new queue is bound (decision 0020)."""
-        if key in self._unwritten:
-            await self._register.write()
-            self._unwritten.discard(key)
 
     async def _command(self, key: Key, command: Callable[[Channel], Awaitable[None]]) -> None:
         """Send over the token channel what may be refused; a key that cost the token twice is left alone."""
@@ -146,7 +140,7 @@ class RequestQueueCommands:
             for queue in queues:
                 if queue.used and self._layout.is_new(key, queue.priority):
                     await self._declare(key, queue)
-            await self._write_down(key)
+            await self._register.written(key)  # before anything is confirmed in them (decision 0020)
             for queue in queues:
                 await self._command(key, partial(_bind if queue.used else _unbind, queue=queue, key=key))
             done |= missing
@@ -177,7 +171,7 @@ class RequestQueueCommands:
             if outcome is not DeleteOutcome.DELETED:
                 return outcome
             self._layout.forget(key, queue.priority)
-        self._unwritten.discard(key)
+        self._register.forget(key)
         return DeleteOutcome.DELETED
 
     async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
@@ -243,10 +237,6 @@ class RequestQueueCommands:
                 return await channel.declare_queue(queue, passive=True)
         except BrokerNotFoundError:
             return QueueInfo(ready=0, consumers=0)
-
-
-async def _declare(channel: Channel, *, queue: QueueName, arguments: Mapping[str, object]) -> None:
-    await channel.declare_queue(queue, arguments=arguments)
 
 
 async def _bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.quarantine import DURATION, Quarantine
+from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.broker.token import TokenChannel
 from osrdyne.errors import BrokerConflictError, CommandRefusedError
@@ -45,6 +46,13 @@ async def test_key_is_tried_again_after_a_while(clock: VirtualClock) -> None:
     assert quarantine.reason(A) is None
 
 
+class Register:
+    """Everything is written down."""
+
+    async def written(self, key: Key) -> None:
+        pass
+
+
 class RefusingToken:
     """A token channel on which RabbitMQ refuses everything."""
 
@@ -62,7 +70,7 @@ async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(c
         publisher=unused,
         management=unused,
         quarantine=Quarantine(clock),
-        register=unused,
+        register=cast("QueueRegister", Register()),
         layout=QueueLayout(PoolNames("pool")),
         clock=clock,
     )

@@ -9,21 +9,24 @@ import pytest
 
 from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.errors import BrokerConflictError
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, QueueName
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
 
+A, B = Key("a"), Key("b")
 ONCE = ["declare p-register", "delete p-register"]
 FIRST = ["delete p-register", *ONCE]
 OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register"), ("bind", "pool-req-a")]
 
 
 class Scratch:
-    """Channels that note what is asked of them, and take a turn of the loop for it."""
+    """Channels that note what is asked of them. A declaration lasts until `go_on` is set."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
     is_closed = False
 
@@ -31,8 +34,8 @@ class Scratch:
         return self
 
     async def declare_queue(self, name: str, **_: object) -> None:
-        await asyncio.sleep(0)
         self.asked.append(f"declare {name}")
+        await self.go_on.wait()
 
     async def delete_queue(self, name: str) -> int:
         await asyncio.sleep(0)
@@ -50,6 +53,11 @@ def register_over(scratch: Any) -> QueueRegister:
     return QueueRegister(PoolNames("p"), scratch)
 
 
+async def declare(register: QueueRegister, key: Key, over: Scratch | None = None) -> None:
+    channel: Any = over or Scratch()
+    await register.declare(channel, key=key, queue=QueueName(f"p-req-{key}"), arguments={})
+
+
 async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
     scratch = Scratch()
     await register_over(scratch).write()
@@ -65,11 +73,71 @@ async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
     assert scratch.asked == [*FIRST, *FIRST]
 
 
-async def test_queues_declared_while_it_runs_share_the_next_turn() -> None:
+async def test_queues_that_are_new_at_the_same_time_share_a_turn() -> None:
     scratch = Scratch()
     register = register_over(scratch)
-    await asyncio.gather(*(register.write() for _ in range(10)))
+    await asyncio.gather(*(register.written(Key(f"{number}")) for number in range(10)))
+    assert scratch.asked == FIRST
+
+
+async def test_queue_declared_while_it_runs_needs_the_next_turn() -> None:
+    scratch = Scratch()
+    register = register_over(scratch)
+    scratch.go_on.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(register.write())
+        while scratch.asked != FIRST[:2]:
+            await asyncio.sleep(0)
+        await declare(register, A)
+        group.create_task(register.written(A))
+        scratch.go_on.set()
     assert scratch.asked == [*FIRST, *ONCE]
+
+
+async def test_queue_that_was_written_down_before_needs_no_other_turn() -> None:
+    scratch = Scratch()
+    register = register_over(scratch)
+    await declare(register, A)
+    await register.written(A)
+    await register.written(A)
+    assert scratch.asked == FIRST
+
+
+async def test_next_request_queue_writes_down_those_before_it() -> None:
+    scratch = Scratch()
+    register = register_over(scratch)
+    await declare(register, A)
+    with register.expecting():
+        waiting = asyncio.create_task(register.written(A))
+        await asyncio.sleep(0)
+        before = waiting.done()
+        await declare(register, B)
+        await waiting
+    assert (before, scratch.asked) == (False, [])
+
+
+async def test_declaration_that_began_before_writes_nothing_down() -> None:
+    """RabbitMQ writes when a queue starts, not when it says that it is there."""
+    scratch, slow = Scratch(), Scratch()
+    register = register_over(scratch)
+    slow.go_on.clear()
+    begun = asyncio.create_task(declare(register, B, slow))
+    await asyncio.sleep(0)
+    await declare(register, A)
+    slow.go_on.set()
+    await begun
+    await register.written(A)
+    assert scratch.asked == FIRST
+
+
+async def test_queue_that_is_expected_and_not_declared_is_replaced() -> None:
+    scratch = Scratch()
+    register = register_over(scratch)
+    with register.expecting():
+        waiting = asyncio.create_task(register.written(A))
+        await asyncio.sleep(0)
+    await waiting
+    assert scratch.asked == FIRST
 
 
 @pytest.mark.parametrize("failures", [0, 1])
@@ -85,7 +153,36 @@ async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) ->
 
     broker.hook = refuse
     async with leading(clock, broker=broker) as stack:
-        stack.term.tracker.require_worker_group(Key("a"))
+        stack.term.tracker.require_worker_group(A)
         await clock.advance(10.0)
     done = [target for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
     assert done == ["pool-req-a", "pool-register", "pool-req-a"]
+
+
+async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down() -> None:
+    clock = VirtualClock()
+    broker = FakeBroker(clock)
+
+    async def delay(command: Command) -> None:
+        if command == ("declare", "pool-register", False):
+            await clock.sleep(5.0)
+
+    broker.hook = delay
+    async with leading(clock, broker=broker) as stack:
+        stack.term.tracker.require_worker_group(A)
+        await clock.advance(1.0)
+        assert (stack.running("a"), stack.is_bound("a")) == (1, False)
+
+
+async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_before_it_is_bound() -> None:
+    clock = VirtualClock()
+    broker = FakeBroker(clock)
+    async with leading(clock, broker=broker) as stack:
+        stack.term.tracker.require_worker_group(A)
+        await clock.advance(10.0)
+        await stack.kill()
+    broker.commands.clear()
+    async with leading(clock, broker=broker):
+        await clock.advance(10.0)
+    done = [(name, target) for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
+    assert done == OF_A_NEW_KEY[1:]
