@@ -31,6 +31,7 @@ from osrdyne.pool.view import (
     PoisonQuery,
     PoisonView,
     QueueView,
+    WaitingView,
     WorkerState,
     WorkerView,
 )
@@ -113,6 +114,15 @@ class DaemonInspector:
             return None
         known = term.tracker.status(key) is not None or term.queue_board[key] != QueueFacts()
         return self._view(term, key) if known or term.worker_board[key] != WorkerFacts() else None
+
+    def waiting(self) -> list[WaitingView]:
+        term, now = self._state.term, self._clock.monotonic()
+        if term is None:
+            return []
+        return [
+            WaitingView(priority, one.requests, None if one.oldest_at is None else now - one.oldest_at)
+            for priority, one in term.backlog.waiting().items()
+        ]
 
     # --- wishes
 

@@ -32,6 +32,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, KeyCensus
+from osrdyne.pool.class_backlog import ClassBacklog
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
@@ -118,6 +119,7 @@ class Term:
         self.deaths = DeathRegister()
         self.book = InstanceBook()
         self._layout = QueueLayout(self.names, managed=settings.pool.is_managed)
+        self.backlog = ClassBacklog(since=clock.monotonic() if self._layout.managed else None)
         self._credentials = choose_credentials(
             settings,
             layout=self._layout,
@@ -202,7 +204,9 @@ class Term:
             registry=self.registry,
             queues=self.queues_loop,
             control=self._control,
+            count_ready=self._commands.count_ready,
             clock=self._clock,
+            metrics=self._metrics,
         )
         self.splitting = SplitterInForce(
             self._management, pool=self.names.pool, managed=self._layout.managed, clock=self._clock
@@ -256,7 +260,7 @@ class Term:
             queues=self.queues_loop,
             listing=listing,
             commands=self._commands,
-            on_listing=self._watch.take_listing,
+            on_listing=(self._watch.take_listing, self.backlog.take_listing),
             interval=lifecycle.resync_interval,
             clock=clock,
         )
@@ -317,7 +321,7 @@ class Term:
 
     def _choose_processor(self, replier: Replier) -> OrphanProcessor | IngressProcessor:
         """What consumes the orphan queue: every request of a managed pool comes there."""
-        ingress = partial(IngressProcessor, routing=self.routing, splitting=self.splitting)
+        ingress = partial(IngressProcessor, backlog=self.backlog, routing=self.routing, splitting=self.splitting)
         processor = ingress if self._layout.managed else OrphanProcessor
         return processor(
             names=self.names,

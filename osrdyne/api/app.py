@@ -22,7 +22,7 @@ from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.errors import OsrdyneError
-from osrdyne.metrics import Metrics
+from osrdyne.metrics import Metrics, priority_label
 from osrdyne.pool.view import GroupState, PoolInspector, WorkerState, WorkerView
 from osrdyne.protocol.names import Key
 
@@ -86,6 +86,7 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def show_metrics() -> Response:
         _count_groups_and_workers(inspector, metrics)
+        _tell_what_waits(inspector, metrics)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/status", summary="Workers, as OSRD's client reads them")
@@ -107,6 +108,16 @@ def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> Non
         metrics.groups.labels(group_state).set(groups[group_state])
     for worker_state in WorkerState:
         metrics.workers.labels(worker_state).set(workers[worker_state])
+
+
+def _tell_what_waits(inspector: PoolInspector, metrics: Metrics) -> None:
+    metrics.waiting.clear()
+    metrics.oldest.clear()
+    for view in inspector.waiting():
+        labels = {"priority": priority_label(view.priority)}
+        metrics.waiting.labels(**labels).set(view.requests)
+        if view.oldest_age is not None:
+            metrics.oldest.labels(**labels).set(view.oldest_age)
 
 
 def _best(workers: list[WorkerView], keys: set[Key]) -> dict[Key, WorkerView]:

@@ -63,12 +63,16 @@ class ChangedRoutes(Change):
 
     added_priorities: list[int] = []
     removed_priorities: list[int] = []
+    pending: dict[int, int] = Field(
+        {}, description="Requests that wait in queues of priorities that no route uses, by priority: they are served."
+    )
 
     @classmethod
     def of(cls, change: ManifestChange) -> Self:
         changed = super().of(change)
         if isinstance(change, RouteChange):
             changed.added_priorities, changed.removed_priorities = list(change.added), list(change.removed)
+            changed.pending = dict(change.pending)
         return changed
 
 

@@ -208,15 +208,15 @@ class RequestQueueCommands:
         if request.deadline_ms is not None:
             headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
         message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
-        failures = 0
-        while True:
-            try:
-                await self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True)
-                return
-            except PublishRefusedError as error:
-                failures += 1
-                self._log.error("request of a probed queue is not taken, trying again", key=key, error=str(error))
-                await self._clock.sleep(GIVE_BACK_RETRY.delay(failures))
+        await publish_until_taken(
+            lambda: self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True),
+            clock=self._clock,
+            log=self._log.bind(key=key),
+        )
+
+    async def count_ready(self, key: Key, priority: int) -> int:
+        """Requests that wait in a store now; 0 when there is none."""
+        return (await self._look_up(self._names.request_queue(key, priority))).ready
 
     async def consumer_count(self, key: Key) -> int:
         """Consumers of the queue now; 0 when there is no queue."""

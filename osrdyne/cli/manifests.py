@@ -138,6 +138,8 @@ def _told(change: Any) -> None:
     for word, name in (("new", "added_priorities"), ("no longer used", "removed_priorities")):
         if change.get(name):
             typer.echo(f"Priorities {word}: {', '.join(map(str, change[name]))}.")
+    for priority, requests in change.get("pending", {}).items():
+        typer.echo(f"Requests that still wait with priority {priority}, and are served: {requests}.")
 
 
 def _own_name() -> str:

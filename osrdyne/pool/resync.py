@@ -37,7 +37,7 @@ class Resync:
         queues: RequestQueuesLoop,
         listing: Listing,
         commands: RequestQueues,
-        on_listing: Callable[[Sequence[ListedQueue]], None],
+        on_listing: Sequence[Callable[[Sequence[ListedQueue]], None]],
         interval: float,
         clock: Clock,
     ) -> None:
@@ -89,7 +89,8 @@ class Resync:
         busy = self._queues.busy_keys()
         self._changed.take()
         listing = await self._listing.list_request_queues()
-        self._on_listing(listing)
+        for take in self._on_listing:
+            take(listing)
         listed = {queue.key: queue for queue in listing}
         busy |= self._queues.busy_keys().union(self._changed.take())
         for key in listed.keys() - known - busy:

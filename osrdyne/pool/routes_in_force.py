@@ -6,32 +6,38 @@ Built by the term. Requests that were accepted before a change keep their class 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
+from osrdyne.errors import BrokerError
 from osrdyne.ingress.manifest import Manifest
 from osrdyne.ingress.table import RouteTable
+from osrdyne.metrics import Metrics
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestChange
 from osrdyne.pool.retry_queues import RetryQueuesLoop
 from osrdyne.pool.route_store import RouteStore
+from osrdyne.protocol.names import Key
 
 
 @dataclass(frozen=True, slots=True)
 class RouteChange(ManifestChange):
-    """What a change of the routes did: also which priorities came and went."""
+    """What a change of the routes did: also which priorities came and went. `pending`: requests of priorities that no
+    route uses, that wait in the queues of their groups and will be served."""
 
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
+    pending: Mapping[int, int] = field(default_factory=dict)
 
 
 class RoutesInForce(ManifestInForce[Manifest]):
-    """The routes of one term; a direct pool has none. `declare` puts exchanges on the broker, `pool_ttl` in seconds is
-    the pool's own limit."""
+    """The routes of one term; a direct pool has none. `declare` puts exchanges on the broker, `count_ready` asks it how
+    many requests wait in a store, `pool_ttl` in seconds is the pool's own limit."""
 
     def __init__(
         self,
@@ -41,8 +47,10 @@ class RoutesInForce(ManifestInForce[Manifest]):
         retries: RetryQueuesLoop,
         store: RouteStore,
         declare: Callable[[Topology], Awaitable[None]],
+        count_ready: Callable[[Key, int], Awaitable[int]],
         pool_ttl: float,
         clock: Clock,
+        metrics: Metrics,
     ) -> None:
         super().__init__(store, managed=layout.managed, clock=clock)
         self._layout = layout
@@ -50,6 +58,8 @@ class RoutesInForce(ManifestInForce[Manifest]):
         self._retries = retries
         self.pool_ttl = pool_ttl
         self._declare = declare
+        self._count_ready = count_ready
+        self._metrics = metrics
         self.table: RouteTable | None = None
 
     async def load(self) -> None:
@@ -71,16 +81,26 @@ class RoutesInForce(ManifestInForce[Manifest]):
     async def _use(self, manifest: Manifest) -> None:
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.use(manifest.retry_delays, manifest.priorities)
-        if manifest.priorities != self._layout.used:
-            self.classes.use(manifest.priorities)
+        self.classes.use(manifest.priorities)
         self.table = RouteTable(manifest)
+        self._metrics.know_routes(route.name for route in manifest.routes)
 
     async def _change(self, manifest: Manifest, *, author: str) -> RouteChange:
-        before = self._layout.used
+        before = self.classes.of_routes
         change = await super()._change(manifest, author=author)
         return RouteChange(
             change.kept,
             change.warnings,
             added=tuple(sorted(manifest.priorities - before)),
             removed=tuple(sorted(before - manifest.priorities)),
+            pending=await self._count_pending(),
         )
+
+    async def _count_pending(self) -> dict[int, int]:
+        pending: Counter[int] = Counter()
+        for key, priority in self._layout.unused():
+            try:
+                pending[priority] += await self._count_ready(key, priority)
+            except BrokerError as error:  # the change is made; what cannot be told of it is no reason to say it failed
+                self._log.warning("requests cannot be counted", key=key, priority=priority, error=str(error))
+        return {priority: count for priority, count in sorted(pending.items()) if count}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import Settings
+from osrdyne.metrics import Metrics
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
@@ -15,6 +18,7 @@ from osrdyne.pool.route_store import RouteStore
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.protocol.names import Key
 
 
 def build_routing(
@@ -27,7 +31,9 @@ def build_routing(
     registry: WorkerRegistry,
     queues: RequestQueuesLoop,
     control: WorkerControl,
+    count_ready: Callable[[Key, int], Awaitable[int]],
     clock: Clock,
+    metrics: Metrics,
 ) -> RoutesInForce:
     """The routes of a term that is about to begin."""
     ttl = settings.requests.ttl
@@ -44,6 +50,8 @@ def build_routing(
         ),
         store=RouteStore(management, pool=session.names.pool),
         declare=session.declare,
+        count_ready=count_ready,
         pool_ttl=ttl,
         clock=clock,
+        metrics=metrics,
     )

@@ -82,6 +82,16 @@ class GroupView:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingView:
+    """What waits in the queues of one priority class (None: the default one), over all groups. `oldest_age` in seconds,
+    None where nothing waits or nobody knows."""
+
+    priority: int | None
+    requests: int
+    oldest_age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ComponentView:
     """The health of one component: `broker`, `management`, `leadership`, `driver`, `orphans`, `dead-letters`, …"""
 
@@ -226,6 +236,10 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
         ...
 
     def group(self, key: Key) -> GroupView | None: ...
+
+    def waiting(self) -> list[WaitingView]:
+        """What waits in queues by priority class, over all groups; empty while not leading."""
+        ...
 
     async def start_group(self, key: Key) -> None:
         """Require the group, as a request would."""

@@ -25,6 +25,7 @@ from osrdyne.ingress.splitter import split_arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission
+from osrdyne.pool.class_backlog import ClassBacklog
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.routes_in_force import RoutesInForce
@@ -41,6 +42,7 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
 
+ACCEPTED = "accepted"
 COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
 FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
@@ -58,6 +60,7 @@ class IngressProcessor:
         tracker: PoolStateTracker,
         board: QueueBoard,
         admission: Admission,
+        backlog: ClassBacklog,
         routing: RoutesInForce,
         splitting: SplitterInForce,
         publisher: Publisher,
@@ -70,6 +73,7 @@ class IngressProcessor:
         self._tracker = tracker
         self._board = board
         self._admission = admission
+        self._backlog = backlog
         self._routing = routing
         self._splitting = splitting
         self._publisher = publisher
@@ -155,7 +159,7 @@ class IngressProcessor:
             if refusal is None:
                 admitted.append(passage)
             elif passage.keeps_reply:
-                await self._refuse(delivery, request, refusal)
+                await self._refuse(delivery, request, refusal, passage)
                 return []
             else:
                 self._count(passage, COPY_DROPPED)
@@ -174,7 +178,7 @@ class IngressProcessor:
         for passage, refusal in refused:
             if passage.keeps_reply:
                 self._release(held)
-                await self._refuse(delivery, request, refusal)
+                await self._refuse(delivery, request, refusal, passage)
                 return
             held.remove(passage)
             self._release([passage])
@@ -222,7 +226,9 @@ class IngressProcessor:
                     end = self._give_up
                 elif passage.keeps_reply and refusal is not None:
                     await self._replier.answer(request, refusal.status, refusal.detail)
-                self._count(passage, "accepted" if refusal is None else refusal.status.value)
+                if refusal is None:
+                    self._backlog.note(passage.key, passage.priority, started)
+                self._count(passage, ACCEPTED if refusal is None else refusal.status.value)
             await end(delivery)
         finally:
             self._release(passages)
@@ -259,21 +265,27 @@ class IngressProcessor:
         exchange = self._names.work_exchange(passage.priority)
         await self._publisher.publish(message, exchange=exchange, routing_key=passage.key, mandatory=True)
 
-    async def _refuse(self, delivery: Delivery, request: Request, refusal: Refusal) -> None:
+    async def _refuse(
+        self, delivery: Delivery, request: Request, refusal: Refusal, passage: Passage | None = None
+    ) -> None:
         await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
         await self._done(delivery)
-        self._metrics.ingress.labels(outcome=refusal.status.value, route="", priority="").inc()
+        self._count(passage, refusal.status.value)
         self._log.info("request refused", key=request.key, status=refusal.status.value, detail=refusal.detail)
 
     async def _give_up(self, delivery: Delivery) -> None:
         await to_dead_letters(delivery)
         self._window.finish(delivery)
-        self._metrics.ingress.labels(outcome="failed", route="", priority="").inc()
+        self._count(None, "failed")
 
     async def _done(self, delivery: Delivery) -> None:
         await delivery.ack()
         self._window.finish(delivery)
 
-    def _count(self, passage: Passage, outcome: str) -> None:
-        priority = "default" if passage.priority is None else str(passage.priority)
-        self._metrics.ingress.labels(outcome=outcome, route=passage.route or "", priority=priority).inc()
+    def _count(self, passage: Passage | None, outcome: str) -> None:
+        """`passage` None: it is not known yet which way the request would have taken."""
+        labels = {"route": "", "priority": ""} if passage is None else self._labels(passage)
+        self._metrics.ingress.labels(outcome=outcome, **labels).inc()
+
+    def _labels(self, passage: Passage) -> dict[str, str]:
+        return self._metrics.of_route(passage.route, passage.priority)

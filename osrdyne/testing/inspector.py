@@ -28,6 +28,7 @@ from osrdyne.pool.view import (
     PoisonQuery,
     PoisonView,
     QueueView,
+    WaitingView,
     WorkerState,
     WorkerView,
 )
@@ -47,6 +48,7 @@ class FakeInspector:
     failure: OsrdyneError | None = None
     component_views: list[ComponentView] = field(default_factory=lambda: [ComponentView("broker", True, "connected")])
     group_views: dict[Key, GroupView] = field(default_factory=dict)
+    waiting_views: list[WaitingView] = field(default_factory=list)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     poison_views: list[PoisonView] = field(default_factory=list)
     replayed: list[PoisonView] = field(default_factory=list)
@@ -68,6 +70,9 @@ class FakeInspector:
 
     def group(self, key: Key) -> GroupView | None:
         return self.group_views.get(key) if self.leading else None
+
+    def waiting(self) -> list[WaitingView]:
+        return self.waiting_views if self.leading else []
 
     async def start_group(self, key: Key) -> None:
         self._fail()

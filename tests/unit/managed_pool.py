@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.ingress.manifest import load_manifest
+from osrdyne.pool.routes_in_force import RouteChange
 from osrdyne.protocol.names import Key
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -31,8 +32,10 @@ async def managing(clock: VirtualClock, broker: FakeBroker, **routes: object) ->
         yield stack
 
 
-async def change(stack: Stack, **routes: object) -> None:
-    await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+async def change(stack: Stack, **routes: object) -> RouteChange:
+    changed = await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    assert isinstance(changed, RouteChange)
+    return changed
 
 
 def waiting(stack: Stack, priority: int | None, key: str = "a") -> list[bytes]:

@@ -12,7 +12,7 @@ import structlog
 from osrdyne.api.app import create_app
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, WorkerState
+from osrdyne.pool.view import ComponentView, WaitingView, WorkerState
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
@@ -88,6 +88,25 @@ async def test_metrics_count_groups_and_workers_as_they_are_now(api: httpx.Async
     assert 'osrdyne_groups{state="active"} 2.0' in text
     assert 'osrdyne_workers{state="ready"} 2.0' in text
     assert 'osrdyne_workers{state="busy"} 0.0' in text
+
+
+async def test_metrics_tell_what_waits_now(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.waiting_views = [WaitingView(0, 3, 12.5), WaitingView(None, 0, None)]
+    text = (await api.get("/metrics")).text
+    assert 'osrdyne_waiting_requests{priority="0"} 3.0' in text
+    assert 'osrdyne_waiting_requests{priority="default"} 0.0' in text
+    assert [line for line in text.splitlines() if line.startswith("osrdyne_oldest")] == [
+        'osrdyne_oldest_waiting_seconds{priority="0"} 12.5'
+    ]
+
+
+async def test_metrics_of_a_daemon_that_stands_by_tell_nothing_that_waits(
+    api: httpx.AsyncClient, pool: FakeInspector
+) -> None:
+    pool.waiting_views = [WaitingView(0, 3, 12.5)]
+    await api.get("/metrics")
+    pool.leading = False
+    assert "osrdyne_waiting_requests{" not in (await api.get("/metrics")).text
 
 
 async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:
@@ -333,7 +352,13 @@ class TestRoutes:
 
     async def test_manifest_is_put_in_force_with_its_author(self, api: httpx.AsyncClient) -> None:
         answer = await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
-        assert answer.json() == {"version": 1, "added_priorities": [2], "removed_priorities": [], "warnings": []}
+        assert answer.json() == {
+            "version": 1,
+            "added_priorities": [2],
+            "removed_priorities": [],
+            "pending": {},
+            "warnings": [],
+        }
         current = (await api.get("/v1/routes")).json()["current"]
         assert (current["version"], current["author"], current["manifest"]) == (1, "me", self.MANIFEST)
 

@@ -276,7 +276,8 @@ class Daemon:
 
     def send(self, method: str, path: str, document: object, **parameters: object) -> object:
         self.asked.append((path, document, parameters))
-        return {"version": 2, "warnings": ["odd"], "added_priorities": [1], "removed_priorities": [3]}
+        changed = {"added_priorities": [1], "removed_priorities": [3], "pending": {"3": 40}}
+        return {"version": 2, "warnings": ["odd"], **changed}
 
     def post(self, path: str, **parameters: object) -> object:
         return self.send("POST", path, None, **parameters)
@@ -296,6 +297,7 @@ def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["routes", "apply", "-", "--author", "you"], input=MANIFEST)
     assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you"})]
     assert "Version 2 is in force.\nPriorities new: 1.\nPriorities no longer used: 3.\n" in result.output
+    assert "Requests that still wait with priority 3, and are served: 40." in result.output
 
 
 def test_routes_apply_sends_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

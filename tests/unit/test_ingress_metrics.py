@@ -1,0 +1,82 @@
+"""What the ingress counts by route and class, and what a change of the routes tells about requests that wait."""
+
+from __future__ import annotations
+
+import pytest
+from managed_pool import ALERTS, DATA, REST, change, managing
+
+from osrdyne.amqp import Message
+from osrdyne.pool.class_backlog import Waiting
+from osrdyne.protocol.messages import ROUTE_HEADER
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack
+
+RESYNC = 60.0
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+def counted(stack: Stack, outcome: str, route: str = "", priority: str = "") -> float | None:
+    labels = {"outcome": outcome, "route": route, "priority": priority}
+    return stack.metrics.registry.get_sample_value("osrdyne_ingress_total", labels)
+
+
+async def publish(stack: Stack, *levels: str, key: str = "a") -> None:
+    for level in levels:
+        await stack.publish(key, headers={"level": level})
+    await stack.clock.settle()
+
+
+async def test_accepted_requests_are_counted_by_route_and_class(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await publish(stack, "alert", "alert", "none")
+        assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
+
+
+async def test_refused_request_is_counted_by_its_route_once_that_is_known(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
+    async with managing(clock, broker, alerts=ALERTS) as stack:
+        await publish(stack, "alert", "none")
+        await clock.advance(1.0)
+        assert (counted(stack, "start-failed", "alerts", "0"), counted(stack, "no-route")) == (1.0, 1.0)
+
+
+async def test_name_of_a_route_that_never_was_is_no_label(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, rest=REST) as stack:
+        made_up = Message(headers={ROUTE_HEADER: "made up"})
+        await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")
+        await clock.settle()
+        assert counted(stack, "accepted", "other", "default") == 1.0
+
+
+async def test_backlog_of_classes_is_known_after_each_listing(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+        await publish(stack, "alert")
+        first = clock.monotonic()
+        await clock.advance(10.0)
+        await publish(stack, "alert", "none", "none", key="b")
+        second = clock.monotonic()
+        await clock.advance(RESYNC)
+        assert stack.term.backlog.waiting() == {0: Waiting(2, first), None: Waiting(2, second)}
+
+
+async def test_change_tells_how_many_requests_of_unused_priorities_wait(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker, alerts=ALERTS, data=DATA, rest=REST) as stack:
+        await publish(stack, "alert", "alert", "data", "none")
+        await publish(stack, "alert", key="b")
+        done = await change(stack, data=DATA, rest=REST)
+        assert (done.removed, done.pending) == ((0,), {0: 3})
