@@ -18,6 +18,7 @@ import uvloop
 from osrdyne import __version__
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.service_manager import Service, tell_service_manager
 from osrdyne.aio.supervise import start_endless
 from osrdyne.api.app import create_app
 from osrdyne.api.guard import hosts_of
@@ -51,8 +52,13 @@ def run(settings: Settings, *, stop_workers: bool = False) -> None:
 async def _run_until_signal(settings: Settings, *, stop_workers: bool) -> None:
     stop = StopRequest(asyncio.Event(), stop_workers)
     loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        tell_service_manager(Service.STOPPING)
+        stop.requested.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.requested.set)
+        loop.add_signal_handler(number, end)
     await Daemon(settings, clock=SystemClock()).serve(stop)
 
 
@@ -99,6 +105,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 api = start_endless(group, "http api", self.api.run())
+                tell_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
                 await self._lead_until(stop)
                 api.cancel()
         finally:

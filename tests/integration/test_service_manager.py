@@ -1,0 +1,31 @@
+"""What a service manager is told, on a socket like systemd's."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+
+import pytest
+
+from osrdyne.aio.service_manager import Service, tell_service_manager
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    """A socket that listens, and the name that the environment has for it."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@osrdyne-test-{secrets.token_hex(4)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(name.replace("@", "\0", 1))
+        listening.settimeout(5)
+        yield listening, name
+
+
+def test_service_manager_is_told_what_it_wants_to_know(manager):
+    listening, name = manager
+    tell_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
+    assert listening.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "vsock:2:1"}], ids=str)
+def test_without_a_manager_that_listens_nothing_happens(environment):
+    tell_service_manager(Service.STOPPING, environment)
