@@ -25,8 +25,8 @@ from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits, check_query
 from osrdyne_worker.spark.errors import describe
-from osrdyne_worker.spark.plans import analyzed_plan, explained_plan, parsed_plan
-from osrdyne_worker.spark.results import Result, fetch
+from osrdyne_worker.spark.plans import analyzed_plan, explained_plan, is_repeatable, parsed_plan
+from osrdyne_worker.spark.results import PreparedQuery, Result, prepare
 from osrdyne_worker.spark.session import SparkSessions
 
 log = get_logger(__name__)
@@ -40,7 +40,7 @@ REQUIRED_SETTINGS = {
     "spark.sql.runSQLOnFiles": "false",
 }
 
-_REMEMBERED_QUERIES = 500
+_REMEMBERED_QUERIES = 200
 _REMEMBERED_LENGTH = 10_000
 
 sessions = SparkSessions(required=REQUIRED_SETTINGS)
@@ -66,7 +66,7 @@ class ExplainRequest(BaseModel):
 
 
 class SqlData:
-    """The views of this worker's key, or why there are none; and which queries were checked already. Thread-safe."""
+    """The views of this worker's key, or why there are none; and the queries that were checked already. Thread-safe."""
 
     def __init__(
         self, session: Any, config: SqlConfig, key: str, *, monotonic: Callable[[], float] = time.monotonic
@@ -101,22 +101,34 @@ class SqlData:
                 raise RequestError(self._problem.message, self._problem.code, self._problem.error_code)
             return self._views
 
+    def prepared(self, query: str) -> PreparedQuery:
+        """The checked query, ready to run. Raises `QueryRefusedError`, or what Spark says of it."""
+        return self._checked(query) or prepare(self.session.sql(query))
+
     def frame(self, query: str) -> Any:
-        """The checked query as a DataFrame, not yet run. Raises `QueryRefusedError`, or what Spark says of it."""
-        names = frozenset(view.name for view in self.views())
-        check = self._check_remembered if len(query) <= _REMEMBERED_LENGTH else self._check
-        check(query, names)
+        """The checked query as a DataFrame of its own, not yet run; raises as `prepared` does."""
+        self._checked(query)
         return self.session.sql(query)
 
-    def _check(self, query: str, views: frozenset[str]) -> None:
-        """Both nets. Whether a query passes depends on its text and the names of the views only."""
+    def _checked(self, query: str) -> PreparedQuery | None:
+        check = self._check_remembered if len(query) <= _REMEMBERED_LENGTH else self._check
+        return check(query, frozenset(view.name for view in self.views()))
+
+    def _check(self, query: str, views: frozenset[str]) -> PreparedQuery | None:
+        """Both nets. Whether a query passes depends on its text and the names of the views only.
+
+        The query itself, if it may be run again without being analysed again: the views stay what they are.
+        """
         check_query(query, views=views, limits=self._limits)
         parsed = parsed_plan(self.session, query)
         if parsed is not None:
             check_parsed(parsed, views=views)
-        analyzed = analyzed_plan(self.session.sql(query))
-        if analyzed is not None:
-            check_analyzed(analyzed, views=views)
+        frame = self.session.sql(query)
+        analyzed = analyzed_plan(frame)
+        if analyzed is None:
+            return None
+        check_analyzed(analyzed, views=views)
+        return prepare(frame) if is_repeatable(frame, analyzed) else None
 
 
 @app.on_start
@@ -130,7 +142,7 @@ def open_data(context: Context) -> SqlData:
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
-    result: Result = _guarded(data.session, lambda: fetch(data.frame(request.query), limit=limit))
+    result: Result = _guarded(data.session, lambda: data.prepared(request.query).run(limit=limit))
     headers: dict[str, object] = {"x-truncated": "true" if result.truncated else "false"}
     if _wants_arrow(call.accept):
         return Answer(result.to_arrow(), content_type=ARROW_TYPE, headers=headers)

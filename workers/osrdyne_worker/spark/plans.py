@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_SAMPLE = '"class":"org.apache.spark.sql.catalyst.plans.logical.Sample"'
+
 
 def parsed_plan(session: Any, query: str) -> str | None:
     """What Spark's parser reads, as JSON; nothing is run or looked up."""
@@ -20,6 +22,15 @@ def analyzed_plan(frame: Any) -> str | None:
     """What Spark's analyser made of a DataFrame, as JSON."""
     java_frame = getattr(frame, "_jdf", None)
     return None if java_frame is None else str(java_frame.queryExecution().analyzed().toJSON())
+
+
+def is_repeatable(frame: Any, analyzed: str) -> bool:
+    """Whether running the analysed plan (`analyzed` is its JSON) again is the same as running the text again.
+
+    It is not where Spark has drawn a random seed: for `rand()` while it analyses, for TABLESAMPLE while it parses. The
+    time of day is looked at later.
+    """
+    return _SAMPLE not in analyzed and bool(frame._jdf.queryExecution().analyzed().deterministic())
 
 
 def explained_plan(frame: Any, mode: str) -> str:

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -52,15 +52,44 @@ class Result:
         return bytes(sink.getvalue())
 
 
-def fetch(frame: Any, *, limit: int) -> Result:
-    """Run the query of a DataFrame and keep at most `limit` rows; one more is asked for, to know whether it ends."""
-    frame = frame.limit(limit + 1)  # before the schema is asked for: Spark tells it once for each DataFrame
+@dataclass(slots=True)
+class PreparedQuery:
+    """A query that Spark has analysed: it may be run any number of times, also by several threads at once.
+
+    Each run is optimised and planned anew. `frame` may differ from the query in columns that leave Spark as text.
+    """
+
+    frame: Any
+    types: tuple[tuple[str, str], ...]
+    _schema: pa.Schema | None = field(default=None, init=False)
+    """What `toArrow` makes of the result, once it is known."""
+
+    def run(self, *, limit: int) -> Result:
+        """Run it and keep at most `limit` rows; one more is asked for, to know whether it ends."""
+        table = self._collect(self.frame.limit(limit + 1))
+        return Result(table=table.slice(0, limit), types=self.types, truncated=table.num_rows > limit)
+
+    def _collect(self, frame: Any) -> pa.Table:
+        """The rows of `frame`. What `toArrow` asks the JVM besides is the same each time: a third of all questions.
+
+        So it is called once, and later runs call the method of pyspark that it is made of, where there is one.
+        """
+        collect = getattr(frame, "_collect_as_arrow", None)
+        if self._schema is None or collect is None:
+            table = frame.toArrow()
+            self._schema = table.schema
+            return table
+        batches = collect()
+        return pa.Table.from_batches(batches).cast(self._schema) if batches else self._schema.empty_table()
+
+
+def prepare(frame: Any) -> PreparedQuery:
+    """Prepare the query of a DataFrame; nothing is run."""
     fields = frame.schema.fields
     types = tuple((field.name, field.dataType.simpleString()) for field in fields)
     if any(_needs_text(field.dataType) for field in fields):
         frame = _with_text(frame, fields)
-    table = frame.toArrow()
-    return Result(table=table.slice(0, limit), types=types, truncated=table.num_rows > limit)
+    return PreparedQuery(frame, types)
 
 
 def _needs_text(kind: DataType) -> bool:

@@ -82,13 +82,13 @@ class SparkSessions:
                 return function()
             finally:
                 session.removeTag(tag)
-        java_context = session.sparkContext._jsc.sc()
-        java_context.setJobGroup(group_id, "osrdyne request", True)
+        context = session.sparkContext
+        context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
         try:
             return function()
         finally:
             with suppress(Exception):  # a dead JVM has no groups
-                java_context.clearJobGroup()
+                context._jsc.clearJobGroup()
 
     def cancel(self, session: Any, group_id: str) -> None:
         """Cancel the jobs of the group, running and future ones (Connect: running ones)."""
