@@ -29,6 +29,8 @@ from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 64
+FIRST_QUEUE = "x-first-death-queue"
+FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 _DETAILS: dict[str, str] = {
@@ -46,11 +48,26 @@ def death_reason(headers: Mapping[str, object]) -> Status | None:
 
     Only the reasons that RabbitMQ knows: anybody may send a message to the dead letter exchange.
     """
-    reason = decode_text(headers.get("x-first-death-reason"))
+    reason = decode_text(headers.get(FIRST_REASON))
     deaths = headers.get("x-death")
     if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
         reason = decode_text(deaths[-1].get("reason"))
     return Status(reason) if reason in _DETAILS else None
+
+
+def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[str, object]:
+    """The headers with the first death that was one: the end of a wait between two attempts is none."""
+
+    def waited(queue: object) -> bool:
+        return names.delay_of_wait_queue(decode_text(queue) or "") is not None
+
+    deaths = headers.get("x-death")
+    if not waited(headers.get(FIRST_QUEUE)) or not isinstance(deaths, list):
+        return headers
+    for death in reversed(deaths):  # the latest comes first
+        if isinstance(death, dict) and not waited(death.get("queue")):
+            return {**headers, FIRST_QUEUE: death.get("queue"), FIRST_REASON: death.get("reason")}
+    return headers
 
 
 class DeadLetterResponder:
@@ -89,36 +106,39 @@ class DeadLetterResponder:
     async def process(self, delivery: Delivery) -> None:
         """One dead letter, to its end."""
         request = delivery.to_request(now_ms=now_ms(self._clock))
-        reason = death_reason(delivery.headers)
+        headers = without_waits(delivery.headers, self._names)
+        reason = death_reason(headers)
         if reason is None:
             self._metrics.invalid_messages.labels(queue="dead-letters").inc()
             self._log.warning("message in the dead letter queue that did not die", key=request.key)
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
-        await self._replier.answer(request, reason, await self._explain(delivery, request, reason))
+        await self._replier.answer(request, reason, await self._explain(delivery, request, reason, headers))
         await delivery.ack()
-        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(delivery)).inc()
+        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
-    def _labels(self, delivery: Delivery) -> dict[str, str]:
+    def _labels(self, headers: Mapping[str, object]) -> dict[str, str]:
         """Of which route and class the request was."""
-        queue = decode_text(delivery.headers.get("x-first-death-queue")) or ""
-        return self._metrics.of_route(decode_text(delivery.headers.get(ROUTE_HEADER)), priority_of(queue))
+        queue = decode_text(headers.get(FIRST_QUEUE)) or ""
+        return self._metrics.of_route(decode_text(headers.get(ROUTE_HEADER)), priority_of(queue))
 
-    async def _explain(self, delivery: Delivery, request: Request, reason: Status) -> str:
+    async def _explain(
+        self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
+    ) -> str:
         """What to tell the caller; what has to be kept is in the inventory by then."""
         if reason is Status.DELIVERY_LIMIT:
             return await self._keep_poison(delivery)
-        if reason is Status.REJECTED and self._died_as_orphan(delivery):
+        if reason is Status.REJECTED and self._died_as_orphan(headers):
             if request.reply_to is None:
                 await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
             return _FAILED
         return _DETAILS[reason] + self._waiting(request.key, reason)
 
-    def _died_as_orphan(self, delivery: Delivery) -> bool:
+    def _died_as_orphan(self, headers: Mapping[str, object]) -> bool:
         """Whether no worker has had it: then it was the controller that refused it."""
-        return decode_text(delivery.headers.get("x-first-death-queue")) == self._names.orphan_queue
+        return decode_text(headers.get(FIRST_QUEUE)) == self._names.orphan_queue
 
     def _waiting(self, key: str, reason: Status) -> str:
         waiting_for = self._workers[Key(key)].waiting_for

@@ -11,9 +11,9 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.dead_letters import PREFETCH, death_reason
+from osrdyne.processors.dead_letters import PREFETCH, death_reason, without_waits
 from osrdyne.protocol.messages import ROUTE_HEADER
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
@@ -183,6 +183,23 @@ def test_first_of_several_deaths_counts() -> None:
     assert death_reason({"x-death": deaths, "x-first-death-reason": "expired"}) is Status.EXPIRED
 
 
+@pytest.mark.parametrize(
+    ("queues", "found"),
+    [
+        (["pool-req-a", "pool-retry-500"], "pool-req-a"),
+        (["pool-dl", "pool-req-a", "pool-retry-500", "pool-retry-1000"], "pool-req-a"),
+        (["pool-retry-500"], "pool-retry-500"),
+        (["pool-req-a", "other-retry-500"], "other-retry-500"),
+        ([None, 3, "pool-retry-500"], 3),
+    ],
+)
+def test_end_of_a_wait_is_no_death(queues: list[object], found: object) -> None:
+    deaths = [{"queue": queue, "reason": f"in {queue}"} for queue in queues]  # the latest comes first
+    headers = {"x-death": deaths, "x-first-death-queue": queues[-1], "x-first-death-reason": f"in {queues[-1]}"}
+    told = without_waits(headers, PoolNames("pool"))
+    assert (told["x-first-death-queue"], told["x-first-death-reason"]) == (found, f"in {found}")
+
+
 VALUES = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.sampled_from(["reason", "count", "x"]), inner)),
@@ -192,4 +209,5 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["x-first-death-reason", "x-death", "h"]), VALUES))
 def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object]) -> None:
+    assert without_waits(headers, PoolNames("pool")) == headers
     assert death_reason(headers) in {None, Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}

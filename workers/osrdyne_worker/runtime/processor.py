@@ -17,7 +17,6 @@ from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import ROUTE_HEADER, Response
-from osrdyne.protocol.names import priority_of
 from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
@@ -31,7 +30,7 @@ from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import RETRIED, Retries, counted
+from osrdyne_worker.runtime.retries import RETRIED, Retries, class_of_delivery, counted
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 log = get_logger("worker")
@@ -318,6 +317,6 @@ class Processor:
             path,
             job.request.redelivered,
             route=decode_text(job.request.headers.get(ROUTE_HEADER)),
-            priority=priority_of(job.delivery.exchange),
+            priority=class_of_delivery(job.delivery),
         )
         self._reporter.completed(outcome, duration_ms=int(duration * 1000))

@@ -14,12 +14,15 @@ from osrdyne.errors import BrokerError, MessageTooLargeError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, HOPS_HEADER, Request, Response, header_text
+from osrdyne.protocol.names import priority_of
 from osrdyne.protocol.retries import (
     ATTEMPTS_HEADER,
     CALLERS_PREFIX,
+    CLASS_HEADER,
     DELAY_HEADER,
     class_of,
     read_attempts,
+    read_class,
     read_terms,
 )
 from osrdyne.protocol.statuses import Status, decode_text
@@ -89,6 +92,12 @@ def counted(request: Request, response: Response) -> Response:
     """The answer, with the number of attempts where there was more than one."""
     before = read_attempts(request.headers)
     return replace(response, headers={**response.headers, ATTEMPTS_HEADER: before + 1}) if before else response
+
+
+def class_of_delivery(delivery: Delivery) -> int | None:
+    """The priority class of a request; one that has waited comes from another exchange than that of its class."""
+    headers = delivery.headers
+    return read_class(headers) if CLASS_HEADER in headers else priority_of(delivery.exchange)
 
 
 class Retries:

@@ -1,0 +1,304 @@
+"""Where failed requests wait, and how they come back: a real leader on a broker in memory, in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from managed_pool import REST, change, managed, managing, waiting
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.amqp import ConnectionOptions, Delivery
+from osrdyne.broker.facts import QueueTotals
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.errors import BrokerConflictError
+from osrdyne.pool.retry_queues import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
+from osrdyne.protocol.messages import HOPS_HEADER
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, OWN_HEADERS, TERMS_HEADER
+from osrdyne.testing.amqp import FakeChannel, FakeConnection
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.keys import ODD_KEYS
+from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.retries import Retries, Retry
+
+NAMES = PoolNames(POOL)
+RETRY = {"codes": ["5xx"], "max_attempts": 3, "delays": [1, 30]}
+TEXT = "FROM /messages/* INTO $upstream"
+PLAIN = {"route": TEXT, "retry": RETRY}
+URGENT = {**PLAIN, "priority": 3}
+TTL = managed().requests.ttl
+WAIT = NAMES.wait_queue(1000)
+A = Key("a")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+async def take(stack: Stack, key: str = "a", priority: int | None = None) -> Delivery:
+    queue = stack.names.request_queue(Key(key), priority)
+    consumer = await FakeChannel(stack.broker).consume(queue, prefetch=1)
+    return await consumer.get()
+
+
+async def fail(stack: Stack, key: str = "a", priority: int | None = None, *, attempts: int = 1) -> None:
+    """A worker takes a request, and sends it to wait for a second."""
+    delivery = await take(stack, key, priority)
+    connection = FakeConnection(stack.broker, ConnectionOptions("amqp://fake"))
+    link = Link(connection, await connection.channel(confirms=True), stack.clock)
+    request = delivery.to_request(now_ms=round(stack.clock.time() * 1000))
+    assert await Retries(NAMES.retry_exchange).send(link, delivery, request, Retry(1000, attempts))
+    await delivery.ack()
+    await delivery.channel.close()
+
+
+async def time_out(stack: Stack) -> None:
+    """The second is over."""
+    stack.broker.expire(WAIT)
+    await stack.clock.settle()
+
+
+def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
+    [stored] = stack.broker.queues[stack.names.request_queue(A, priority)].ready
+    return dict(stored.message.headers)
+
+
+class TestAcceptance:
+    async def test_terms_and_class_of_the_route_go_with_the_request(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, urgent=URGENT) as stack:
+            await stack.publish("a")
+            await clock.settle()
+            assert headers_of(stack, 3)[TERMS_HEADER] == ('{"codes":["5xx"],"max_attempts":3,"delays_ms":[1000,30000]}')
+            assert headers_of(stack, 3)[CLASS_HEADER] == "3"
+
+    @pytest.mark.parametrize("routes", [{"rest": REST}, {}], ids=["route without retries", "no routes"])
+    async def test_caller_has_no_say_in_them(
+        self, clock: VirtualClock, broker: FakeBroker, routes: dict[str, object]
+    ) -> None:
+        async with managing(clock, broker, **routes) as stack:
+            await stack.publish("a", headers=dict.fromkeys(OWN_HEADERS, "forged"))
+            await clock.settle()
+            assert headers_of(stack).keys() & OWN_HEADERS == set()
+
+    async def test_changed_routes_leave_the_terms_of_accepted_requests(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a")
+            await clock.settle()
+            await change(stack, rest=REST)
+            await fail(stack)
+            await time_out(stack)
+            assert headers_of(stack)[ATTEMPTS_HEADER] == 1
+
+
+class TestWayBack:
+    @pytest.mark.parametrize("priority", [None, 3])
+    async def test_request_comes_back_to_its_class_as_it_was(
+        self, clock: VirtualClock, broker: FakeBroker, priority: int | None
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN if priority is None else URGENT) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers={"x-own": "kept"})
+            await clock.settle()
+            before = headers_of(stack, priority)
+            await fail(stack, priority=priority)
+            assert (waiting(stack, priority), broker.bodies(WAIT)) == ([], [b"1"])
+            await time_out(stack)
+            after = headers_of(stack, priority)
+            [stored] = broker.queues[stack.names.request_queue(A, priority)].ready
+            assert (stored.message.reply_to, stored.message.correlation_id, stored.routing_key) == (REPLIES, "c", "a")
+            assert {name: after[name] for name in before if name != HOPS_HEADER} == {
+                name: value for name, value in before.items() if name != HOPS_HEADER
+            }
+
+    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+    async def test_any_key_finds_its_queue_again(self, clock: VirtualClock, broker: FakeBroker, key: Key) -> None:
+        async with managing(clock, broker, urgent=URGENT) as stack:
+            await stack.publish(key, b"1")
+            await clock.settle()
+            await fail(stack, key, 3)
+            await time_out(stack)
+            assert waiting(stack, 3, key) == [b"1"]
+
+    async def test_group_that_is_gone_meanwhile_is_started_again_for_it(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, urgent=URGENT) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES)
+            await clock.settle()
+            deadline = headers_of(stack, 3)[DEADLINE_HEADER]
+            await fail(stack, priority=3, attempts=2)
+            stack.term.tracker.retire(A)
+            await clock.advance(120.0)
+            assert not stack.has_queue("a")
+            await time_out(stack)
+            told = headers_of(stack, 3)
+            assert (told[ATTEMPTS_HEADER], told[CLASS_HEADER], told[DEADLINE_HEADER]) == (2, "3", deadline)
+            assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
+
+    async def test_class_that_no_route_uses_any_more_is_there_again_for_it(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, urgent=URGENT) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await fail(stack, priority=3)
+            await change(stack, plain=PLAIN)
+            await clock.advance(120.0)
+            await time_out(stack)
+            assert waiting(stack, 3) == [b"1"]
+
+    async def test_request_whose_time_was_up_while_it_waited_is_answered(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """Nobody takes it, so that RabbitMQ ends it at the head of its queue; the wait before that was no end."""
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            await fail(stack)
+            await time_out(stack)
+            broker.expire(stack.names.request_queue(A))
+            await clock.settle()
+            assert answers(broker) == [("c", "expired")]
+
+    async def test_request_that_kills_workers_at_a_later_attempt_is_poison(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            await fail(stack)
+            await time_out(stack)
+            for _ in range(managed().requests.delivery_limit + 1):
+                await (await take(stack)).channel.close()
+            await clock.advance(60.0)
+            assert answers(broker) == [("c", "delivery_limit")]
+            assert broker.bodies(NAMES.poison_queue) == [b"1"]
+
+    async def test_pool_that_becomes_a_direct_one_serves_what_waits(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await fail(stack)
+        async with leading(clock, broker=broker) as stack:
+            await time_out(stack)
+            assert stack.waiting("a") == [b"1"]
+
+
+class TestQueues:
+    async def test_new_delays_have_a_queue_when_the_change_is_told(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": ["1s", "PT5M"]}})
+            found = [delay for delay in (1000, 30_000, 300_000) if NAMES.wait_queue(delay) in broker.queues]
+            bound = broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "300000"})
+            assert (found, bound) == ([1000, 30_000, 300_000], ["pool-retry-300000"])
+
+    async def test_queue_that_is_not_ours_refuses_the_change(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        broker.declare_queue(WAIT, {"x-queue-type": "quorum"})
+        async with managing(clock, broker, rest=REST) as stack:
+            with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
+                await change(stack, plain=PLAIN)
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert waiting(stack, None) == [b"1"]
+
+    async def test_unused_queue_goes_when_no_accepted_request_can_need_it(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await change(stack, rest=REST)
+            await clock.advance(TTL - 1)
+            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+            await clock.advance(4 * LOOK_INTERVAL)
+            assert [name for name in broker.queues if name.startswith(NAMES.wait_queue_prefix)] == []
+
+    async def test_unused_queue_stays_while_a_request_waits_in_it(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await stack.report("a", Event.READY)
+            await fail(stack)
+            await change(stack, rest=REST)
+            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            assert broker.bodies(WAIT) == [b"1"]
+            await time_out(stack)
+            assert waiting(stack, None) == [b"1"]
+            await clock.advance(3 * LOOK_INTERVAL)
+            assert WAIT not in broker.queues
+
+    async def test_queue_that_is_used_again_stays(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await change(stack, rest=REST)
+            await clock.advance(TTL + LOOK_INTERVAL / 2)  # it may be unbound by now
+            await change(stack, plain=PLAIN)
+            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+
+    @pytest.mark.parametrize("kind", ["managed", "direct"])
+    async def test_next_leader_deletes_what_it_finds_unused(
+        self, clock: VirtualClock, broker: FakeBroker, kind: str
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await change(stack, rest=REST)
+        settings = managed() if kind == "managed" else None
+        async with leading(clock, broker=broker, settings=settings):
+            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            assert WAIT not in broker.queues
+
+    async def test_probe_gives_back_what_it_gets(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+            await fail(stack)
+            commands = stack.term._session.wait_queues(stack.management)
+            broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
+            original = broker.queues[WAIT].changed
+
+            def late() -> None:
+                """What nobody expects: a request that comes in while the probe looks."""
+                broker.queues[WAIT].ready += held
+                held.clear()
+                original()
+
+            broker.queues[WAIT].changed = late  # type: ignore[method-assign]
+            assert await commands.delete_if_proven_empty(1000) is DeleteOutcome.NOT_EMPTY
+            await clock.settle()
+            assert waiting(stack, None) == [b"1"]
+
+
+def totals(messages: int | None, sampled_after: float, *, state: str = "running") -> QueueTotals:
+    return QueueTotals(WAIT, {}, messages, messages, None, state, "quorum", None, sampled_after)
+
+
+@pytest.mark.parametrize(
+    ("unused", "found", "step"),
+    [
+        (Unused(950.0), totals(0, 1000.0), WaitStep.KEEP),
+        (Unused(900.0), totals(5, 1000.0), WaitStep.UNBIND),
+        (Unused(900.0, 995.0), totals(0, 1000.0), WaitStep.KEEP),
+        (Unused(900.0, 990.0), totals(0, 1000.0), WaitStep.DELETE),
+        (Unused(900.0, 990.0), totals(1, 1000.0), WaitStep.KEEP),
+        (Unused(900.0, 990.0), totals(None, 1000.0), WaitStep.KEEP),
+        (Unused(900.0, 990.0), totals(0, 1000.0, state="down"), WaitStep.KEEP),
+    ],
+    ids=["needed", "not needed", "unsettled", "empty", "not empty", "unknown", "down"],
+)
+def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: WaitStep) -> None:
+    assert plan_wait_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
