@@ -158,6 +158,29 @@ async def test_queue_that_does_not_answer_holds_nobody_up(scene: Scene) -> None:
     assert scene.served == ["high", "low 1", "low 2"]
 
 
+async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene: Scene) -> None:
+    scene.go.clear()
+    await scene.put(HIGH, "high 1", "high 2")
+    await scene.put(LOW, "low")
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    scene.broker.set_running(HIGH, False)
+    scene.go.set()
+    await scene.clock.advance(1.0)
+    assert scene.served == ["high 1"]
+    scene.broker.set_running(HIGH, True)
+    await scene.clock.advance(5.0)
+    assert scene.served == ["high 1", "high 2", "low"]
+
+
+async def test_queue_whose_leader_is_gone_holds_nobody_up_for_long(scene: Scene) -> None:
+    scene.broker.set_running(HIGH, False)
+    await scene.put(LOW, "low 1", "low 2")
+    await scene.serve()
+    await scene.clock.advance(60.0)
+    assert scene.served == ["low 1", "low 2"]
+
+
 async def test_class_that_is_not_served_any_more_holds_nobody_up(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, "high 1", "high 2")

@@ -16,19 +16,25 @@ from osrdyne.protocol.names import QueueName
 
 NEWS_TIMEOUT = 0.5
 """How long a delivery that must be on its way is waited for before the queue is asked again, seconds."""
+MAX_SILENCE = 6
+"""How often in succession a queue may be asked and not answer before lower classes go on without it."""
 
 
 class Backlog:
-    """What is known of one class. `ask` tells how many requests its queue holds that have not come yet."""
+    """What is known of one class.
+
+    `ask` tells how many requests its queue holds that have not come yet; None when the queue did not say.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.rank = 0
-        self._ask: Callable[[], Awaitable[int]] | None = None
+        self._ask: Callable[[], Awaitable[int | None]] | None = None
         self._wanted = False
         self._reachable = False
         self._empty = False
         self._running = 0
         self._held = 0
+        self._silence = 0
         self._news = Wakeup(clock)
 
     @property
@@ -41,7 +47,7 @@ class Backlog:
         self.rank = rank
         self._wanted, self._reachable, self._empty, self._ask = True, True, False, None
 
-    def attach(self, rank: int, ask: Callable[[], Awaitable[int]]) -> None:
+    def attach(self, rank: int, ask: Callable[[], Awaitable[int | None]]) -> None:
         """Its queue is consumed now."""
         self.expect(rank)
         self._ask = ask
@@ -60,7 +66,8 @@ class Backlog:
     def came(self) -> None:
         """A request of it has come: there may be more behind it."""
         self._held += 1
-        self._empty = False
+        self._silence = 0
+        self._reachable, self._empty = True, False
         self._news.set()
 
     def begin(self) -> None:
@@ -80,7 +87,7 @@ class Backlog:
             return
         await self._news.wait(NEWS_TIMEOUT)
 
-    async def _is_empty(self, ask: Callable[[], Awaitable[int]]) -> bool:
+    async def _is_empty(self, ask: Callable[[], Awaitable[int | None]]) -> bool:
         """Whether there is nothing to wait for. What was handed over before the answer has come before it."""
         self._empty = True  # until something comes
         try:
@@ -88,9 +95,11 @@ class Backlog:
         except BrokerError:
             self._reachable = False
             return True
-        if ready:
+        self._silence = self._silence + 1 if ready is None else 0
+        self._reachable = self._silence < MAX_SILENCE
+        if ready != 0:
             self._empty = False
-        return self._empty
+        return self._empty or not self._reachable
 
 
 class Backlogs:

@@ -145,14 +145,22 @@ class Intake:
             await asyncio.wait({watch})
         self._processor.give_back(channel=channel)
 
-    async def _ready(self, channel: Channel, consumer: Consumer) -> int:
-        """Requests in the queue that have not been handed over to the processor."""
-        return (await channel.declare_queue(self._queue, passive=True)).ready + consumer.waiting()
+    async def _ready(self, channel: Channel, consumer: Consumer) -> int | None:
+        """Requests in the queue that have not been handed over to the processor; None where it is not known.
+
+        RabbitMQ says 0 for a queue that does not answer it in time, and then it knows of no consumer either (BROKER 1).
+        """
+        queue = await channel.declare_queue(self._queue, passive=True)
+        waiting = queue.ready + consumer.waiting()
+        return waiting if waiting or queue.consumers else None
 
     async def _cancel_when_changed(self, channel: Channel, consumer: Consumer, share: Share) -> None:
         while self._share == share:
             await self._queues.changed()
-        self._backlog.detach()
+        if self._share is None:
+            self._backlog.detach()
+        else:  # it is consumed again at once: nobody of a lower class gets ahead meanwhile
+            self._backlog.expect(self._share.rank)
         await self._link.until_unblocked()
         try:
             await channel.cancel(consumer)
