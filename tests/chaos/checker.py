@@ -81,14 +81,16 @@ class Verdict:
         return not (self.lost or self.unanswered or self.problems)
 
 
-def allowed_statuses(faults: Iterable[Fault], *, waited: float) -> frozenset[Status]:
+def allowed_statuses(faults: Iterable[Fault], *, waited: float, managed: bool = False) -> frozenset[Status]:
     """What may become of a request under these faults, `waited` seconds after it was published.
 
     RabbitMQ counts cut connections as failed deliveries too. Only a clock that is wrong can end a request early.
+    Controllers are in the way of every request in a managed pool only.
     """
     allowed = {Status.OK}
     for fault in faults:
-        if (_delays(fault) and waited >= LIFETIME - MAX_CLOCK_SKEW) or abs(fault.jump) > MAX_CLOCK_SKEW:
+        is_late = waited >= LIFETIME - MAX_CLOCK_SKEW and _delays(fault, managed=managed)
+        if is_late or abs(fault.jump) > MAX_CLOCK_SKEW:
             allowed |= {Status.EXPIRED}
         if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
             allowed |= {Status.DELIVERY_LIMIT}
@@ -97,15 +99,22 @@ def allowed_statuses(faults: Iterable[Fault], *, waited: float) -> frozenset[Sta
     return frozenset(allowed)
 
 
-def _delays(fault: Fault) -> bool:
-    harmless = {Target.LEADER, Target.STANDBY, Target.MANAGEMENT}
+def _delays(fault: Fault, *, managed: bool) -> bool:
+    harmless = {Target.MANAGEMENT} if managed else {Target.LEADER, Target.STANDBY, Target.MANAGEMENT}
     return fault.target not in harmless and fault.action is not Action.DELAY
 
 
 _END_DELIVERIES = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY, Target.KEY})
 
 
-def judge(sent: Sequence[Sent], answers: Sequence[Answered], aftermath: Aftermath, *, done: Sequence[Done]) -> Verdict:
+def judge(
+    sent: Sequence[Sent],
+    answers: Sequence[Answered],
+    aftermath: Aftermath,
+    *,
+    done: Sequence[Done],
+    managed: bool = False,
+) -> Verdict:
     """What became of the requests that were sent, with the faults that were done meanwhile."""
     by_request: dict[str, list[Answered]] = defaultdict(list)
     for answer in answers:
@@ -119,18 +128,23 @@ def judge(sent: Sequence[Sent], answers: Sequence[Answered], aftermath: Aftermat
         statuses=Counter(answer.status for answer in answers),
         lost=tuple(one for one in silent if one not in kept),
         unanswered=tuple(one for one in silent if one in kept),
-        problems=(*_problems_of_answers(sent, answers, kept, done), *_problems_of_aftermath(aftermath)),
+        problems=(
+            *_problems_of_answers(sent, answers, kept, done, managed=managed),
+            *_problems_of_aftermath(aftermath),
+        ),
     )
 
 
 def _problems_of_answers(
-    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], done: Sequence[Done]
+    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], done: Sequence[Done], *, managed: bool
 ) -> Iterable[str]:
     asked = {one.correlation_id: one for one in sent}
     known = [answer for answer in answers if answer.correlation_id in asked]
     strange = [answer.correlation_id for answer in answers if answer.correlation_id not in asked]
     forbidden = [
-        f"{one.correlation_id} {one.status}" for one in known if not _is_explained(one, asked[one.correlation_id], done)
+        f"{one.correlation_id} {one.status}"
+        for one in known
+        if not _is_explained(one, asked[one.correlation_id], done, managed=managed)
     ]
     wrong = [
         f"{one.correlation_id} {one.body!r}"
@@ -144,9 +158,9 @@ def _problems_of_answers(
     yield from _named("answered delivery_limit, but not in the inventory", sorted(unkept))
 
 
-def _is_explained(answer: Answered, request: Sent, done: Sequence[Done]) -> bool:
+def _is_explained(answer: Answered, request: Sent, done: Sequence[Done], *, managed: bool) -> bool:
     faults = [one.fault for one in done if one.began <= answer.at and one.ended >= request.at - AFTER_EFFECTS]
-    return answer.status in allowed_statuses(faults, waited=answer.at - request.at)
+    return answer.status in allowed_statuses(faults, waited=answer.at - request.at, managed=managed)
 
 
 def _problems_of_aftermath(aftermath: Aftermath) -> Iterable[str]:

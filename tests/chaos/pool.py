@@ -1,4 +1,7 @@
-"""The pool under attack: a RabbitMQ of its own, proxies in front of it, and two daemons on one host."""
+"""The pool under attack: a RabbitMQ of its own, proxies in front of it, and two daemons on one host.
+
+A managed pool has routes in force, so that each request goes through the leader, and a group has several queues.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,11 @@ LINKS = (*DAEMONS, "workers", "clients")
 """Each of them reaches RabbitMQ through a proxy of its own."""
 WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
+ROUTES = {
+    "echo": {"route": "FROM /messages/echo INTO $upstream", "priority": 1},
+    "crash": {"route": "FROM /messages/crash INTO $upstream", "priority": 9},
+    "rest": "FROM /messages/* INTO $upstream",
+}
 SETTINGS: Mapping[str, Any] = {
     "broker": {
         "heartbeat": "5s",
@@ -93,20 +101,29 @@ async def _leads(daemon: DaemonProcess) -> bool:
 
 
 @asynccontextmanager
-async def pool_under_attack(directory: Path, *, image: str | None) -> AsyncIterator[PoolUnderAttack]:
+async def pool_under_attack(directory: Path, *, image: str | None, kind: str) -> AsyncIterator[PoolUnderAttack]:
     """Everything is running, and one of the daemons leads. RabbitMQ is a container of `image`, or the one installed."""
     async with running_node(directory, image=image) as broker, AsyncExitStack() as stack:
         proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
         proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
         clocks = {name: WrongClock(directory / f"{name}.clock") for name in (*DAEMONS, "workers")}
         daemons = tuple(_make_daemon(directory, name, broker, proxies, clocks) for name in DAEMONS)
+        for daemon in daemons:
+            daemon.write_settings(pool={"kind": kind})
         try:
             await daemons[0].start()
+            if kind == "managed":
+                await _put_routes_in_force(daemons[0])
             daemons[1].launch()
             yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons)
         finally:
             for daemon in daemons:
                 await daemon.close()
+
+
+async def _put_routes_in_force(daemon: DaemonProcess) -> None:
+    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LOOK_TIMEOUT) as http:
+        (await http.put("/v1/routes", json={"routes": ROUTES})).raise_for_status()
 
 
 def _make_daemon(

@@ -47,17 +47,19 @@ class Run:
         directory: Path,
         *,
         image: str | None = None,
+        kind: str = "direct",
         sabotaged: bool = False,
     ) -> None:
         self._seed = seed
         self._faults = faults
         self._directory = directory
         self._image = image
+        self._kind = kind
         self._sabotaged = sabotaged
         self._began_at = time.monotonic()
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
-        async with pool_under_attack(self._directory, image=self._image) as pool:
+        async with pool_under_attack(self._directory, image=self._image, kind=self._kind) as pool:
             callers = Callers(pool.through("clients"), POOL, seed=self._seed)
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
@@ -73,7 +75,8 @@ class Run:
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
             finally:
                 self._write_history(callers)
-        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done)
+        managed = self._kind == "managed"
+        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, managed=managed)
         return verdict, [one.fault for one in attacker.done]
 
     @asynccontextmanager
@@ -133,6 +136,7 @@ def main() -> int:
     parser.add_argument("--interval", type=float, default=INTERVAL, help="seconds between two faults, on average")
     parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
     parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
+    parser.add_argument("--kind", choices=("direct", "managed"), default="direct", help="of the pool")
     parser.add_argument("--sabotage", action="store_true", help="lose requests on purpose: the run must fail")
     arguments = parser.parse_args()
     faults = make_schedule(
@@ -141,7 +145,14 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="osrdyne-chaos-"))
     passed = False
     try:
-        run = Run(arguments.seed, faults, directory, image=arguments.image, sabotaged=arguments.sabotage)
+        run = Run(
+            arguments.seed,
+            faults,
+            directory,
+            image=arguments.image,
+            kind=arguments.kind,
+            sabotaged=arguments.sabotage,
+        )
         verdict, done = asyncio.run(run.execute())
         print(report(verdict, done, seed=arguments.seed))
         passed = verdict.passed

@@ -133,6 +133,12 @@ def test_faults_say_which_statuses_they_allow(faults: list[Fault], allowed: set[
     assert allowed_statuses(faults, waited=60.0) == allowed
 
 
+@pytest.mark.parametrize("target", [Target.LEADER, Target.STANDBY])
+def test_every_request_of_a_managed_pool_needs_the_controllers(target: Target) -> None:
+    stopped = [fault(Family.STOP, Action.STOP, target)]
+    assert allowed_statuses(stopped, waited=60.0, managed=True) == {Status.OK, Status.EXPIRED}
+
+
 def test_request_cannot_expire_before_its_time() -> None:
     assert Status.EXPIRED not in allowed_statuses([fault(Family.KILL, Action.KILL, Target.BROKER)], waited=10.0)
 
