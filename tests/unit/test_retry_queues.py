@@ -11,7 +11,6 @@ from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.errors import BrokerConflictError
 from osrdyne.pool.retry_queues import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
-from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -230,16 +229,16 @@ class TestQueues:
     async def test_unused_queue_stays_while_a_request_waits_in_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
+        """For longer than it should; in the end its time is up, and that is what its caller is told."""
         async with managing(clock, broker, plain=PLAIN) as stack:
-            await stack.publish("a", b"1")
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.settle()
-            await stack.report("a", Event.READY)
             await fail(stack)
             await change(stack, rest=REST)
             await clock.advance(TTL + 5 * LOOK_INTERVAL)
             assert broker.bodies(WAIT) == [b"1"]
             await time_out(stack)
-            assert waiting(stack, None) == [b"1"]
+            assert answers(broker) == [("c", "expired")]
             await clock.advance(3 * LOOK_INTERVAL)
             assert WAIT not in broker.queues
 
