@@ -101,7 +101,10 @@ class ScopedCredentials:
                 user, self._names.control_exchange, write="^$", read=control_topics(self._names, key, worker_id)
             )
             await self._management.put_permissions(
-                user, worker_permissions(self._names, self._layout.possible(key), worker_id)
+                user,
+                worker_permissions(
+                    self._names, self._layout.possible(key), worker_id, has_retries=self._layout.managed
+                ),
             )
         except BaseException:
             self.release(worker_id)
@@ -142,13 +145,17 @@ def user_prefix(pool: str, vhost: str) -> str:
     return f"osrdyne-{pool}-{encode_key(Key(vhost))}-"
 
 
-def worker_permissions(names: PoolNames, queues: Sequence[QueueName], worker_id: WorkerId) -> Permissions:
+def worker_permissions(
+    names: PoolNames, queues: Sequence[QueueName], worker_id: WorkerId, *, has_retries: bool = False
+) -> Permissions:
     """What a worker of these request queues needs (BROKER 11): declaring a queue needs configure, binding it write on
-    the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue."""
+    the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue.
+    `has_retries`: it sends failed requests to wait."""
     control = names.control_queue(worker_id)
+    retries = [names.retry_exchange] if has_retries else []
     return Permissions(
         configure=exactly(own=control),
-        write=exactly(names.activity_exchange, "amq.default", own=control),
+        write=exactly(names.activity_exchange, "amq.default", *retries, own=control),
         read=exactly(*queues, names.control_exchange, own=control),
     )
 

@@ -14,11 +14,12 @@ import pytest
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.credentials import LIMITS, ScopedCredentials, user_prefix
+from osrdyne.broker.credentials import LIMITS, ScopedCredentials, user_prefix, worker_permissions
 from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.broker.wait_queues import retry_exchanges, wait_queues
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
@@ -149,6 +150,26 @@ async def test_everything_else_is_refused(uri: str, grants: Grants, attempt: Att
     async with worker_channel(uri) as worker:
         with pytest.raises(BrokerAccessError, match=r"refused|ACCESS_REFUSED"):
             await attempt(worker, grants.names)
+
+
+async def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further(
+    uri: str, grants: Grants, channel: Channel, management: ManagementClient
+) -> None:
+    """Asked of RabbitMQ with the permissions of a managed pool, on the user of a direct one."""
+    names = grants.names
+    for topology in (QueueLayout(names, managed=True).exchanges, retry_exchanges(names, ()), wait_queues(names, [500])):
+        await declare_topology(channel, topology)
+    [user] = await users_of(management, names.pool)
+    await management.put_permissions(user, worker_permissions(names, [], ME, has_retries=True))
+    async with worker_channel(uri) as worker:
+        await publish(worker, names.retry_exchange, MINE)
+    for exchange in (names.retried_exchange, names.work_exchange()):
+        async with worker_channel(uri) as worker:
+            with pytest.raises(BrokerAccessError, match="access to exchange"):
+                await publish(worker, exchange, MINE)
+    async with worker_channel(uri) as worker:
+        with pytest.raises(BrokerAccessError, match="access to queue"):
+            await worker.consume(names.wait_queue(500))
 
 
 @asynccontextmanager

@@ -171,3 +171,10 @@ def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:
     names = ["pool-activity-xchg", "pool-ctl-me", "amq.default"]
     refused = ["pool-req-k", "pool-req-xchg", "pool-ctl-xchg", "pool-ctl-other", "amqXdefault", "xamq.default", ""]
     assert [name for name in names + refused if write.search(name)] == names
+
+
+def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further() -> None:
+    before = re.compile(worker_permissions(NAMES, [], ME).write)
+    write = re.compile(worker_permissions(NAMES, [], ME, has_retries=True).write)
+    names = ["pool-retry-xchg", "pool-retried-xchg", "pool-work-xchg", "pool-retry-1000", "pool-retry-xchg-more"]
+    assert [[name for name in names if found.search(name)] for found in (before, write)] == [[], ["pool-retry-xchg"]]
