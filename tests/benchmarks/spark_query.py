@@ -1,4 +1,7 @@
-"""A small query on cached data through osrdyne, beside the same query in the same SparkSession without it.
+"""A small query through osrdyne, beside the same query in the same SparkSession without it.
+
+Once with the same text all the time, as a page or a program asks: the SQL pipeline has checked it then, and Spark has
+analysed it. And once with a text that is new each time, for both.
 
 One worker process answers both, so that there is one JVM, one cache and one set of settings. They take turns query by
 query: each comes to threads and processor caches that have rested for the time of a request, as it does in life. In a
@@ -7,10 +10,12 @@ tight loop Spark alone would be several milliseconds faster, with osrdyne or wit
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +26,7 @@ from tests.integration.worker_process import stage
 
 POOL = "bench_spark"
 KEY = "tpch/sf=0.01"
-QUERY = "select o_orderkey, o_custkey, o_totalprice, o_orderdate from orders where o_orderkey = 7"
+QUERY = "select o_orderkey, o_custkey, o_totalprice, o_orderdate from orders where o_orderkey = {number}"
 """Few rows without an order: the row limit of the SQL pipeline would give Spark a cheaper plan than the floor's."""
 SPARK = {
     "master": "local[2]",
@@ -30,6 +35,7 @@ SPARK = {
 WARM_UP = 40
 TIMES = 5
 ROUNDS = 41
+ROUNDS_OF_NEW = 21
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
@@ -39,7 +45,7 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
             # Requests wait in their queue until the worker is ready.
             await pool.start(app="tests.benchmarks.spark_app:app", config=_data(directory), spark=SPARK, ready=False)
             async with AsyncClient(broker.amqp_uri, POOL) as client:
-                return [await _compare(client)]
+                return await _compare(client)
 
 
 def _generate(directory: Path) -> None:
@@ -52,29 +58,35 @@ def _data(directory: str) -> dict[str, object]:
     return {"datasets": [{"key": KEY, "tables": [{"view": "orders", "path": f"{directory}/orders.parquet"}]}]}
 
 
-async def _compare(client: AsyncClient) -> Figure:
-    await _round(client, WARM_UP)
-    rounds = [await _round(client, TIMES) for _ in range(ROUNDS)]
-    return figure("Spark query", "ms", rounds, Goal(10.0, Comparison.DIFFERENCE))
+async def _compare(client: AsyncClient) -> list[Figure]:
+    same, new = itertools.repeat(QUERY.format(number=7)), (QUERY.format(number=number) for number in itertools.count())
+    await _round(client, new, WARM_UP)
+    await _round(client, same, 1)
+    asked_again = [await _round(client, same, TIMES) for _ in range(ROUNDS)]
+    asked_first = [await _round(client, new, TIMES) for _ in range(ROUNDS_OF_NEW)]
+    return [
+        figure("Spark query", "ms", asked_again, Goal(10.0, Comparison.DIFFERENCE)),
+        figure("Spark query, new text", "ms", asked_first, Goal(20.0, Comparison.DIFFERENCE)),
+    ]
 
 
-async def _round(client: AsyncClient, times: int) -> Round:
+async def _round(client: AsyncClient, queries: Iterator[str], times: int) -> Round:
     """Median milliseconds of `times` queries each way."""
-    pairs = [(await _floor(client), await _ours(client)) for _ in range(times)]
+    pairs = [(await _floor(client, next(queries)), await _ours(client, next(queries))) for _ in range(times)]
     floors, ours = zip(*pairs, strict=True)
     return Round(median(floors), median(ours))
 
 
-async def _floor(client: AsyncClient) -> float:
+async def _floor(client: AsyncClient, query: str) -> float:
     """Milliseconds of one query, taken around it in the worker."""
-    reply = await client.call(KEY, "/in_process", {"query": QUERY}, timeout=300)
+    reply = await client.call(KEY, "/in_process", {"query": query}, timeout=300)
     return float(reply.json())
 
 
-async def _ours(client: AsyncClient) -> float:
+async def _ours(client: AsyncClient, query: str) -> float:
     """Milliseconds of one query, taken by its caller."""
     began = time.perf_counter()
-    reply = await client.call(KEY, "/sql", {"query": QUERY}, timeout=300)
+    reply = await client.call(KEY, "/sql", {"query": query}, timeout=300)
     taken = (time.perf_counter() - began) * 1000
-    assert reply.json()["row_count"] == 1
+    assert reply.json()["row_count"] <= 1
     return taken

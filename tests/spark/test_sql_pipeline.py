@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, Call, RequestError
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
+from osrdyne_worker.spark.results import prepare
 
 QUERIES = Path(__file__).parents[1] / "queries"
 
@@ -99,6 +101,7 @@ def test_value_of_each_type_is_exact_in_json(call: Call, expression: str, kind: 
     document = answer(call, f"select {expression} as v")
     assert document["columns"] == [{"name": "v", "type": kind}]
     assert document["rows"] == [[value]]
+    assert answer(call, f"select {expression} as v") == document, "asked again"
 
 
 def test_columns_of_one_name_are_all_answered(call: Call) -> None:
@@ -109,6 +112,7 @@ def test_columns_of_one_name_are_all_answered(call: Call) -> None:
 
 def test_result_without_rows_keeps_its_columns(call: Call) -> None:
     document = answer(call, "select n_name from nation where false")
+    assert answer(call, "select n_name from nation where false") == document, "asked again"
     assert (document["rows"], document["row_count"], document["truncated"]) == ([], 0, False)
     assert document["columns"] == [{"name": "n_name", "type": "string"}]
 
@@ -118,6 +122,50 @@ def test_limit_cuts_and_says_so(call: Call, limit: int, truncated: bool) -> None
     document = answer(call, "select n_name from nation order by 1", limit=limit)
     assert (document["row_count"], document["truncated"]) == (min(limit, 25), truncated)
     assert len(document["rows"]) == document["row_count"]
+
+
+def test_query_asked_again_is_not_analysed_again(call: Call) -> None:
+    query = "select n_name from nation where n_nationkey = 3"
+    assert call.context.state.prepared(query) is call.context.state.prepared(query)
+
+
+def test_query_asked_again_by_several_at_once_is_right_each_time(call: Call) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        answers = threads.map(lambda limit: answer(call, "select r_name from region", limit=limit), [0, 1, 2, 5] * 3)
+        assert [found["row_count"] for found in answers] == [0, 1, 2, 5] * 3
+
+
+def test_query_asked_again_looks_at_the_time_anew(call: Call) -> None:
+    query = "select current_timestamp() as t"
+    assert answer(call, query)["rows"] != answer(call, query)["rows"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select rand() as x",
+        "select uuid() as x",
+        "select (select max(x) from (select randn() as x from region)) as x",
+        "select count(*) as x from lineitem tablesample (5 percent)",
+    ],
+)
+def test_query_that_draws_random_numbers_is_analysed_each_time(call: Call, query: str) -> None:
+    assert answer(call, query)["row_count"] == 1
+    assert call.context.state.prepared(query) is not call.context.state.prepared(query)
+
+
+def test_pyspark_without_the_method_below_to_arrow_answers_all_the_same(call: Call) -> None:
+    class Frame:
+        def __init__(self, frame: Any) -> None:
+            self.limit = lambda count: Frame(frame.limit(count))
+            self.toArrow = frame.toArrow
+            self.schema = frame.schema
+
+    query = prepare(Frame(call.context.session.sql("select 1 as a union all select 2")))
+    assert [query.run(limit=1).to_json(), query.run(limit=2).table.num_rows] == [
+        b'{"columns":[{"name":"a","type":"int"}],"rows":[[1]],"row_count":1,"truncated":true}',
+        2,
+    ]
 
 
 def test_limit_of_the_configuration_holds_by_default(make_call: Any, tpch_config: dict[str, Any]) -> None:
