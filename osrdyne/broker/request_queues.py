@@ -171,7 +171,6 @@ class RequestQueueCommands:
             if outcome is not DeleteOutcome.DELETED:
                 return outcome
             self._layout.forget(key, queue.priority)
-        self._register.forget(key)
         return DeleteOutcome.DELETED
 
     async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
@@ -191,7 +190,7 @@ class RequestQueueCommands:
                     return await delete_if_proven_empty(
                         channel,
                         queue.name,
-                        delete=lambda: self._token.do(lambda token: token.delete_queue(queue.name)),
+                        delete=lambda: self._command_delete(key, queue.name),
                         give_back=partial(self._give_back, key, queue.exchange),
                     )
                 finally:
@@ -200,6 +199,11 @@ class RequestQueueCommands:
             # Without the connection the token is lost too, and says so itself.
             self._log.warning("probe failed", key=key, error=str(error))
             return DeleteOutcome.NO_EVIDENCE
+
+    async def _command_delete(self, key: Key, queue: QueueName) -> int:
+        count = await self._token.do(lambda channel: channel.delete_queue(queue))
+        self._register.note_deleted(key)
+        return count
 
     async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:
         """Return once the broker has the request again; a deleted queue would not take it back."""

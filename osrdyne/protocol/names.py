@@ -159,9 +159,9 @@ class PoolNames:
         return QueueName(f"{self.pool}-leader")
 
     @property
-    def register_queue(self) -> QueueName:
-        """Comes and goes, so that RabbitMQ writes down the queues declared before (`broker.queue_register`)."""
-        return QueueName(f"{self.pool}-register")
+    def register_queues(self) -> tuple[QueueName, QueueName]:
+        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queue_register`)."""
+        return QueueName(f"{self.pool}-register-1"), QueueName(f"{self.pool}-register-2")
 
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""
