@@ -1,7 +1,7 @@
 """Which routes a request takes, and which of them decides for each endpoint. Source: seed 000; INGRESS, "Routes".
 
 Pure. Used by the ingress for every request and by `explain`, which looks at every route and says what came of it. The
-ingress looks only at routes that an index by source and by guards of their conditions leaves over: a thousand routes
+ingress looks only at routes that an index by source and by what their conditions demand leaves over: a thousand routes
 that ask for different values of a header cost little more than one.
 """
 
@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from osrdyne.ingress.conditions import Undefined, reader_of
-from osrdyne.ingress.conditions.guards import Property
-from osrdyne.ingress.conditions.operators import Evaluate
+from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.manifest import Manifest
 from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.route_index import Places, RouteIndex, first
 from osrdyne.ingress.routes import UPSTREAM, Endpoint, Route, matches_source
 
 
@@ -32,32 +31,6 @@ class Examined:
         return self.source and (self.route.statement.condition is None or self.condition is True)
 
 
-class _Bucket:
-    """The routes of one source, by their places in the order of urgency."""
-
-    def __init__(self) -> None:
-        self._always: list[int] = []
-        self._readers: dict[Property, Evaluate] = {}
-        self._by_value: dict[Property, defaultdict[object, list[int]]] = {}
-
-    def add(self, place: int, route: Route) -> None:
-        condition = route.statement.condition
-        if condition is None or not condition.guards:
-            self._always.append(place)
-            return
-        for guard in condition.guards:
-            if guard.property not in self._readers:
-                self._readers[guard.property] = reader_of(guard.property)
-                self._by_value[guard.property] = defaultdict(list)
-            self._by_value[guard.property][guard.value].append(place)
-
-    def places(self, arrival: Arrival) -> Iterator[int]:
-        """The routes that this request could take; one may come twice."""
-        yield from self._always
-        for property_, read in self._readers.items():
-            yield from self._by_value[property_].get(read(arrival.sample), ())
-
-
 class RouteTable:
     """The routes of one manifest, ready to be asked."""
 
@@ -66,26 +39,36 @@ class RouteTable:
         # Of several routes to one endpoint the most urgent counts, and then the first: the rest needs no look.
         self._by_rank = sorted(manifest.routes, key=lambda route: route.rank)
         self._declared = {route.name: place for place, route in enumerate(manifest.routes)}
-        self._buckets: defaultdict[tuple[str, ...], _Bucket] = defaultdict(_Bucket)
+        self._by_source: defaultdict[tuple[str, ...], RouteIndex] = defaultdict(RouteIndex)
+        self._same_endpoint: defaultdict[Endpoint, Places] = defaultdict(int)
         for place, route in enumerate(self._by_rank):
-            self._buckets[route.statement.source].add(place, route)
+            condition, endpoint = route.statement.condition, route.statement.endpoint
+            self._by_source[route.statement.source].add(place, () if condition is None else condition.clauses)
+            self._same_endpoint[endpoint] |= 1 << place
 
     def winners(self, arrival: Arrival) -> list[Route]:
         """The route that counts for each endpoint, endpoints in declared order of these routes; empty: no route."""
         segments = _segments(arrival)
         found: dict[Endpoint, Route] = {}
-        for place in sorted(set(self._places(arrival, segments))):
-            route = self._by_rank[place]
+        left = self._candidates(arrival, segments)
+        while left:
+            route = self._by_rank[first(left)]
             endpoint = resolved(route.statement.endpoint, arrival)
-            if endpoint not in found and _examine(route, segments, arrival).taken:
-                found[endpoint] = route
+            if endpoint in found or _examine(route, segments, arrival).taken:
+                found.setdefault(endpoint, route)
+                left &= ~self._same_endpoint[route.statement.endpoint]
+            else:
+                left &= left - 1  # all but the first
         return sorted(found.values(), key=lambda route: self._declared[route.name])
 
-    def _places(self, arrival: Arrival, segments: tuple[str, ...]) -> Iterator[int]:
+    def _candidates(self, arrival: Arrival, segments: tuple[str, ...]) -> Places:
+        """The routes whose source matches, and whose condition is worth a look."""
+        found = 0
         for length in range(len(segments) + 1):
-            bucket = self._buckets.get(segments[:length])
-            if bucket is not None:
-                yield from bucket.places(arrival)
+            index = self._by_source.get(segments[:length])
+            if index is not None:
+                found |= index.candidates(arrival.sample)
+        return found
 
     def examine(self, arrival: Arrival) -> Iterator[Examined]:
         """Every route in declared order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 
@@ -207,20 +208,59 @@ def valid(condition: str | None) -> bool:
     return True
 
 
+NUMERIC = [
+    f"{subject} {operator} {value}"
+    for subject in ("as_number(level)", "$body.n")
+    for operator in ("<", "<=", "=", ">=", ">", "!=")
+    for value in ("-1", "1", "2.5")
+]
+TEXTUAL = [
+    f"{subject} {operator} '{value}'"
+    for subject in ("level", "Kind", "$body.n")
+    for operator in ("<", ">=", "=")
+    for value in ("k", "x", "")
+]
+TURNED = [f"{value} {operator} $body.n" for operator in ("<", "<=", "=", ">=", ">") for value in ("1", "'x'")]
+ATOMS = [
+    *NUMERIC, *TEXTUAL, *TURNED,
+    "starts_with(level, 'x')", "starts_with(level, '')", "starts_with($body.n, 'x')", "contains(level, 'x')",
+    "is_defined(level)", "NOT is_null($body.n)", "$contentType = 'application/json'", "true", "undefined",
+]  # fmt: skip
+COMPOUND = st.recursive(
+    st.sampled_from(ATOMS),
+    lambda parts: st.one_of(
+        st.tuples(parts, st.sampled_from(["AND", "OR"]), parts).map(
+            lambda three: f"({three[0]} {three[1]} {three[2]})"
+        ),
+        parts.map(lambda one: f"NOT ({one})"),
+    ),
+    max_leaves=5,
+)
 ROUTES = st.lists(
     st.tuples(
         st.sampled_from(SOURCES),
-        st.sampled_from([condition for condition in CONDITIONS if valid(condition)]),
+        st.sampled_from([condition for condition in CONDITIONS if valid(condition)]) | COMPOUND,
         st.sampled_from(SINKS),
         st.none() | st.integers(0, 9),
     ),
     max_size=12,
 )
+VALUES = ["x", "xy", "y", "k", "", 1, "2.5", "-1", None]
+BODIES = [None, *(b'{"n": %s}' % value for value in (b"1", b"true", b'"x"', b"2.5", b"-1e999")), b"no json"]
 REQUESTS = st.builds(
     lambda headers, body: arrival(headers=headers, body=body),
-    st.dictionaries(st.sampled_from(["level", "LEVEL", "kind"]), st.sampled_from(["x", "y", "k", 1, None]), max_size=2),
-    st.sampled_from([None, b'{"n": 1}', b'{"n": true}', b'{"n": "x"}', b'{"n": 2}', b"no json"]),
+    st.dictionaries(st.sampled_from(["level", "LEVEL", "kind"]), st.sampled_from(VALUES), max_size=2),
+    st.sampled_from(BODIES),
 )
+
+
+@pytest.mark.parametrize("condition", ATOMS)
+def test_index_lets_every_request_through_that_the_condition_takes(condition: str) -> None:
+    found = table({"r": to(f"FROM /* WHERE {condition} INTO $upstream")})
+    for value, body in itertools.product(VALUES, BODIES):
+        request = arrival(headers={"level": value, "KIND": value}, body=body)
+        taken = compile_condition(condition).evaluate(request.sample) is True
+        assert bool(found.winners(request)) is taken, (value, body)
 
 
 @given(ROUTES, REQUESTS)
@@ -246,15 +286,27 @@ def test_index_finds_what_a_look_at_every_route_finds(
 @pytest.mark.parametrize(
     ("condition", "guards"),
     [
-        ("level = 'x'", {"x"}),
-        ("$body.n > 1 AND 'x' = level AND kind = 'y'", {"x"}),
-        ("(level = 'x' OR level = 'y') AND $body.n > 1", {"x", "y"}),
-        ("level = 'x' OR $body.n > 1", set()),
-        ("level != 'x'", set()),
-        ("NOT (level = 'x')", set()),
-        ("level = kind", set()),
-        (" OR ".join(f"level = '{number}'" for number in range(MAX_GUARDS + 1)), set()),
+        ("level = 'x'", [["x"]]),
+        ("$body.n > 1 AND 'x' = level AND starts_with(kind, 'y')", [["x"], ["y"], [1.0]]),
+        ("(level = 'x' OR level = 'y') AND -3 < $body.n", [["x", "y"], [-3.0]]),
+        ("level = 'x' OR $body.n > 1 AND $body.m = 2", [["x", 2.0]]),
+        ("AS_NUMBER(level) <= 4", [[4.0]]),
+        ("level != 'x'", []),
+        ("NOT (level = 'x')", []),
+        ("level = kind", []),
+        ("level = 'x' OR contains(kind, 'y')", []),
+        (" OR ".join(f"level = '{number}'" for number in range(MAX_GUARDS + 1)), []),
+        (" AND ".join(f"as_number(level) > {number}" for number in range(9)), [[0.0], [1.0], [2.0], [3.0]]),
     ],
 )
-def test_guards_are_plain_equalities_that_must_hold(condition: str, guards: set[str]) -> None:
-    assert {guard.value for guard in compile_condition(condition).guards} == guards
+def test_clauses_are_plain_demands_that_must_hold_the_most_telling_first(
+    condition: str, guards: list[list[object]]
+) -> None:
+    assert [[guard.value for guard in clause] for clause in compile_condition(condition).clauses] == guards
+
+
+def test_body_is_parsed_only_for_routes_that_a_header_leaves_over() -> None:
+    found = table({"r": to("FROM /* WHERE level = 'x' AND $body.n > 1 INTO $upstream"), "rest": to()})
+    request = arrival(headers={"level": "y"}, body=b'{"n": 2}')
+    found.winners(request)
+    assert "_document" not in vars(request.sample)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.ingress.conditions.functions import FUNCTIONS
-from osrdyne.ingress.conditions.guards import Guard, Property, guards_of
+from osrdyne.ingress.conditions.guards import Clause, clauses_of
 from osrdyne.ingress.conditions.logic import all_of, any_of, negate
 from osrdyne.ingress.conditions.operators import (
     ARITHMETIC,
@@ -46,11 +46,11 @@ _LOGICAL = frozenset({_BOOL, _NULL, _UNDEFINED, _ANY})
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A compiled condition. `text` is as written; `guards`: one of them holds whenever it is true, if there are any."""
+    """A compiled condition. `text` is as written; `clauses`: all of them hold whenever it is true."""
 
     text: str
     _evaluate: Evaluate = field(repr=False)
-    guards: tuple[Guard, ...] = ()
+    clauses: tuple[Clause, ...] = ()
 
     def evaluate(self, sample: Sample) -> bool | Undefined:
         """A route is taken only on true. Never raises; takes time linear in the sizes of condition and request."""
@@ -72,12 +72,12 @@ def compile_condition(text: str) -> Condition:
     typed = compiler.compile(tree)
     if compiler.problems:
         raise InvalidDocumentError(compiler.problems)
-    return Condition(text, typed.evaluate, guards_of(tree))
+    return Condition(text, typed.evaluate, clauses_of(tree))
 
 
-def reader_of(property_: Property) -> Evaluate:
-    """The value of a property, as conditions see it."""
-    return _Compiler().compile(property_).evaluate
+def reader_of(node: Node) -> Evaluate:
+    """The value of a part of a condition, the types of which are right."""
+    return _Compiler().compile(node).evaluate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,47 +1,119 @@
-"""What a request must have for a condition to be true, where that is a plain equality: `level = 'alert' AND …`.
+"""What a request must have for a condition to be true, where a plain look can tell: `level = 'alert'`, `name < 'm'`,
+`as_number(level) > 3`, `$body.celsius <= 50`, `starts_with(name, 'x')`.
 
-A table of many routes looks up by these values which conditions are worth evaluating. Pure; used by `compiler`.
+A table of many routes looks up by these which conditions are worth evaluating. Pure; used by `compiler`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from osrdyne.ingress.conditions.syntax import BodyPath, Chain, Header, Literal, Node, SystemProperty
+from osrdyne.ingress.conditions.syntax import BodyPath, Call, Chain, Header, Literal, Node, Prefix, SystemProperty
 
 Property = Header | SystemProperty | BodyPath
 MAX_GUARDS = 16
-"""Alternatives of one condition; with more it is evaluated for every request."""
+"""Alternatives of one clause; with more it is not looked at."""
+MAX_CLAUSES = 4
+"""Clauses of one condition that are looked at, the most telling first."""
+
+
+class Relation(Enum):
+    """How the subject of a guard relates to its value; the number is the less, the more it tells."""
+
+    EQUALS = 0
+    STARTS_WITH = 1
+    AT_LEAST = 2
+    AT_MOST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A property as it is, or through `as_number`."""
+
+    property: Property
+    as_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """`property` equals `value`."""
+    """The subject has this relation to the value, and its type. `>` counts as at least: a guard lets more through."""
 
-    property: Property
+    subject: Subject
+    relation: Relation
     value: str | float
 
 
-def guards_of(node: Node) -> tuple[Guard, ...]:
-    """At least one of these holds whenever the condition is true. Empty: nothing is known."""
-    if not isinstance(node, Chain):
+Clause = tuple[Guard, ...]
+"""At least one of these."""
+
+_RELATIONS = {
+    "=": Relation.EQUALS,
+    ">": Relation.AT_LEAST,
+    ">=": Relation.AT_LEAST,
+    "<": Relation.AT_MOST,
+    "<=": Relation.AT_MOST,
+}
+_TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+
+
+def clauses_of(node: Node) -> tuple[Clause, ...]:
+    """All of these hold whenever the condition is true. Empty: nothing is known."""
+    match node:
+        case Call(name=name, arguments=(subject, Literal(str(value)))) if name.lower() == "starts_with":
+            return _guarded(subject, Relation.STARTS_WITH, value)
+        case Chain(first, links):
+            operands = [first, *(link.operand for link in links)]
+            match links[0].operator:
+                case "AND":
+                    found = [clause for operand in operands for clause in clauses_of(operand)]
+                    return tuple(sorted(found, key=_vagueness)[:MAX_CLAUSES])
+                case "OR":
+                    return _one_of([clauses_of(operand) for operand in operands])
+                case operator if operator in _RELATIONS and len(operands) == 2:
+                    return _comparison(operator, *operands)
+    return ()
+
+
+def _one_of(sides: list[tuple[Clause, ...]]) -> tuple[Clause, ...]:
+    if not all(sides):
         return ()
-    operands = [node.first, *(link.operand for link in node.links)]
-    match node.links[0].operator:
-        case "AND":
-            return min(filter(None, map(guards_of, operands)), key=len, default=())
-        case "OR":
-            sides = [guards_of(one) for one in operands]
-            alternatives = tuple(guard for side in sides for guard in side)
-            return alternatives if all(sides) and len(alternatives) <= MAX_GUARDS else ()
-        case "=" if len(operands) == 2:
-            return _equality(*operands)
+    together = tuple(guard for side in sides for guard in min(side, key=_vagueness))
+    return (together,) if len(together) <= MAX_GUARDS else ()
+
+
+def _vagueness(clause: Clause) -> tuple[int, int]:
+    return max(guard.relation.value for guard in clause), len(clause)
+
+
+def _comparison(operator: str, left: Node, right: Node) -> tuple[Clause, ...]:
+    value = _value(right)
+    if value is None:
+        left, value, operator = right, _value(left), _TURNED[operator]
+    return () if value is None else _guarded(left, _RELATIONS[operator], value)
+
+
+def _guarded(subject: Node, relation: Relation, value: str | float) -> tuple[Clause, ...]:
+    match subject:
+        case Header() | SystemProperty() | BodyPath():
+            return ((Guard(Subject(_folded(subject)), relation, value),),)
+        case Call(name=name, arguments=((Header() | SystemProperty() | BodyPath()) as property_,)) if (
+            name.lower() == "as_number"
+        ):
+            return ((Guard(Subject(_folded(property_), as_number=True), relation, value),),)
     return ()
 
 
-def _equality(left: Node, right: Node) -> tuple[Guard, ...]:
-    if isinstance(left, Literal):
-        left, right = right, left
-    if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str | float):
-        return (Guard(left, right.value),)
-    return ()
+def _folded(property_: Property) -> Property:
+    """Headers are the same whatever the case."""
+    return Header(property_.name.lower()) if isinstance(property_, Header) else property_
+
+
+def _value(node: Node) -> str | float | None:
+    """The string or number that is written there."""
+    match node:
+        case Literal(str() | float() as value):
+            return value
+        case Prefix("-", _, Literal(float(value))):
+            return -value
+    return None

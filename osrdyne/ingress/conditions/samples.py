@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -35,6 +35,11 @@ class Sample:
     @cached_property
     def _headers(self) -> dict[str, str | Undefined | None]:
         return {name.lower(): _as_string(value) for name, value in self._given.items()}
+
+    @property
+    def header_names(self) -> Iterable[str]:
+        """The headers that there are, in lower case."""
+        return self._headers
 
     def header(self, name: str) -> str | Undefined | None:
         """A header as a string, by its name in lower case; lists and tables are undefined."""

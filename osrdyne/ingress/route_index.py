@@ -1,0 +1,153 @@
+"""Which of many conditions are worth evaluating for a request, found without a look at each of them.
+
+Routes have places in an order, and a set of them is a number with a bit for each place: what thousands of conditions
+demand is combined by a few operations on such numbers. Pure; built once for a manifest, used by `table`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from functools import cached_property
+from itertools import accumulate
+from operator import or_
+from typing import Generic, TypeVar
+
+from osrdyne.ingress.conditions import Sample, reader_of
+from osrdyne.ingress.conditions.guards import Clause, Relation, Subject
+from osrdyne.ingress.conditions.operators import Evaluate
+from osrdyne.ingress.conditions.syntax import Call, Header
+from osrdyne.ingress.conditions.values import Value
+
+B = TypeVar("B", str, float)
+Places = int
+"""A set of routes: bit n is the route at place n."""
+
+
+def first(places: Places) -> int:
+    """The lowest place of a set that is not empty."""
+    return (places & -places).bit_length() - 1
+
+
+class RouteIndex:
+    """The clauses of routes. The n-th clauses of all routes make a layer; a route that has none is in it anyway."""
+
+    def __init__(self) -> None:
+        self._all: Places = 0
+        self._layers: list[_Layer] = []
+
+    def add(self, place: int, clauses: tuple[Clause, ...]) -> None:
+        """A route whose condition is true only if each of the clauses holds."""
+        for number, clause in enumerate(clauses):
+            if number == len(self._layers):
+                self._layers.append(_Layer())
+            self._layers[number].add(place, clause)
+        self._all |= 1 << place
+
+    def candidates(self, sample: Sample) -> Places:
+        """The routes that this request could take."""
+        found = self._all
+        for layer in self._layers:
+            if found & layer.places:  # else it would be a look for nothing, and perhaps the only one into the body
+                found &= layer.holding(sample) | ~layer.places
+        return found
+
+
+class _Layer:
+    """One clause of each route that has one. Of headers only those that a request has are looked at."""
+
+    def __init__(self) -> None:
+        self.places: Places = 0
+        self._of_headers: defaultdict[str, list[tuple[Evaluate, _Values]]] = defaultdict(list)
+        self._others: list[tuple[Evaluate, _Values]] = []
+        self._by_subject: dict[Subject, _Values] = {}
+
+    def add(self, place: int, clause: Clause) -> None:
+        self.places |= 1 << place
+        for guard in clause:
+            self._values_of(guard.subject).add(place, guard.relation, guard.value)
+
+    def _values_of(self, subject: Subject) -> _Values:
+        known = self._by_subject.get(subject)
+        if known is not None:
+            return known
+        values = self._by_subject[subject] = _Values()
+        node = Call("as_number", 0, (subject.property,)) if subject.as_number else subject.property
+        property_ = subject.property
+        readers = self._of_headers[property_.name] if isinstance(property_, Header) else self._others
+        readers.append((reader_of(node), values))
+        return values
+
+    def holding(self, sample: Sample) -> Places:
+        """The routes whose clause holds."""
+        found = 0
+        for read, values in self._others:
+            found |= values.matching(read(sample))
+        for name in sample.header_names if self._of_headers else ():
+            for read, values in self._of_headers.get(name, ()):
+                found |= values.matching(read(sample))
+        return found
+
+
+class _Values:
+    """What routes demand of one subject."""
+
+    def __init__(self) -> None:
+        self._equal: defaultdict[str | float, Places] = defaultdict(int)
+        self._prefixes: defaultdict[int, defaultdict[str, Places]] = defaultdict(lambda: defaultdict(int))
+        self._numbers, self._strings = _Bounds[float](), _Bounds[str]()
+
+    def add(self, place: int, relation: Relation, value: str | float) -> None:
+        places = 1 << place
+        if relation is Relation.EQUALS:
+            self._equal[value] |= places
+        elif isinstance(value, float):
+            self._numbers.add(relation, value, places)
+        elif relation is Relation.STARTS_WITH:
+            self._prefixes[len(value)][value] |= places
+        else:
+            self._strings.add(relation, value, places)
+
+    def matching(self, value: Value) -> Places:
+        if isinstance(value, str):
+            found = self._equal.get(value, 0) | self._strings.matching(value)
+            for length, prefixes in self._prefixes.items():
+                found |= prefixes.get(value[:length], 0)
+            return found
+        if isinstance(value, float):
+            return self._equal.get(value, 0) | self._numbers.matching(value)
+        return 0
+
+
+class _Bounds(Generic[B]):
+    """Least and greatest values that routes take."""
+
+    def __init__(self) -> None:
+        self._least: dict[B, Places] = {}
+        self._greatest: dict[B, Places] = {}
+
+    def add(self, relation: Relation, bound: B, places: Places) -> None:
+        bounds = self._least if relation is Relation.AT_LEAST else self._greatest
+        bounds[bound] = bounds.get(bound, 0) | places
+
+    def matching(self, value: B) -> Places:
+        found = 0
+        if self._least:
+            bounds, sums = self._rising
+            found |= sums[bisect_right(bounds, value)]
+        if self._greatest:
+            bounds, sums = self._falling
+            found |= sums[len(bounds) - bisect_left(bounds, value)]
+        return found
+
+    @cached_property
+    def _rising(self) -> tuple[list[B], list[Places]]:
+        """Least values, and the routes of the first n of them."""
+        bounds = sorted(self._least)
+        return bounds, list(accumulate((self._least[bound] for bound in bounds), or_, initial=0))
+
+    @cached_property
+    def _falling(self) -> tuple[list[B], list[Places]]:
+        """Greatest values, and the routes of the last n of them."""
+        bounds = sorted(self._greatest)
+        return bounds, list(accumulate((self._greatest[bound] for bound in reversed(bounds)), or_, initial=0))
