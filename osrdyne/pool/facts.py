@@ -91,8 +91,11 @@ class QueueBoard:
         return {key for key, facts in self._facts.items() if facts.exists}
 
     def update(self, key: Key, **changes: Any) -> None:
-        """Replace fields of the key's facts, and tell who waits for them."""
+        """Replace fields of the key's facts, and tell who waits for them. Of a queue that is gone, nothing else is kept
+        but why it cannot be had."""
         facts = replace(self[key], **changes)
+        if not facts.exists:
+            facts = QueueFacts(fault=facts.fault)
         if facts == self[key]:
             return
         if facts == _NO_QUEUE:

@@ -157,7 +157,7 @@ class RequestQueuesLoop:
     async def _delete(self, key: Key, failures: int) -> float | None:
         outcome = await self._queues.delete_if_proven_empty(key)
         if outcome is DeleteOutcome.DELETED:
-            self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
+            self._board.update(key, exists=False)
             self._metrics.queue_commands.labels(command="delete").inc()
             self._log.info("request queue deleted", key=key)
             return None

@@ -102,7 +102,7 @@ class Resync:
             if await self._commands.exists(key) or key in self._queues.busy_keys():
                 continue
             self._log.error("request queue is gone, somebody else deleted it", key=key)
-            self._board.update(key, exists=False, binding=Binding.UNKNOWN, unbound_at=None)
+            self._board.update(key, exists=False)
             self._queues.look_at(key)
         for key in (bound & listed.keys()) - busy:
             if not listed[key].bound:

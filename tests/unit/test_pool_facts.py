@@ -166,7 +166,7 @@ class TestQueueBoard:
 
     async def test_key_without_facts_takes_no_memory(self) -> None:
         board = QueueBoard()
-        board.update(A, exists=True)
+        board.update(A, exists=True, binding=Binding.BOUND, bound_at=1.0, unbound_at=2.0, disposable=(3,))
         board.update(A, exists=False)
         assert (board.keys(), board[A]) == ([], QueueFacts())
 

@@ -156,4 +156,5 @@ async def test_groups_that_are_over_are_forgotten(clock: VirtualClock, driver: F
         for number in range(20):
             stack.term.tracker.retire(Key(str(number)))
         await clock.advance(120.0)
-        assert (stack.term.tracker.keys(), stack.term._scaler._scales) == ([], {})
+        known = (stack.term.tracker.keys(), stack.term.queue_board.keys(), stack.term.worker_board.keys())
+        assert (known, stack.term._scaler._scales) == (([], [], []), {})
