@@ -1,4 +1,4 @@
-"""A leader in this process, with a driver that only notes when it is asked, for the benchmarks of activation."""
+"""A leader in this process, with a driver that only notes when it is asked, for what measures or probes activation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
@@ -27,6 +26,15 @@ from osrdyne.term import StopRequest, Term
 
 NEVER = 86_400.0
 NO_LIMIT = 1_000_000
+
+
+class Broker(Protocol):
+    """Where RabbitMQ is."""
+
+    @property
+    def amqp_uri(self) -> str: ...
+    @property
+    def management_uri(self) -> str: ...
 
 
 class Activations:
@@ -94,7 +102,7 @@ class NotingPublisher(LeaderPublisher):
 
 @asynccontextmanager
 async def leader(
-    broker: EmbeddedBroker,
+    broker: Broker,
     pool: str,
     *,
     kind: Literal["direct", "managed"] = "direct",

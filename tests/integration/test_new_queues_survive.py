@@ -21,7 +21,7 @@ from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
 
 NAMES = PoolNames("p")
-KEY = Key("k")
+KEYS = [Key(f"k{number}") for number in range(5)]
 
 
 @asynccontextmanager
@@ -37,26 +37,31 @@ async def leading(broker: EmbeddedBroker) -> AsyncIterator[RequestQueueCommands]
         await asyncio.wait({keeping})
 
 
-async def publish(broker: EmbeddedBroker, body: bytes) -> None:
+@asynccontextmanager
+async def a_channel(broker: EmbeddedBroker) -> AsyncIterator[amqp.Channel]:
     connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
-    channel = await connection.channel(confirms=True)
-    await channel.publish(amqp.Message(body=body), exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True)
+    yield await connection.channel(confirms=True)
     await connection.close()
 
 
-async def take(broker: EmbeddedBroker) -> bytes | None:
-    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
-    delivery = await (await connection.channel()).get(NAMES.request_queue(KEY))
-    await connection.close()
-    return None if delivery is None else delivery.body
+async def activate(queues: RequestQueueCommands, client: amqp.Channel, key: Key) -> None:
+    await queues.declare(key)
+    await queues.bind(key)
+    message = amqp.Message(body=key.encode())
+    await client.publish(message, exchange=NAMES.requests_exchange, routing_key=key, mandatory=True)
 
 
-async def test_request_in_a_queue_that_is_new_survives_a_kill_of_the_node(tmp_path: Path) -> None:
+async def take(channel: amqp.Channel, key: Key) -> str | None:
+    delivery = await channel.get(NAMES.request_queue(key))
+    return None if delivery is None else delivery.body.decode()
+
+
+async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path) -> None:
+    """Queues of keys that are new at the same time are written down by each other, the last one by another queue."""
     async with EmbeddedBroker(tmp_path / "node") as broker:
-        async with leading(broker) as queues:
-            await queues.declare(KEY)
-            await queues.bind(KEY)
-            await publish(broker, b"confirmed")
+        async with leading(broker) as queues, a_channel(broker) as client:
+            await asyncio.gather(*(activate(queues, client, key) for key in KEYS))
             await broker.kill()
         await broker.start()
-        assert await take(broker) == b"confirmed"
+        async with a_channel(broker) as channel:
+            assert [await take(channel, key) for key in KEYS] == KEYS

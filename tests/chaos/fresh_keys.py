@@ -1,0 +1,120 @@
+"""A probe of a leader: is all that RabbitMQ has confirmed still there when the node is killed while keys are new?
+
+    python -m tests.chaos.fresh_keys [--image rabbitmq:4-management] [--rounds 5] [--keys 30]
+
+Each round publishes requests for new keys, all at once, into a pool of its own, kills the node the moment a random one
+of the keys is active, starts it again and counts. So the kill comes at another place each time in the order in which
+queues are declared, written down and bound. `fresh_queues` shows what is lost without care. Exit code 1 when something
+is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from osrdyne import amqp
+from osrdyne.errors import BrokerError, OsrdyneError
+from osrdyne.logs import configure_logging
+from osrdyne.protocol.names import Key, PoolNames
+from tests.benchmarks.leading import leader
+from tests.chaos.nodes import Node, running_node
+
+REQUESTS = 3
+"""For each key, one after the other: the first becomes an orphan, the others may come straight to the queue."""
+ANSWER = 5.0
+"""Seconds for a queue to give what it says it has."""
+ATTEMPTS = 10
+"""A second apart: queues have no leader at first when the node has started, and say that they are empty."""
+
+
+async def missing_after_kill(node: Node, names: PoolNames, keys: list[Key]) -> set[str]:
+    """The confirmed requests that are gone."""
+    confirmed: set[str] = set()
+    active = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_load(node, names, keys, confirmed, active))
+        await active.wait()
+        await node.kill()
+    await node.start()
+    found: set[str] = set()
+    for _ in range(ATTEMPTS):
+        for queue in [names.orphan_queue, *map(names.request_queue, keys)]:
+            found |= await _bodies(node, queue)
+        if confirmed <= found:
+            break
+        await asyncio.sleep(1)
+    print(f"{names.pool}: confirmed {len(confirmed)}, found {len(found)}, missing {sorted(confirmed - found)}")
+    return confirmed - found
+
+
+async def _load(node: Node, names: PoolNames, keys: list[Key], confirmed: set[str], active: asyncio.Event) -> None:
+    """Lead the pool and publish, until the node is killed."""
+    try:
+        async with leader(node, names.pool) as activations:
+            victim = activations.expect(random.choice(keys))
+            connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri))
+            async with asyncio.TaskGroup() as group:
+                for key in keys:
+                    group.create_task(_publish(connection, names, key, confirmed))
+                await victim
+                active.set()
+            await connection.wait_closed()
+    except* OsrdyneError:
+        pass  # the term ends with the node
+
+
+async def _publish(connection: amqp.Connection, names: PoolNames, key: Key, confirmed: set[str]) -> None:
+    with suppress(BrokerError):
+        channel = await connection.channel(confirms=True)
+        for number in range(REQUESTS):
+            body = f"{key} {number}"
+            await channel.publish(amqp.Message(body=body.encode()), exchange=names.requests_exchange, routing_key=key)
+            confirmed.add(body)
+
+
+async def _bodies(node: Node, queue: str) -> set[str]:
+    """What is in the queue, and stays there. One that does not exist, or does not answer, has nothing."""
+    bodies: set[str] = set()
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri, name="osrdyne chaos"))
+    try:
+        channel = await connection.channel()
+        with suppress(BrokerError, TimeoutError):
+            ready = (await channel.declare_queue(queue, passive=True)).ready
+            consumer = await channel.consume(queue)
+            async with asyncio.timeout(ANSWER):
+                bodies = {(await consumer.get()).body.decode() for _ in range(ready)}
+    finally:
+        await connection.close()
+    return bodies
+
+
+async def _probe(image: str | None, rounds: int, keys: int) -> int:
+    missing = 0
+    with tempfile.TemporaryDirectory(prefix="osrdyne-probe-") as directory:
+        async with running_node(Path(directory), image=image) as node:
+            for number in range(rounds):
+                new = [Key(f"new={one}") for one in range(keys)]
+                missing += len(await missing_after_kill(node, PoolNames(f"probe{number}"), new))
+    return missing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill RabbitMQ while a leader makes keys active.")
+    parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--keys", type=int, default=30)
+    arguments = parser.parse_args()
+    configure_logging(level="critical")
+    missing = asyncio.run(_probe(arguments.image, arguments.rounds, arguments.keys))
+    print(f"confirmed and missing: {missing}")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
