@@ -218,9 +218,9 @@ def acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
 def answer_acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
     answer = StartFailureResponder._answer
 
-    async def acknowledge_first(self: Any, key: Any, delivery: Delivery, failure: Any) -> None:
+    async def acknowledge_first(self: Any, key: Any, failure: Any, delivery: Delivery) -> None:
         await delivery.ack()
-        await answer(self, key, delivery, failure)
+        await answer(self, key, failure, delivery)
 
     return acknowledge_first
 
