@@ -1,0 +1,165 @@
+"""Retries on a real RabbitMQ, with a real worker: the wait, the way back, and what a death in between leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from flaky_app import DEATH_VARIABLE
+from worker_process import Stage, WorkerProcess, stage
+
+from osrdyne.amqp import Channel, Delivery, Message
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.wait_queues import retry_exchanges, wait_bindings, wait_queues
+from osrdyne.errors import PublishRefusedError
+from osrdyne.processors.dead_letters import death_reason, without_waits
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms, class_name
+from osrdyne.protocol.statuses import Status
+from osrdyne.testing.keys import ODD_KEYS
+
+APP = "tests.integration.flaky_app:app"
+DELAY_MS = 300
+URGENT = 3
+
+
+def terms(attempts: int) -> str:
+    return RetryTerms(("5xx",), attempts, (DELAY_MS,)).to_header()
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    """What the controller makes of a managed pool, with one delay and the classes default and 3."""
+    async with stage(broker.amqp_uri, pool_id) as result:
+        names, channel = result.names, result.channel
+        await channel.declare_exchange(names.orphan_exchange, "fanout")
+        await channel.declare_queue(names.orphan_queue, arguments={"x-queue-type": "quorum"})
+        await channel.bind_queue(names.orphan_queue, names.orphan_exchange)
+        layout = QueueLayout(names, managed=True, priorities=[URGENT])
+        for topology in (
+            layout.exchanges,
+            retry_exchanges(names, [URGENT]),
+            wait_queues(names, [DELAY_MS]),
+            wait_bindings(names, [DELAY_MS]),
+        ):
+            await declare_topology(channel, topology)
+        await result.declare_request_queue(names.request_queue(result.key, URGENT))
+        for queue in layout.queues(result.key):
+            await channel.bind_queue(queue.name, queue.exchange, result.key)
+        yield result
+
+
+async def start(pool: Stage, **variables: str) -> WorkerProcess:
+    queues = tuple(pool.names.request_queue(pool.key, priority) for priority in (URGENT, None))
+    exchange = {"WORKER_RETRY_EXCHANGE": pool.names.retry_exchange}
+    return await pool.start(app=APP, queues=queues, variables={**exchange, **variables})
+
+
+async def send(pool: Stage, failures: int, *, attempts: int, priority: int | None = None) -> str:
+    """Publish a request as the ingress does, with the key for the routing key; its correlation id."""
+    names = pool.names
+    await pool.channel.unbind_queue(names.request_queue(pool.key), names.requests_exchange, pool.key)
+    await pool.channel.bind_queue(names.request_queue(pool.key, priority), names.requests_exchange, pool.key)
+    headers = {TERMS_HEADER: terms(attempts), CLASS_HEADER: class_name(priority)}
+    return await pool.caller.send("/flaky", {"failures": failures}, headers=headers)
+
+
+@pytest.mark.parametrize("priority", [None, URGENT])
+async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priority: int | None) -> None:
+    await start(pool)
+    began = time.monotonic()
+    response = await pool.caller.answer(await send(pool, 2, attempts=3, priority=priority))
+    assert time.monotonic() - began >= 2 * DELAY_MS / 1000
+    assert (response.status, json.loads(response.body)) == (Status.OK, {"attempt": 3, "duplicate": False})
+    assert response.headers[ATTEMPTS_HEADER] == 3
+
+
+async def test_last_outcome_is_the_answer(pool: Stage) -> None:
+    await start(pool)
+    response = await pool.caller.answer(await send(pool, 5, attempts=2))
+    assert (response.status, response.code, response.headers[ATTEMPTS_HEADER]) == (Status.ERROR, 503, 2)
+
+
+async def test_worker_without_a_retry_exchange_answers_and_goes_on(pool: Stage) -> None:
+    worker = await start(pool, WORKER_RETRY_EXCHANGE=f"{pool.names.pool}-gone")
+    responses = [await pool.caller.answer(await send(pool, 1, attempts=3)) for _ in range(2)]
+    assert [response.code for response in responses] == [503, 503]
+    assert any("cannot wait for its next attempt" in line for line in worker.lines)
+
+
+async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_marked(
+    pool: Stage, tmp_path: Path
+) -> None:
+    death = {DEATH_VARIABLE: str(tmp_path / "dead")}
+    first = await start(pool, **death)
+    sent = await send(pool, 1, attempts=3)
+    assert await first.wait() == -9
+    await start(pool, **death)
+    answers: list[Response] = [await pool.caller.answer(sent) for _ in range(2)]
+    assert [response.status for response in answers] == [Status.OK, Status.OK]
+    assert sorted(json.loads(response.body)["duplicate"] for response in answers) == [False, True]
+
+
+async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int = DELAY_MS) -> None:
+    """Send a request to wait, as a worker does."""
+    headers = {CLASS_HEADER: class_name(priority), DELAY_HEADER: str(delay_ms), ATTEMPTS_HEADER: 1}
+    message = Message(b"x", headers=headers, reply_to="somebody", correlation_id="c")
+    await pool.channel.publish(message, exchange=pool.names.retry_exchange, routing_key=key, mandatory=True)
+
+
+async def taken(channel: Channel, queue: str) -> Delivery:
+    """The next message of a queue."""
+    async with asyncio.timeout(60):
+        delivery = await (await channel.consume(queue)).get()
+        await delivery.ack()
+        return delivery
+
+
+async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool: Stage) -> None:
+    names, keys = pool.names, list(ODD_KEYS.values())
+    for key in keys:
+        await wait(pool, key)
+    consumer = await pool.channel.consume(names.orphan_queue)
+    async with asyncio.timeout(60):
+        orphans = [await consumer.get() for _ in keys]
+    assert {orphan.routing_key for orphan in orphans} == set(keys)
+    told = {(orphan.exchange, orphan.headers[CLASS_HEADER], orphan.headers[ATTEMPTS_HEADER]) for orphan in orphans}
+    assert told == {(names.retried_exchange, "3", 1)}
+    assert {orphan.properties.reply_to for orphan in orphans} == {"somebody"}
+
+
+async def test_request_for_a_class_without_an_exchange_becomes_an_orphan(pool: Stage) -> None:
+    await wait(pool, pool.key, priority=7)
+    assert (await taken(pool.channel, pool.names.orphan_queue)).headers[CLASS_HEADER] == "7"
+
+
+async def test_delay_without_a_queue_is_refused(pool: Stage) -> None:
+    with pytest.raises(PublishRefusedError):
+        await wait(pool, pool.key, delay_ms=DELAY_MS + 1)
+
+
+async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: str) -> None:
+    names = PoolNames(pool_id)
+    dying = f"{pool_id}-dying"
+    await pool.channel.declare_exchange(names.dead_letter_exchange, "fanout")
+    await pool.channel.declare_queue(names.dead_letter_queue, arguments={"x-queue-type": "quorum"})
+    await pool.channel.bind_queue(names.dead_letter_queue, names.dead_letter_exchange)
+    arguments = {"x-queue-type": "quorum", "x-delivery-limit": 0, "x-dead-letter-exchange": names.dead_letter_exchange}
+    await pool.channel.declare_queue(dying, arguments=arguments)
+    await pool.channel.bind_queue(dying, names.work_exchange(URGENT), "mortal")
+    await wait(pool, "mortal")
+    channel = await pool.connection.channel()
+    async with asyncio.timeout(60):
+        delivery = await (await channel.consume(dying)).get()
+        await delivery.reject(requeue=True)
+    headers = (await taken(pool.channel, names.dead_letter_queue)).headers
+    assert death_reason(headers) is Status.EXPIRED  # the end of the wait
+    told = without_waits(headers, names)
+    assert (death_reason(told), told["x-first-death-queue"]) == (Status.DELIVERY_LIMIT, dying)
