@@ -1,0 +1,56 @@
+"""Retries in a managed pool, with a daemon and workers of their own processes, as a user sets them up and sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from daemon_process import DaemonProcess, MakeDaemon
+
+from osrdyne.amqp import ConnectionOptions, connect
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.retries import ATTEMPTS_HEADER
+
+APP = "tests.integration.flaky_app:app"
+RETRY = {"codes": [503], "max_attempts": 3, "delays": ["100ms", "5s"]}
+TEXT = "FROM /messages/* INTO $upstream"
+
+
+def apply(daemon: DaemonProcess, directory: Path, route: object) -> None:
+    manifest = directory / "manifest.json"
+    manifest.write_text(json.dumps({"routes": {"all": route}}))
+    done = daemon.osrdyne("routes", "apply", str(manifest), "--author", "test")
+    assert done.returncode == 0, done.stderr
+
+
+async def waiting(daemon: DaemonProcess, delay_ms: int) -> int:
+    """How many requests wait for so long."""
+    connection = await connect(ConnectionOptions(uri=daemon.amqp_uri, name="osrdyne acceptance test"))
+    try:
+        queue = PoolNames(daemon.pool).wait_queue(delay_ms)
+        return (await (await connection.channel()).declare_queue(queue, passive=True)).ready
+    finally:
+        await connection.close()
+
+
+async def test_failed_requests_are_tried_again_as_their_route_says(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    """Also while no daemon runs, and as long as the caller does not forbid it."""
+    command = [str(Path(sys.executable).with_name("osrdyne-worker")), APP]
+    daemon = make_daemon(driver={"options": {"command": command}})
+    daemon.write_settings(pool={"kind": "managed"})
+    await daemon.start()
+    apply(daemon, tmp_path, {"route": TEXT, "priority": 2, "retry": RETRY})
+    assert "tried again: 3 times in all, after 0.1 s, then 5 s." in daemon.osrdyne("explain", "k", "/flaky").stdout
+    async with daemon.client(default_timeout=120.0) as client:
+        reply = await client.call("k", "/flaky", {"failures": 1})
+        assert (reply.json()["attempt"], reply.headers[ATTEMPTS_HEADER]) == (2, 2)
+        headers = {"x-queue-retry-5xx": "0"}
+        forbidden = await client.call("k", "/flaky", {"failures": 1}, headers=headers, raise_on_error=False)
+        assert (forbidden.code, ATTEMPTS_HEADER in forbidden.headers) == (503, False)
+        call = asyncio.create_task(client.call("k", "/flaky", {"failures": 2}))
+        while not call.done() and not await waiting(daemon, 5000):
+            await asyncio.sleep(0.05)  # until it waits for its third attempt
+        daemon.kill()
+        assert (await call).json() == {"attempt": 3, "duplicate": False}
