@@ -1,0 +1,140 @@
+"""A daemon as its users run it, with the Kubernetes driver: from a request to the Pod object, and then to an answer.
+
+There is no node. The program that a pod names is run here, with the environment and the file that the pod names: so a
+request is answered only if the objects say all that a worker needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+from harness import SCHEDULER
+from lightkube.resources.apps_v1 import Deployment
+from lightkube.resources.core_v1 import Pod, Secret
+from played_kubelet import expand, variables_of
+
+from osrdyne.drivers.kubernetes.names import PoolLabels
+from osrdyne.drivers.registry import stack_of
+from osrdyne.protocol.names import started_as
+from tests.acceptance.daemon_process import ROOT, DaemonProcess, own_environment, until
+
+KEYS = ["infra=42,timetable=24", "a b/c$(WORKER_POOL)", "Ünïcode 漢"]
+CALL_TIMEOUT = 100.0
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture
+async def daemon(broker_settings, pool_id, kubelet, namespace, tmp_path):
+    options = {
+        "image": "registry.example/worker:1",
+        "scheduler": SCHEDULER,
+        "namespace": namespace,
+        "kubeconfig": os.environ["KUBECONFIG"],
+    }
+    daemon = DaemonProcess(
+        tmp_path,
+        amqp_uri=broker_settings.uri.get_secret_value(),
+        management_uri=broker_settings.effective_management_uri(),
+        pool=pool_id,
+        settings={},
+    )
+    daemon.settings["driver"] = {"name": "kubernetes", "options": options}
+    daemon.write_settings()
+    try:
+        await daemon.start()
+        yield daemon
+    finally:
+        await daemon.close()
+    assert "Traceback" not in daemon.log()
+
+
+class Node:
+    """Runs what the pods of one pool name."""
+
+    def __init__(self, admin, namespace, selector, directory):
+        self._admin, self._namespace, self._selector = admin, namespace, selector
+        self._directory = directory
+        self.processes = {}
+
+    def objects(self, kind):
+        labels = dict([self._selector.split("=")])
+        return list(self._admin.list(kind, namespace=self._namespace, labels=labels))
+
+    async def run(self, count):
+        """Wait for so many pods, and run each."""
+        pods = await until(lambda: len(found := self.objects(Pod)) == count and found, f"there are {count} pods")
+        for pod in pods:
+            self.processes[pod.metadata.name] = await self._run(pod)
+
+    async def _run(self, pod):
+        home = self._directory / pod.metadata.name
+        home.mkdir()
+        volume = next(volume for volume in pod.spec.volumes if volume.secret)
+        secret = await until(lambda: self._secret(volume.secret.secretName), "the pod's Secret is there")
+        for name, content in secret.data.items():
+            (home / name).write_bytes(b64decode(content))
+        told = variables_of(pod)
+        told["WORKER_AMQP_URI_FILE"] = str(home / Path(told["WORKER_AMQP_URI_FILE"]).name)
+        told["WORKER_READY_FILE"] = str(home / "ready")
+        program, *arguments = (expand(part, told) for part in pod.spec.containers[0].command)
+        with (home / "log").open("wb") as log:
+            return subprocess.Popen(
+                [Path(sys.executable).with_name(program), *arguments],
+                cwd=home, env=own_environment(PYTHONPATH=str(ROOT), **told), stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def _secret(self, name):
+        return next((item for item in self.objects(Secret) if item.metadata.name == name), None)
+
+    def end_those_without_a_pod(self):
+        """As a node does, when their pods are gone."""
+        names = {pod.metadata.name for pod in self.objects(Pod)}
+        for name in self.processes.keys() - names:
+            process = self.processes.pop(name)
+            process.terminate()
+            process.wait(30)
+        return not self.processes
+
+    def close(self):
+        for process in self.processes.values():
+            process.kill()
+            process.wait(30)
+
+
+@pytest.fixture
+def node(admin, namespace, daemon, tmp_path):
+    selector = PoolLabels(stack_of(daemon.amqp_uri), daemon.pool).selector
+    node = Node(admin, namespace, selector, tmp_path)
+    yield node
+    node.close()
+
+
+async def ask(client, key):
+    return await client.call(key, "/echo", key.encode(), timeout=CALL_TIMEOUT)
+
+
+async def test_requests_make_pods_that_answer_outlive_the_daemon_and_go_when_they_are_told_to(daemon, node):
+    async with daemon.client() as client:
+        asked = [asyncio.ensure_future(ask(client, key)) for key in KEYS]
+        await node.run(len(KEYS))
+        answers = await asyncio.gather(*asked)
+        pods = {pod.metadata.labels["osrdyne.dev/worker"]: pod.metadata.uid for pod in node.objects(Pod)}
+        assert [answer.body for answer in answers] == [key.encode() for key in KEYS]
+        assert {started_as(answer.worker_id) for answer in answers} == pods.keys()
+
+        await daemon.restart()
+        again = await asyncio.gather(*(ask(client, key) for key in KEYS))
+        assert [answer.worker_id for answer in again] == [answer.worker_id for answer in answers]
+        assert {pod.metadata.uid for pod in node.objects(Pod)} == set(pods.values())
+
+    for key in KEYS:
+        assert daemon.osrdyne("groups", "stop", key).returncode == 0
+    await until(node.end_those_without_a_pod, "the pods are gone")
+    await until(lambda: not (node.objects(Deployment) + node.objects(Secret)), "nothing is left of the groups")
