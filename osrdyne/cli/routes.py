@@ -24,11 +24,17 @@ _JSON_SYSTEM = {"contentType": JSON_TYPE, "contentEncoding": "utf-8"}
 
 def print_routes(manifest: Manifest) -> None:
     rows = (
-        (route.name, "default" if route.priority is None else route.priority, _ttl(route, manifest), route.text)
+        (
+            route.name,
+            "default" if route.priority is None else route.priority,
+            _ttl(route, manifest),
+            _retry(route),
+            route.text,
+        )
         for route in sorted(manifest.routes, key=lambda route: route.rank)
     )
     print_table(
-        ("route", "priority", "ttl", "text"),
+        ("route", "priority", "ttl", "retry", "text"),
         rows,
         empty="The manifest has no route: every request is answered no-route.",
     )
@@ -38,6 +44,11 @@ def _ttl(route: Route, manifest: Manifest) -> str:
     """What the manifest says; the pool's own `requests.ttl` is a limit to all of it."""
     seconds = route.ttl or manifest.ttl or 0
     return f"{seconds}s" if seconds > 0 else "none" if seconds < 0 else "the pool's"
+
+
+def _retry(route: Route) -> str:
+    """After which outcomes, and how often in all."""
+    return "no" if route.retry is None else f"{' '.join(route.retry.codes)}, {route.retry.max_attempts} times"
 
 
 commands = ManifestCommands(

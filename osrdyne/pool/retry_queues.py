@@ -63,6 +63,7 @@ class RetryQueuesLoop:
         self._settle_delay = settle_delay
         self._clock = clock
         self._used: frozenset[int] = frozenset()
+        self._classes: frozenset[int] = frozenset()
         self._unused: dict[int, Unused] = {}
         self._changing = asyncio.Lock()
         self._log: Logger = get_logger("retry_queues")
@@ -73,22 +74,27 @@ class RetryQueuesLoop:
             await self._queues.declare(delays_ms, priorities)
             now = self._clock.monotonic()
             self._unused |= {delay_ms: Unused(now) for delay_ms in self._used.difference(delays_ms)}
-            self._used = frozenset(delays_ms)
+            self._used, self._classes = frozenset(delays_ms), frozenset(priorities)
             self._unused = {delay_ms: one for delay_ms, one in self._unused.items() if delay_ms not in self._used}
 
     async def run(self) -> None:
-        """Look after queues that no route uses any more, for ever."""
+        """Look after the queues that there are, for ever."""
         while True:
             await self._clock.sleep(LOOK_INTERVAL)
             try:
                 await self.look()
             except BrokerError as error:
-                self._log.warning("unused wait queues cannot be looked at", error=str(error))
+                self._log.warning("wait queues cannot be looked at", error=str(error))
 
     async def look(self) -> None:
         """One pass."""
+        used_before = self._used
         listed = await self._queues.list()
         async with self._changing:
+            missing = (used_before & self._used) - listed.keys()
+            if missing:
+                self._log.error("wait queue is gone, somebody else deleted it", delays_ms=sorted(missing))
+                await self._queues.declare(self._used, self._classes)
             now = self._clock.monotonic()
             found = listed.keys() - self._used
             self._unused = {delay_ms: self._unused.get(delay_ms, Unused(now)) for delay_ms in sorted(found)}

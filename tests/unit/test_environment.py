@@ -34,6 +34,7 @@ def environment(key: str = "k") -> WorkerEnvironment:
         requests_queues=(names.request_queue(Key(key), 9), names.request_queue(Key(key))),
         activity_exchange=names.activity_exchange,
         control_exchange=names.control_exchange,
+        retry_exchange=names.retry_exchange,
         max_message_bytes=1234,
         config={"app": {"path": "/data/é", "nul": "\0", "list": [1, None]}},
     )
@@ -64,7 +65,7 @@ def test_variables_of_the_reference_protocol_are_enough() -> None:
     )  # fmt: skip
     assert worker.requests_queues == ("p-req-k",)
     assert (worker.activity_exchange, worker.control_exchange) == ("p-activity-xchg", "p-ctl-xchg")
-    assert worker.max_message_bytes == 16 * 2**20
+    assert (worker.retry_exchange, worker.max_message_bytes) == (None, 16 * 2**20)
 
 
 @pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_POOL", "WORKER_AMQP_URI", "WORKER_KEY"])

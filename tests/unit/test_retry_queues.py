@@ -250,6 +250,14 @@ class TestQueues:
             await clock.advance(TTL + 5 * LOOK_INTERVAL)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
+    async def test_wait_queue_that_somebody_deleted_is_made_again(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN):
+            broker.delete_queue(WAIT)
+            await clock.advance(LOOK_INTERVAL + 1)
+            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+
     @pytest.mark.parametrize("kind", ["managed", "direct"])
     async def test_next_leader_deletes_what_it_finds_unused(
         self, clock: VirtualClock, broker: FakeBroker, kind: str

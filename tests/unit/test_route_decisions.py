@@ -178,6 +178,13 @@ def test_explanation_names_queue_priority_and_deadline() -> None:
     assert (passage.deadline, passage.limited_by, told.refused) == (NOW + 600, "pool", None)
 
 
+def test_explanation_says_when_a_request_is_tried_again() -> None:
+    retry = {"codes": [503], "max_attempts": 2, "delays": [1]}
+    told = explain(arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), pool_ttl=600)
+    assert told.steps[-1].text == "After 503 it is tried again: 2 times in all, after 1 s."
+    assert told.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
+
+
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
     told = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), pool_ttl=600)
     assert (told.refused, told.passages) == ("no-route", ())
