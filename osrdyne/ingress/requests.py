@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from urllib.parse import quote
 
 from osrdyne.errors import InvalidKeyError
@@ -65,7 +65,7 @@ class Arrival:
             "contentEncoding": request.content_encoding,
             "connectionModuleId": self.app_id,
             "enqueuedTime": self.enqueued_time,
-            "to": f"/modules/{quote(request.key, safe='', errors='replace')}/inputs/{path}",
+            "to": _address(request.key, path),
             "inputName": path,
             "outputName": self.output,
             "messageType": self.message_type,
@@ -76,6 +76,12 @@ class Arrival:
         return Sample(
             request.headers, {name: value for name, value in system.items() if value is not None}, request.body
         )
+
+
+@lru_cache(maxsize=1024)
+def _address(key: str, path: str) -> str:
+    """Kept because quoting is the dearest part of a sample, and keys come again."""
+    return f"/modules/{quote(key, safe='', errors='replace')}/inputs/{path}"
 
 
 def sample_arrival(
