@@ -68,6 +68,11 @@ class RetryQueuesLoop:
         self._changing = asyncio.Lock()
         self._log: Logger = get_logger("retry_queues")
 
+    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
+        """Have these queues, whoever is going to use them. Raises `BrokerConflictError`."""
+        async with self._changing:
+            await self._queues.declare(delays_ms, priorities)
+
     async def use(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
         """From now on there is a queue for each of these delays, and the way back to these classes."""
         async with self._changing:

@@ -87,6 +87,9 @@ class RoutesInForce(ManifestInForce[Manifest]):
 
     async def _change(self, manifest: Manifest, *, author: str) -> RouteChange:
         before = self.classes.of_routes
+        # First what may be refused: a manifest that is kept and cannot be had would end each term that follows.
+        await self._declare(self._layout.exchanges_for(manifest.priorities))
+        await self._retries.declare(manifest.retry_delays, manifest.priorities)
         change = await super()._change(manifest, author=author)
         return RouteChange(
             change.kept,

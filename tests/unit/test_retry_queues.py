@@ -212,6 +212,7 @@ class TestQueues:
         async with managing(clock, broker, rest=REST) as stack:
             with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
                 await change(stack, plain=PLAIN)
+            assert [kept.version for kept in await stack.term.routing.history()] == [1]
             await stack.publish("a", b"1")
             await clock.settle()
             assert waiting(stack, None) == [b"1"]
