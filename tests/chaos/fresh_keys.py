@@ -2,7 +2,7 @@
 
     python -m tests.chaos.fresh_keys [--image rabbitmq:4-management] [--rounds 5] [--keys 30]
 
-Each round publishes requests for new keys, all at once, into a pool of its own, kills the node the moment a random one
+Each round publishes requests for new keys, all at once, into a pool of its own, kills the node just after a random one
 of the keys is active, starts it again and counts. So the kill comes at another place each time in the order in which
 queues are declared, written down and bound. `fresh_queues` shows what is lost without care. Exit code 1 when something
 is missing.
@@ -26,11 +26,13 @@ from tests.benchmarks.leading import leader
 from tests.chaos.nodes import Node, running_node
 
 REQUESTS = 3
-"""For each key, one after the other: the first becomes an orphan, the others may come straight to the queue."""
+"""For each key, one after the other: the first becomes an orphan, the others come straight to the queue."""
+DELAY = 0.3
+"""Until the node is killed, at most; RabbitMQ takes longer to write by itself."""
 ANSWER = 5.0
 """Seconds for a queue to give what it says it has."""
-ATTEMPTS = 10
-"""A second apart: queues have no leader at first when the node has started, and say that they are empty."""
+PATIENCE = 20.0
+"""Seconds: queues have no leader at first when the node has started, and say that they are empty."""
 
 
 async def missing_after_kill(node: Node, names: PoolNames, keys: list[Key]) -> set[str]:
@@ -43,12 +45,11 @@ async def missing_after_kill(node: Node, names: PoolNames, keys: list[Key]) -> s
         await node.kill()
     await node.start()
     found: set[str] = set()
-    for _ in range(ATTEMPTS):
-        for queue in [names.orphan_queue, *map(names.request_queue, keys)]:
-            found |= await _bodies(node, queue)
-        if confirmed <= found:
-            break
-        await asyncio.sleep(1)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while not confirmed <= found:
+                for queue in [names.orphan_queue, *map(names.request_queue, keys)]:
+                    found |= await _bodies(node, queue)
     print(f"{names.pool}: confirmed {len(confirmed)}, found {len(found)}, missing {sorted(confirmed - found)}")
     return confirmed - found
 
@@ -57,25 +58,29 @@ async def _load(node: Node, names: PoolNames, keys: list[Key], confirmed: set[st
     """Lead the pool and publish, until the node is killed."""
     try:
         async with leader(node, names.pool) as activations:
-            victim = activations.expect(random.choice(keys))
+            done = {key: activations.expect(key) for key in keys}
             connection = await amqp.connect(amqp.ConnectionOptions(uri=node.amqp_uri))
             async with asyncio.TaskGroup() as group:
                 for key in keys:
-                    group.create_task(_publish(connection, names, key, confirmed))
-                await victim
+                    group.create_task(_publish(connection, names, key, confirmed, done[key]))
+                await asyncio.wait({done[random.choice(keys)]})
+                await asyncio.sleep(random.uniform(0, DELAY))
                 active.set()
             await connection.wait_closed()
     except* OsrdyneError:
         pass  # the term ends with the node
 
 
-async def _publish(connection: amqp.Connection, names: PoolNames, key: Key, confirmed: set[str]) -> None:
+async def _publish(
+    connection: amqp.Connection, names: PoolNames, key: Key, confirmed: set[str], active: asyncio.Future[float]
+) -> None:
     with suppress(BrokerError):
         channel = await connection.channel(confirms=True)
         for number in range(REQUESTS):
             body = f"{key} {number}"
             await channel.publish(amqp.Message(body=body.encode()), exchange=names.requests_exchange, routing_key=key)
             confirmed.add(body)
+            await asyncio.wait({active})
 
 
 async def _bodies(node: Node, queue: str) -> set[str]:
