@@ -67,7 +67,8 @@ def list_poison(
         print_json([entry.document for entry in found])
         return
     columns = ("entry", "key", "path", "deliveries", "deaths", "replays", "came", "finding")
-    print_table(columns, map(_row, found), empty="The poison inventory has no such entry.")
+    empty = "The poison inventory has no such entry." if filters.any else "The poison inventory is empty."
+    print_table(columns, map(_row, found), empty=empty)
 
 
 @app.command()

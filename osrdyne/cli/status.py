@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
-from osrdyne.cli.output import print_json, print_table, printable
+from osrdyne.cli.output import ago, print_json, print_table, printable
 
 
 def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
@@ -15,8 +15,9 @@ def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOpt
     if output is Output.JSON:
         print_json(ready)
     else:
-        role = daemon.get("/v1/leadership")["detail"]
-        typer.echo(f"pool {ready['pool']}, {ready['role']}: {role}")
+        leadership = daemon.get("/v1/leadership")
+        term = f" (term {leadership['term']}, began {ago(leadership['since'])})" if leadership["leading"] else ""
+        typer.echo(f"pool {ready['pool']}: {ready['role']}{term}")
         if ready["role"] == "standby":
             typer.echo(f"leader: {printable(ready['leader'] or 'nobody is known to lead')}")
         rows = [("✔" if one["ok"] else "✘", one["name"], one["detail"]) for one in ready["components"]]

@@ -207,14 +207,14 @@ def test_standby_sends_a_command_on_to_the_leader(
         return PoisonPage((), 0, None)
 
     monkeypatch.setattr(pool, "poison", answer)
-    assert run("poison", "list") == (0, "The poison inventory has no such entry.\n", "")
+    assert run("poison", "list") == (0, "The poison inventory is empty.\n", "")
     assert len(asked) == 2
 
 
 def test_status_of_a_healthy_daemon(run: Run) -> None:
     code, out, _ = run("status")
     assert code == 0
-    assert out.startswith("pool fake, leader: leads the pool")
+    assert out.startswith("pool fake: leader (term 7, began ")
 
 
 @pytest.mark.parametrize(
