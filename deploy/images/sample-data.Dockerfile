@@ -1,5 +1,6 @@
 # Generates the sample data of docker-compose.yml: TPC-H tables as Parquet, below /data. Runs once and ends.
-FROM python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
+FROM $BASE
 RUN python -m venv /opt/tpch && /opt/tpch/bin/pip install --no-cache-dir tpchgen-cli==4.0.0 \
  && mkdir /data && chown 10001:10001 /data
 USER 10001:10001
