@@ -53,6 +53,11 @@ class Metrics:
             ["rule", "outcome"],
             registry=registry,
         )
+        self.refused_again = Counter(
+            "osrdyne_refused_again",
+            "Refused requests of a managed pool that had been delivered before: they may be answered twice.",
+            registry=registry,
+        )
         self.forward_seconds = Histogram(
             "osrdyne_forward_seconds",
             "From taking an orphan to its confirmed forward.",

@@ -136,11 +136,12 @@ class IngressProcessor:
     def _decide(self, delivery: Delivery, arrival: Arrival) -> list[Passage] | Refusal:
         request, pool_ttl = arrival.request, self._routing.pool_ttl
         refusal = self._refusal(arrival, known=self._tracker.status(Key(request.key)) is not None)
-        if refusal is not None:
+        if refusal is not None and not (delivery.redelivered and refusal.status is Status.EXPIRED):
             return refusal
         again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
         passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
-        return passages or NO_ROUTE
+        # What was perhaps answered no-route before it was delivered again, and expired meanwhile, gets the same answer.
+        return refusal or passages if passages else NO_ROUTE
 
     def _refusal(self, arrival: Arrival, *, known: bool) -> Refusal | None:
         """Why the request goes nowhere, whatever the routes say. `known`: its group is up, or on its way up."""
@@ -271,6 +272,8 @@ class IngressProcessor:
         await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
         await self._done(delivery)
         self._count(passage, refusal.status.value)
+        if delivery.redelivered:
+            self._metrics.refused_again.inc()
         self._log.info("request refused", key=request.key, status=refusal.status.value, detail=refusal.detail)
 
     async def _give_up(self, delivery: Delivery) -> None:

@@ -232,6 +232,29 @@ class TestCrash:
             stored = broker.queues[stack.names.request_queue(A)].ready
             assert [one.message.headers.get(DUPLICATE_HEADER) for one in stored] == [None, True]
 
+    async def test_refusal_that_comes_again_has_the_same_status_and_is_counted(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """A leader answers, and is killed before it acknowledges; the request expires before there is a next one."""
+        never = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command == ("ack", "pool-orphan", False):
+                await never.wait()
+
+        async with managing(clock, broker, alerts=ALERTS) as stack:
+            broker.hook = hang
+            deadline = round(clock.time() * 1000) + 1000
+            await stack.publish("a", headers={DEADLINE_HEADER: deadline}, reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            await stack.kill()
+        broker.hook = None
+        await clock.advance(3600.0)
+        async with managing(clock, broker) as stack:
+            await clock.settle()
+            assert answers(broker) == [("c", "no-route"), ("c", "no-route")]
+            assert stack.metrics.registry.get_sample_value("osrdyne_refused_again_total") == 1.0
+
     async def test_request_whose_group_was_unbound_under_way_keeps_class_and_deadline(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
