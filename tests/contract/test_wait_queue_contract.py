@@ -1,0 +1,139 @@
+"""What the pool may expect of wait queues, on the broker in memory and on RabbitMQ: the same suite for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.session import Connect, LeaderSession
+from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.wait_queues import WaitQueueCommands
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.errors import BrokerConflictError, PublishRefusedError
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
+from osrdyne.testing.amqp import connect_to
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.management import FakeManagement
+
+SHORT, LONG = 200, 3_600_000
+CLASSES = (None, 3)
+
+
+@dataclass
+class Leader:
+    """A leader's commands, and a channel of somebody else's."""
+
+    names: PoolNames
+    waits: WaitQueueCommands
+    session: LeaderSession
+    channel: Channel
+    memory: FakeBroker | None
+
+    async def wait(self, delay_ms: int, priority: int | None = None) -> None:
+        """Send a request to wait, as a worker does."""
+        headers = {DELAY_HEADER: str(delay_ms), CLASS_HEADER: class_name(priority)}
+        message = Message(class_name(priority).encode(), headers=headers)
+        await self.channel.publish(message, exchange=self.names.retry_exchange, routing_key="key", mandatory=True)
+
+    async def time_out(self) -> None:
+        """The short delay passes; in memory a time-to-live has to be said."""
+        if self.memory is not None:
+            self.memory.expire(self.names.wait_queue(SHORT))
+
+    async def next_of(self, queue: str) -> bytes:
+        async with asyncio.timeout(60):
+            return (await (await self.channel.consume(queue)).get()).body
+
+
+@asynccontextmanager
+async def leading(settings: Settings, connect: Connect, management: ManagementClient) -> AsyncIterator[Leader]:
+    async with LeaderSession(settings, clock=SystemClock(), connect=connect) as session:
+        _, token = await session.token.acquire()
+        await session.declare(pool_topology(settings.pool.id))
+        await session.declare(QueueLayout(session.names, managed=True, priorities=[3]).exchanges)
+        keeping = asyncio.create_task(session.run(token))
+        options = amqp.ConnectionOptions(uri=settings.broker.uri.get_secret_value(), name="osrdyne contract test")
+        other = await connect(options)
+        channel = await other.channel(confirms=True)
+        yield Leader(session.names, session.wait_queues(management), session, channel, None)
+        keeping.cancel()
+        await asyncio.wait({keeping})
+        await other.close()
+
+
+@pytest.fixture(params=["memory", "rabbitmq"])
+async def leader(request: pytest.FixtureRequest) -> AsyncIterator[Leader]:
+    if request.param == "memory":
+        broker = FakeBroker(SystemClock())
+        async with leading(Settings(pool=PoolSettings(id="p")), connect_to(broker), FakeManagement(broker)) as made:
+            made.memory = broker
+            yield made
+        return
+    pool_id, broker_settings = (request.getfixturevalue(name) for name in ("pool_id", "broker_settings"))
+    assert isinstance(broker_settings, BrokerSettings)
+    settings = Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
+    async with ManagementClient(broker_settings) as management, leading(settings, amqp.connect, management) as made:
+        yield made
+
+
+async def test_requests_come_back_to_their_classes(leader: Leader) -> None:
+    await leader.waits.declare([SHORT, LONG], [3])
+    await leader.waits.declare([SHORT, LONG], [3])  # as often as one likes
+    for priority in CLASSES:
+        queue = f"{leader.names.pool}-req-{class_name(priority)}"
+        await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+        await leader.channel.bind_queue(queue, leader.names.work_exchange(priority), "key")
+        await leader.wait(SHORT, priority)
+    await leader.time_out()
+    found = [await leader.next_of(f"{leader.names.pool}-req-{class_name(priority)}") for priority in CLASSES]
+    assert found == [b"default", b"3"]
+
+
+async def test_request_without_a_queue_in_its_class_is_an_orphan(leader: Leader) -> None:
+    await leader.waits.declare([SHORT], [3])
+    await leader.wait(SHORT, 3)
+    await leader.time_out()
+    assert await leader.next_of(leader.names.orphan_queue) == b"3"
+
+
+async def test_all_wait_queues_and_no_others_are_listed(leader: Leader) -> None:
+    await leader.waits.declare([SHORT, LONG], [])
+    await leader.channel.declare_queue(f"{leader.names.pool}-retry-other", arguments={"x-queue-type": "quorum"})
+    assert set(await leader.waits.list()) == {SHORT, LONG}
+
+
+async def test_unbound_queue_takes_nothing_more(leader: Leader) -> None:
+    await leader.waits.declare([SHORT, LONG], [])
+    await leader.waits.unbind(LONG)
+    with pytest.raises(PublishRefusedError):
+        await leader.wait(LONG)
+    await leader.wait(SHORT)
+
+
+async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) -> None:
+    await leader.waits.declare([SHORT, LONG], [])
+    await leader.wait(LONG)
+    assert await leader.waits.delete_if_proven_empty(LONG) is DeleteOutcome.NOT_EMPTY
+    assert await leader.waits.delete_if_proven_empty(SHORT) is DeleteOutcome.DELETED
+    assert await leader.waits.delete_if_proven_empty(SHORT) is DeleteOutcome.DELETED
+    assert set(await leader.waits.list()) == {LONG}
+
+
+async def test_queue_with_other_arguments_is_told_and_costs_no_leader(leader: Leader) -> None:
+    queue = leader.names.wait_queue(SHORT)
+    await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+    with pytest.raises(BrokerConflictError, match=queue):
+        await leader.waits.declare([SHORT], [])
+    await leader.waits.declare([LONG], [])
+    await leader.session.token.confirm()
