@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from osrdyne.protocol.names import PRIORITIES
 from osrdyne.protocol.statuses import decode_text
@@ -49,10 +50,14 @@ class RetryTerms:
         return self.delays_ms[min(attempts, len(self.delays_ms)) - 1]
 
     def to_header(self) -> str:
-        return json.dumps(
-            {"codes": self.codes, "max_attempts": self.max_attempts, "delays_ms": self.delays_ms},
-            separators=(",", ":"),
-        )
+        return _written(self)
+
+
+@lru_cache(maxsize=256)
+def _written(terms: RetryTerms) -> str:
+    """Each request of a route has the same."""
+    members = {"codes": terms.codes, "max_attempts": terms.max_attempts, "delays_ms": terms.delays_ms}
+    return json.dumps(members, separators=(",", ":"))
 
 
 def read_terms(headers: Mapping[str, object]) -> RetryTerms | None:
