@@ -132,6 +132,8 @@ class _Reader(DocumentReader):
             self.warn(f"{path}.route", "a * within a source matches nothing")
         if statement.condition is not None and not statement.condition.text:
             self.warn(f"{path}.route", "an empty condition is never true")
+        if retry is not None and ttl and retry.delays_ms[0] >= ttl * 1000:
+            self.warn(f"{path}.retry.delays", f"{_TTL} is over before the second attempt")
         yield Route(name, text, statement, priority, ttl or 0, retry)
 
     def _retry(self, value: Any, path: str) -> RetryTerms | None:
