@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak
 
 help: ## List the words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-docker: setup ## RabbitMQ 4 in a container: the tests that are about Rabbit
 test-kubernetes: setup ## The Kubernetes driver and the Helm chart against the API server that KUBECONFIG names
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 2 --dist loadfile tests/kubernetes $(ARGS)
+
+soak: setup ## Managed pools with 10,000 requests that wait, and 5,000 while the daemon is killed: in a few minutes
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 0 -m soak tests/acceptance $(ARGS)
 
 model: setup ## Check the model of the lifecycle with spin: some minutes; make model ARGS=--all for the slow runs too
 	@tools/setup model

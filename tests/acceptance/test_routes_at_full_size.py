@@ -1,0 +1,125 @@
+"""What issue 5 promises of managed pools, with as many requests as it says: `make soak`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from daemon_process import DaemonProcess, MakeDaemon, until
+from managed_callers import SEED, Answers, answers_of, apply, managed, numbered
+
+from osrdyne.broker.management import ManagementClient
+from osrdyne.config.models import BrokerSettings
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+LONG = 600.0
+"""Seconds in which thousands of requests must be served, also on a busy machine."""
+EVERY = 10
+"""Of so many requests of the middle class one expires before there is a worker."""
+
+
+@pytest.fixture
+async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Answers]:
+    async with answers_of(broker_settings.uri.get_secret_value(), pool_id) as collected:
+        yield collected
+
+
+async def without_workers(daemon: DaemonProcess) -> None:
+    """Lead with a driver that starts nobody."""
+    settings = daemon.settings
+    daemon.settings = {**settings, "driver": {"name": "noop"}}
+    daemon.write_settings()
+    await daemon.start()
+    daemon.settings = settings
+
+
+async def with_workers(daemon: DaemonProcess) -> None:
+    """Lead with the driver of the test from now on."""
+    await daemon.stop()
+    daemon.write_settings()
+    await daemon.start()
+
+
+async def until_passed_on(daemon: DaemonProcess, requests: int) -> None:
+    """Wait until the ingress has passed on so many."""
+
+    async def passed() -> bool:
+        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False) as http:
+            text = (await http.get("/metrics")).text
+        samples = [line for line in text.splitlines() if line.startswith('osrdyne_ingress_total{outcome="accepted"')]
+        return sum(float(sample.split()[-1]) for sample in samples) >= requests
+
+    await until(passed, f"{requests} requests are in the queues of their classes", timeout=LONG, interval=0.5)
+
+
+async def test_ten_thousand_requests_are_served_by_priority_then_by_arrival_and_what_expired_is_answered(
+    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
+) -> None:
+    daemon = managed(make_daemon)
+    await without_workers(daemon)
+    apply(daemon, tmp_path, SEED)
+    alerts, data, other = numbered("alert", 3000), numbered("data", 4000), numbered("other", 3000)
+    late = data[::EVERY]
+    for start in range(0, 3000, 500):
+        await answers.send("anything", other[start : start + 500])
+    for start in range(0, 4000, 500):
+        await answers.send("P1_Data", data[start : start + 500], short_lived=set(late))
+    for start in range(0, 3000, 500):
+        await answers.send("P0_Alerts", alerts[start : start + 500])
+    await until_passed_on(daemon, 10_000 - len(late))
+    await with_workers(daemon)
+    expected = [*alerts, *(name for name in data if name not in set(late)), *other]
+    await answers.until_served([*expected, *late], timeout=LONG)
+    assert answers.order(expected) == expected
+    assert (answers.statuses(late), answers.statuses(expected), answers.repeated()) == ({"expired"}, {"ok"}, 0)
+
+
+async def test_thousand_pending_requests_keep_their_class_when_it_is_removed_and_its_queues_go(
+    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path, broker_settings: BrokerSettings
+) -> None:
+    daemon = managed(make_daemon)
+    await without_workers(daemon)
+    apply(daemon, tmp_path, SEED)
+    before, other, after = numbered("before", 1000), numbered("other", 100), numbered("after", 100)
+    await answers.send("P0_Alerts", before)
+    await answers.send("anything", other)
+    await until_passed_on(daemon, 1100)
+    told = apply(daemon, tmp_path, {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]})  # type: ignore[dict-item]
+    assert "Requests that still wait with priority 0, and are served: 1000." in told
+    await answers.send("P0_Alerts", after)
+    await with_workers(daemon)
+    expected = [*before, *after, *other]
+    await answers.until_served(expected)
+    assert (answers.order(expected), answers.statuses(expected)) == (expected, {"ok"})
+    async with ManagementClient(broker_settings) as management:
+
+        async def own_queues() -> set[str]:
+            return {queue.name for queue in await management.list_queues(answers.names.request_queue_prefix)}
+
+        async def without_old_ones() -> bool:
+            return await own_queues() == {f"{answers.names.request_queue_prefix}cam{end}" for end in ("", "_Pri4")}
+
+        await until(without_old_ones, "the queues of priorities that no route uses are gone")
+
+
+async def test_daemon_killed_while_five_thousand_requests_pass_loses_none_and_keeps_their_order(
+    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
+) -> None:
+    daemon = managed(make_daemon)
+    await daemon.start()
+    apply(daemon, tmp_path, {name: SEED[name] for name in ("secCamAlerts", "secCamData")})
+    alerts, data, refused = numbered("alert", 2250), numbered("data", 2250), numbered("nobody's", 500)
+    sending = asyncio.gather(
+        answers.send("P0_Alerts", alerts), answers.send("P1_Data", data), answers.send("elsewhere", refused)
+    )
+    for answered in (100, 1500, 3000):
+        await until(lambda answered=answered: len(answers.served) > answered, "requests pass", timeout=LONG)  # type: ignore[misc]
+        await daemon.restart()
+    await sending
+    await answers.until_served([*alerts, *data, *refused], timeout=LONG)
+    assert (answers.order(alerts), answers.order(data)) == (alerts, data)
+    assert (answers.statuses([*alerts, *data]), answers.statuses(refused)) == ({"ok"}, {"no-route"})
+    assert answers.repeated() < len(answers.served) / 10
