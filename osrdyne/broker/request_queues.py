@@ -7,6 +7,7 @@ refusal does not cost the leader its token (LIFECYCLE 2, 3, 26-29).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 
 from osrdyne.aio.backoff import Backoff
@@ -171,6 +172,7 @@ class RequestQueueCommands:
             if outcome is not DeleteOutcome.DELETED:
                 return outcome
             self._layout.forget(key, queue.priority)
+        await self._write_down_deletion()
         return DeleteOutcome.DELETED
 
     async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
@@ -180,6 +182,7 @@ class RequestQueueCommands:
                 outcome = await self._delete(key, queue)
                 if outcome is DeleteOutcome.DELETED:
                     self._layout.forget(key, priority)
+                    await self._write_down_deletion()
                 return outcome
         return DeleteOutcome.NOT_EMPTY  # it is used again, or will be in a moment
 
@@ -204,6 +207,11 @@ class RequestQueueCommands:
         count = await self._token.do(lambda channel: channel.delete_queue(queue))
         self._register.note_deleted(key)
         return count
+
+    async def _write_down_deletion(self) -> None:
+        """Killed before, RabbitMQ 3.10 confuses the next queue of this name with the old one (decision 0020)."""
+        with suppress(BrokerConflictError):  # done it is; whoever declares the next queue will say what is wrong
+            await self._register.write()
 
     async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:
         """Return once the broker has the request again; a deleted queue would not take it back."""

@@ -200,6 +200,17 @@ async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down(
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
 
+async def test_deletion_of_a_queue_is_written_down() -> None:
+    clock = VirtualClock()
+    async with leading(clock) as stack:
+        stack.term.tracker.require_worker_group(A)
+        while stack.broker.count("delete", "pool-req-a") == 0:
+            await clock.advance(60.0)
+        await clock.settle()
+    commands = [(name, target) for name, target, done in stack.broker.commands if done]
+    assert ("declare", "pool-register-1") in commands[commands.index(("delete", "pool-req-a")) :]
+
+
 async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_before_it_is_bound() -> None:
     clock = VirtualClock()
     broker = FakeBroker(clock)
