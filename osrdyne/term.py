@@ -36,25 +36,21 @@ from osrdyne.pool.class_backlog import ClassBacklog
 from osrdyne.pool.deaths import DeathRegister
 from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.fresh_totals import FreshTotals
-from osrdyne.pool.idle_judge import IdleJudge
 from osrdyne.pool.instances import InstanceBook
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestKind
+from osrdyne.pool.oversight import Oversight
 from osrdyne.pool.request_queues import RequestQueuesLoop
-from osrdyne.pool.resync import Resync
-from osrdyne.pool.room_maker import RoomMaker
 from osrdyne.pool.routing import build_routing
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.unused_stores import UnusedStores
 from osrdyne.pool.worker_actions import WorkerActions
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
 from osrdyne.pool.worker_scaler import WorkerScaler
 from osrdyne.pool.worker_specs import choose_credentials, group_limits, scaling_rules, spec_factory
-from osrdyne.pool.worker_watch import WorkerWatch
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.consuming import ControllerConsumers, Processor
@@ -192,7 +188,7 @@ class Term:
             clock=clock,
             metrics=metrics,
         )
-        self._build_judges(listing)
+        self._build_oversight(listing)
 
     def _build_routing(self) -> None:
         self.routing = build_routing(
@@ -216,53 +212,25 @@ class Term:
             ManifestKind.SPLITTER: self.splitting,
         }
 
-    def _build_judges(self, listing: RequestQueueListing) -> None:
-        """What decides slowly: who makes room, who ends, which queues go, and what nobody told."""
-        lifecycle, clock, metrics = self._settings.lifecycle, self._clock, self._metrics
-        self._room_maker = RoomMaker(
+    def _build_oversight(self, listing: RequestQueueListing) -> None:
+        self._oversight = Oversight(
+            self._settings,
+            layout=self._layout,
             tracker=self.tracker,
             admission=self.admission,
-            board=self.worker_board,
-            registry=self.registry,
-            idle_for=lifecycle.make_room_after,
-            clock=clock,
-            metrics=metrics,
-        )
-        self._unused_stores = UnusedStores(
-            layout=self._layout,
-            board=self.queue_board,
-            totals=listing,
-            control=self._control,
-            look_at=self.queues_loop.look_at,
-            settle_delay=lifecycle.settle_delay,
-            clock=clock,
-        )
-        self._judge = IdleJudge(
-            tracker=self.tracker,
-            board=self.queue_board,
-            workers=self.worker_board,
-            totals=self._totals,
-            settle_delay=lifecycle.settle_delay,
-            clock=clock,
-        )
-        self._watch = WorkerWatch(
-            tracker=self.tracker,
+            queue_board=self.queue_board,
+            worker_board=self.worker_board,
             registry=self.registry,
             book=self.book,
-            ask=self._control.ask_for_reports,
-            replace=self.groups_loop.replace_hanging,
-            patience=self._settings.worker.silence_timeout,
-            clock=clock,
-        )
-        self._resync = Resync(
-            tracker=self.tracker,
-            board=self.queue_board,
-            queues=self.queues_loop,
             listing=listing,
+            totals=self._totals,
             commands=self._commands,
-            on_listing=(self._watch.take_listing, self.backlog.take_listing),
-            interval=lifecycle.resync_interval,
-            clock=clock,
+            control=self._control,
+            queues_loop=self.queues_loop,
+            groups_loop=self.groups_loop,
+            on_listing=self.backlog.take_listing,
+            clock=self._clock,
+            metrics=self._metrics,
         )
 
     def _build_processors(self) -> None:
@@ -363,26 +331,22 @@ class Term:
         await self.routing.load()
         await self.splitting.load()
         await apply_policies(self._management, pool_policy(self._settings, self._session.version))
-        await self._resync.seed()
+        await self._oversight.resync.seed()
         await self.groups_loop.list_instances()
-        self._resync.retire_unused(self.worker_board)
+        self._oversight.retire_unused()
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         return [
             start_endless(group, "routes", self.routing.run()),
             start_endless(group, "splitter", self.splitting.run()),
-            start_endless(group, "unused stores", self._unused_stores.run()),
             start_endless(group, "pool state tracker", self.tracker.run()),
             start_endless(group, "request queues loop", self.queues_loop.run()),
             start_endless(group, "worker groups loop", self.groups_loop.run()),
             start_endless(group, "worker credentials", self._credentials.run()),
             start_endless(group, "fresh totals", self._totals.run()),
-            start_endless(group, "idle judge", self._judge.run()),
             start_endless(group, "worker scaler", self._scaler.run()),
-            start_endless(group, "room maker", self._room_maker.run()),
-            start_endless(group, "resync", self._resync.run()),
-            start_endless(group, "worker watch", self._watch.run()),
             start_endless(group, "start failure responder", self._start_failures.run()),
+            *self._oversight.start(group),
         ]
 
     async def _ask_workers_for_reports(self) -> None:

@@ -471,7 +471,7 @@ class TestResync:
         )
         async with leading(clock, settings=settings) as stack:
             released, stack.broker.hook = hold("list_bindings", stack.names.requests_exchange)
-            listing = asyncio.create_task(stack.term._resync.compare())
+            listing = asyncio.create_task(stack.term._oversight.resync.compare())
             await clock.settle()
             await require(stack)
             await until(stack, lambda: not stack.has_queue("a"))
