@@ -39,6 +39,7 @@ class Proxy:
         while self._serving:
             self.cut()
             await asyncio.wait(self._serving, timeout=1)
+        await asyncio.sleep(0)  # what was closed last is gone after one more round of the loop
 
     def cut(self) -> None:
         """Close all connections at once; what is under way is gone."""

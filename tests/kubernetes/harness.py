@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
+from lightkube import ApiError, Client
 from lightkube.config.kubeconfig import SingleConfig
+from lightkube.resources.apps_v1 import Deployment, ReplicaSet
+from lightkube.resources.core_v1 import Pod, Secret
+from lightkube.types import CascadeType
 from played_kubelet import PlayedKubelet
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.drivers.base import DriverContext, Instance
 from osrdyne.drivers.kubernetes import KubernetesDriver
+from osrdyne.drivers.kubernetes.names import POOL_LABEL, PoolLabels
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.testing.driver_harness import POOL, DriverHarness
 from tests.chaos.proxy import Proxy
@@ -56,6 +60,15 @@ class KubernetesHarness(DriverHarness):
         )
         return KubernetesDriver(KubernetesOptions(**(given | options)), context)
 
+    def remove_all(self, admin: Client, pool: str = POOL) -> None:
+        """Object by object: the garbage collector, which `Driver.stop` waits for, takes half a minute for fifty."""
+        labels = {POOL_LABEL: PoolLabels(self.stack, pool).pool_hash}
+        for kind in (Deployment, ReplicaSet, Pod, Secret):
+            for item in admin.list(kind, namespace=self.namespace, labels=labels):
+                name = item.metadata.name
+                with suppress(ApiError):  # it is gone already
+                    admin.delete(kind, name, namespace=self.namespace, cascade=CascadeType.BACKGROUND, grace_period=0)
+
     async def kill(self, instance: Instance) -> None:
         await self.kubelet.crash(instance.worker_id)
 
@@ -77,7 +90,6 @@ async def harness_for(
         kubeconfig = directory / "kubeconfig"
         kubeconfig.write_text(kubeconfig_with(cluster, f"https://127.0.0.1:{proxy.port}"))
         yield KubernetesHarness(kubelet, namespace, kubeconfig, proxy)
-        await asyncio.sleep(0)
 
 
 def kubeconfig_with(cluster: SingleConfig, server: str, *, token: str | None = None) -> str:

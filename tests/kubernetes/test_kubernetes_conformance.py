@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 
 import pytest
@@ -21,6 +22,13 @@ class TestKubernetesDriver(BackendConformance, WorkerConformance):
     async def harness(self, cluster, kubelet, namespace, tmp_path):
         async with harness_for(cluster, kubelet, namespace, tmp_path) as harness:
             yield harness
+
+    @pytest.fixture
+    async def driver(self, harness, admin):
+        driver = harness.driver()
+        yield driver
+        await asyncio.to_thread(harness.remove_all, admin)
+        await driver.close()
 
     async def test_worker_gets_its_environment(self, driver: Driver) -> None:
         """As for other drivers, but each pod is a worker of its own, named after the start and itself."""
