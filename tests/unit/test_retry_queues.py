@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
+
 import pytest
 from managed_pool import REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
@@ -9,17 +12,17 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import ConnectionOptions, Delivery
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.errors import BrokerConflictError
+from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.pool.retry_queues import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, OWN_HEADERS, TERMS_HEADER
 from osrdyne.testing.amqp import FakeChannel, FakeConnection
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import POOL, Stack, leading
+from osrdyne.testing.stack import POOL, Stack, leading, make_stack
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.retries import Retries, Retry
 
@@ -310,3 +313,53 @@ def totals(messages: int | None, sampled_after: float, *, state: str = "running"
 )
 def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: WaitStep) -> None:
     assert plan_wait_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
+
+
+async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> bool:
+    """A leader puts new delays in force and gives up old ones, and is killed before or after its `number`-th command on
+    anything of retries, while a request waits; whether it got so far."""
+    stack = make_stack(clock, broker=broker, settings=managed())
+    stack.task = asyncio.create_task(stack.lead())
+    await clock.advance(5.0)
+    await change(stack, plain=PLAIN)
+    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+    await clock.settle()
+    await fail(stack)
+    steps = 0
+
+    async def hook(command: Command) -> None:
+        nonlocal steps
+        steps += "-retr" in command.target
+        if steps == number and not stack.killed:
+            stack.killed = True
+            stack.task.cancel()
+            for connection in stack.connections:
+                connection.cut()
+
+    broker.hook = hook
+    with suppress(BrokerError):
+        await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": [7]}})
+        await clock.advance(TTL + 5 * LOOK_INTERVAL)
+    broker.hook = None
+    await stack.kill()
+    return steps >= number
+
+
+async def test_leader_killed_at_any_step_leaves_a_next_one_that_has_it_right() -> None:
+    number = 1
+    while True:
+        clock = VirtualClock()
+        broker = broker_with_replies(clock)
+        died = await lead_and_die(clock, broker, number)
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            queues = {name for name in broker.queues if name.startswith(NAMES.wait_queue_prefix)}
+            bound = [broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: delay}) for delay in ("1000", "30000")]
+            await time_out(stack)
+            assert queues == {WAIT, NAMES.wait_queue(30_000)}, f"killed at step {number}"
+            assert bound == [[WAIT], [NAMES.wait_queue(30_000)]], f"killed at step {number}"
+            assert answers(broker) == [("c", "expired")], f"killed at step {number}"
+        if not died:
+            break
+        number += 1
+    assert number > 20
