@@ -78,6 +78,13 @@ class RoutesInForce(ManifestInForce[Manifest]):
             if self._layout.managed:
                 await super().run()
 
+    async def require_class(self, priority: int | None) -> None:
+        """A request of this class is under way, which perhaps no route has used in the life of the broker: a worker may
+        name any. Raises `BrokerConflictError`."""
+        if priority is not None and priority not in self._layout.used:
+            await self._declare(self._layout.exchanges_for((priority,)))
+        self.classes.require(priority)
+
     async def _use(self, manifest: Manifest) -> None:
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.use(manifest.retry_delays, manifest.priorities)

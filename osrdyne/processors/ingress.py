@@ -206,7 +206,7 @@ class IngressProcessor:
 
     async def _wait_bound(self, passage: Passage) -> None:
         self._tracker.require_worker_group(passage.key)
-        self._routing.classes.require(passage.priority)
+        await self._routing.require_class(passage.priority)
         if not self._board[passage.key].is_bound:
             with self._metrics.activation_seconds.time():
                 await self._board.wait_bound(passage.key)

@@ -9,7 +9,7 @@ import pytest
 from managed_pool import REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
-from osrdyne.amqp import ConnectionOptions, Delivery
+from osrdyne.amqp import ConnectionOptions, Delivery, Message
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.errors import BrokerConflictError, BrokerError
@@ -160,6 +160,14 @@ class TestWayBack:
             await clock.advance(120.0)
             await time_out(stack)
             assert waiting(stack, 3) == [b"1"]
+
+    async def test_class_that_never_was_costs_nobody_the_lead(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            made_up = Message(body=b"1", headers={CLASS_HEADER: "7"})
+            await FakeChannel(broker).publish(made_up, exchange=NAMES.retried_exchange, routing_key="a")
+            await clock.advance(60.0)
+            assert (waiting(stack, 7), stack.orphans(), stack.task.done()) == ([b"1"], [], False)
 
     async def test_request_whose_time_was_up_while_it_waited_is_answered(
         self, clock: VirtualClock, broker: FakeBroker
