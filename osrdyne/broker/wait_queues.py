@@ -9,6 +9,7 @@ deleted as request queues are: over the token channel and proven empty. Used by 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from functools import partial
 
 from osrdyne.aio.clock import Clock
@@ -22,9 +23,9 @@ from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.broker.token import TokenChannel
 from osrdyne.broker.topology import NEVER, Exchange, ExchangeBinding, Queue, QueueBinding, Topology
-from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
+from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, BrokerUnavailableError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
 
 
@@ -131,7 +132,13 @@ class WaitQueueCommands:
     async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome:
         """Delete a queue that is unbound and settled, if nobody holds a message of it. What RabbitMQ has taken out of
         it and not yet delivered only a listing shows: the caller has seen one (LIFECYCLE 28)."""
-        queue = self._names.wait_queue(delay_ms)
+        outcome = await self._delete(self._names.wait_queue(delay_ms))
+        if outcome is DeleteOutcome.DELETED:
+            with suppress(BrokerConflictError):  # as of a request queue: for the next one of this name
+                await self._register.write()
+        return outcome
+
+    async def _delete(self, queue: QueueName) -> DeleteOutcome:
         try:
             async with self._probing.borrow() as channel:
                 try:
