@@ -64,6 +64,10 @@ class PublishRefusedError(BrokerError):
     retryable = True
 
 
+class QueueNotCleanedError(OsrdyneError):
+    """A queue could not be looked through for expired requests; what was taken out of it goes back."""
+
+
 class QueueFullError(PublishRefusedError):
     """RabbitMQ refused a message because its queue has reached a limit."""
 

@@ -41,23 +41,6 @@ class Metrics:
         self.orphans = Counter(
             "osrdyne_orphans", "Orphaned requests by what became of them.", ["outcome"], registry=registry
         )
-        self.ingress = Counter(
-            "osrdyne_ingress",
-            "Requests of a managed pool by what became of them, route and priority.",
-            ["outcome", "route", "priority"],
-            registry=registry,
-        )
-        self.splits = Counter(
-            "osrdyne_splits",
-            "Requests whose key a rule of the splitter matches, and whether it made another key of it.",
-            ["rule", "outcome"],
-            registry=registry,
-        )
-        self.refused_again = Counter(
-            "osrdyne_refused_again",
-            "Refused requests of a managed pool that had been delivered before: they may be answered twice.",
-            registry=registry,
-        )
         self.forward_seconds = Histogram(
             "osrdyne_forward_seconds",
             "From taking an orphan to its confirmed forward.",
@@ -86,8 +69,37 @@ class Metrics:
         self.deletes_refused = Counter(
             "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
         )
+        self._add_managed(registry)
         self._add_classes(registry)
         self._add_workers(registry)
+
+    def _add_managed(self, registry: CollectorRegistry) -> None:
+        self.ingress = Counter(
+            "osrdyne_ingress",
+            "Requests of a managed pool by what became of them, route and priority.",
+            ["outcome", "route", "priority"],
+            registry=registry,
+        )
+        self.cleaned = Counter(
+            "osrdyne_cleaned",
+            "Requests of queues that were looked through for expired ones, by what became of them.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.cleaning_seconds = Histogram(
+            "osrdyne_cleaning_seconds", "How long looking through one queue took.", buckets=_FAST, registry=registry
+        )
+        self.splits = Counter(
+            "osrdyne_splits",
+            "Requests whose key a rule of the splitter matches, and whether it made another key of it.",
+            ["rule", "outcome"],
+            registry=registry,
+        )
+        self.refused_again = Counter(
+            "osrdyne_refused_again",
+            "Refused requests of a managed pool that had been delivered before: they may be answered twice.",
+            registry=registry,
+        )
 
     def _add_classes(self, registry: CollectorRegistry) -> None:
         self._routes: set[str] = set()

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from osrdyne.aio.clock import Clock
@@ -55,8 +54,7 @@ from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
-from osrdyne.processors.ingress import IngressProcessor
-from osrdyne.processors.orphans import OrphanProcessor
+from osrdyne.processors.orphan_queue import build_orphan_processor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
@@ -237,7 +235,21 @@ class Term:
         names, clock, metrics = self.names, self._clock, self._metrics
         publisher = self._session.publisher
         replier = Replier(publisher, metrics=metrics)
-        self._orphans = self._choose_processor(replier)
+        self._orphans = build_orphan_processor(
+            self._settings,
+            session=self._session,
+            management=self._management,
+            layout=self._layout,
+            tracker=self.tracker,
+            board=self.queue_board,
+            admission=self.admission,
+            backlog=self.backlog,
+            routing=self.routing,
+            splitting=self.splitting,
+            replier=replier,
+            clock=clock,
+            metrics=metrics,
+        )
         self._dead_letters = dead_letters.DeadLetterResponder(
             names=names,
             publisher=publisher,
@@ -286,22 +298,6 @@ class Term:
             Processor(names.orphan_queue, orphans.PREFETCH, self._orphans.run),
         ]
         return ControllerConsumers(processors, open_channel=self._session.channel)
-
-    def _choose_processor(self, replier: Replier) -> OrphanProcessor | IngressProcessor:
-        """What consumes the orphan queue: every request of a managed pool comes there."""
-        ingress = partial(IngressProcessor, backlog=self.backlog, routing=self.routing, splitting=self.splitting)
-        processor = ingress if self._layout.managed else OrphanProcessor
-        return processor(
-            names=self.names,
-            tracker=self.tracker,
-            board=self.queue_board,
-            admission=self.admission,
-            publisher=self._session.publisher,
-            replier=replier,
-            max_clock_skew=self._settings.requests.max_clock_skew,
-            clock=self._clock,
-            metrics=self._metrics,
-        )
 
     # --- running
 

@@ -100,6 +100,14 @@ class RequestQueueListing:
             if queue.priority is not None and totals.is_running and totals.messages is not None
         }
 
+    async def list_ready(self) -> dict[tuple[Key, int | None], int]:
+        """Requests that nobody has taken yet, by key and priority; some seconds old."""
+        return {
+            (key, queue.priority): totals.ready or 0
+            for key, queues in (await self._list()).items()
+            for queue, totals in queues
+        }
+
     async def list_waiting(self) -> dict[Key, int]:
         """Requests that nobody has taken yet, by key; some seconds old."""
         return {key: sum(totals.ready or 0 for _, totals in queues) for key, queues in (await self._list()).items()}

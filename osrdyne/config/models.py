@@ -305,6 +305,14 @@ class RequestSettings(Model):
     max_length_bytes: Size | None = Field(None, ge=1, description="Bytes in one request queue; more are refused.")
     max_message_bytes: Size = Field(16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 itself stops at 16 MiB.")
     max_clock_skew: Duration = Field(5.0, description="Allowed between the clocks of client, worker and controller.")
+    check_entire_queue_on_cleanup: bool = Field(
+        False,
+        description="Managed pools only: also answer requests that expire behind one that does not, before they reach "
+        "the head of their queue. It costs reading and writing such a queue.",
+    )
+    cleanup_interval: Duration = Field(
+        30.0, ge=1, description="Within which time that happens, where check_entire_queue_on_cleanup is on."
+    )
 
 
 class ApiSettings(Model):
@@ -339,6 +347,12 @@ class Settings(Model):
     requests: RequestSettings = Field(default_factory=RequestSettings, description="Request queues.")
     api: ApiSettings = Field(default_factory=ApiSettings, description="HTTP API.")
     log: LogSettings = Field(default_factory=LogSettings, description="Logs.")
+
+    @model_validator(mode="after")
+    def _cleanup_of_managed_pools(self) -> Self:
+        if self.requests.check_entire_queue_on_cleanup and not self.pool.is_managed:
+            raise ValueError("requests.check_entire_queue_on_cleanup needs a managed pool: set pool.kind to managed")
+        return self
 
     def worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""

@@ -39,6 +39,7 @@ class Passage:
 
     `route` is None in a pool without a manifest. Only the first passage of a request keeps its reply address.
     `attempts`: how often a worker has tried it before. `split_from`: the caller's key, where the splitter changed it.
+    `failed_deliveries`: how often its queue has taken it back before it was put there anew.
     """
 
     key: Key
@@ -50,6 +51,7 @@ class Passage:
     retry: RetryTerms | None = None
     attempts: int = 0
     split_from: str | None = None
+    failed_deliveries: int = 0
 
 
 def accept(arrival: Arrival, table: RouteTable | None, *, pool_ttl: float) -> list[Passage]:

@@ -36,6 +36,7 @@ from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.lanes import Lanes, Place
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on, was_accepted
+from osrdyne.processors.queue_cleaner import QueueCleaner
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import Window
 from osrdyne.protocol.messages import Request
@@ -63,6 +64,8 @@ class IngressProcessor:
         backlog: ClassBacklog,
         routing: RoutesInForce,
         splitting: SplitterInForce,
+        lanes: Lanes,
+        cleaner: QueueCleaner | None,
         publisher: Publisher,
         replier: Replier,
         max_clock_skew: float,
@@ -82,14 +85,17 @@ class IngressProcessor:
         self._clock = clock
         self._metrics = metrics
         self._window: Window
-        self._lanes = Lanes()
+        self._lanes = lanes
+        self._cleaner = cleaner
         self._log: Logger = get_logger("ingress")
 
     async def run(self, consumer: Consumer) -> None:
         """Process requests until the consumer ends; then finish what has been taken."""
         window = self._window = Window(consumer, clock=self._clock)
         async with asyncio.TaskGroup() as group:
-            growing = group.create_task(window.run(), name="window of requests")
+            beside = [group.create_task(window.run(), name="window of requests")]
+            if self._cleaner is not None:
+                beside.append(group.create_task(self._cleaner.run(), name="queue cleaner"))
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
                 window.take(delivery)
@@ -104,7 +110,8 @@ class IngressProcessor:
                     arrival.request.key,
                     partial(contained, begin, delivery, otherwise=self._give_up, log=self._log),
                 )
-            growing.cancel()
+            for task in beside:
+                task.cancel()
 
     def _split(self, delivery: Delivery, arrival: Arrival) -> Arrival:
         """The request with the key of the group that it is for; one that is refused anyway takes no turn."""
@@ -247,8 +254,10 @@ class IngressProcessor:
                 await self._publish(delivery, request, passage, perhaps_there=perhaps_there)
             except (BrokerSilentError, PublishRefusedError) as error:
                 perhaps_there |= isinstance(error, BrokerSilentError)
-                place.fail()
+                place.hold_back()
                 raise
+            if self._cleaner is not None:
+                self._cleaner.deadlines.note((passage.key, passage.priority), passage.deadline.at_ms)
 
         with place:
             try:

@@ -1,4 +1,4 @@
-"""The order of what goes into one queue, where a publish must be tried again. Used by the ingress only.
+"""The order of what goes into one queue, where a publish must be tried again. Used by ingress and queue cleaner.
 
 Requests are published without waiting for each other's confirm. When one of them is refused, or not confirmed, those
 behind it wait until it is in its queue; otherwise they would overtake it. What was under way behind it at that moment
@@ -37,7 +37,7 @@ class Lanes:
 
 
 class _Lane:
-    """Places in their order, which of them have failed to be published, and which of them wait."""
+    """Places in their order, which of them have failed to be published, and which of them wait, called or not."""
 
     def __init__(self) -> None:
         self.places: dict[Place, None] = {}
@@ -48,17 +48,24 @@ class _Lane:
     def first(self) -> Place:
         return next(iter(self.places))
 
+    def lets_go(self, place: Place) -> bool:
+        """Whether it may be published now. Who comes new lets those go first that wait, also if they were called."""
+        if self.failed:
+            return self.first is place
+        return next(iter(self.waiting), place) is place
+
+    def call_next(self) -> None:
+        """Wake who may go on now: the first, or, once nobody has to be tried again, one after the other."""
+        if self.waiting:
+            called = self.waiting.get(self.first if self.failed else next(iter(self.waiting)))
+            if called is not None:
+                called.set()
+
     def leave(self, place: Place) -> None:
-        """Wake who may go on now: the first, or everybody once nobody has to be tried again."""
         del self.places[place]
         self.failed.discard(place)
         self.waiting.pop(place, None)
-        if not self.waiting:
-            return
-        for next_one in [self.first] if self.failed else list(self.waiting):
-            called = self.waiting.pop(next_one, None)
-            if called is not None:
-                called.set()
+        self.call_next()
 
 
 class Place:
@@ -83,10 +90,14 @@ class Place:
     async def turn(self) -> None:
         """Wait until this may be published: at once while nobody in the lane has failed, else as the first of it."""
         lane = self._lane
-        while lane.failed and lane.first is not self:
-            called = lane.waiting[self] = asyncio.Event()
+        while not lane.lets_go(self):
+            called = lane.waiting.setdefault(self, asyncio.Event())
+            called.clear()
             await called.wait()
+        if lane.waiting.pop(self, None) is not None:
+            lane.call_next()
 
-    def fail(self) -> None:
-        """This could not be published, and will be tried again."""
+    def hold_back(self) -> None:
+        """Let nobody behind this be published until it is left: it has to be tried again, or is no request at all but
+        work on the queue."""
         self._lane.failed.add(self)

@@ -13,6 +13,7 @@ from osrdyne.processors.forwarding import hops_of
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, remaining_expiration
 from osrdyne.protocol.messages import (
     DUPLICATE_HEADER,
+    FAILED_DELIVERIES_HEADER,
     HOPS_HEADER,
     PATH_HEADER,
     ROUTE_HEADER,
@@ -79,6 +80,7 @@ def passage_again(
         retry=read_terms(request.headers),
         attempts=read_attempts(request.headers),
         split_from=decode_text(request.headers.get(SPLIT_HEADER)),
+        failed_deliveries=failed if isinstance(failed := request.headers.get(FAILED_DELIVERIES_HEADER), int) else 0,
     )
 
 
@@ -96,7 +98,12 @@ def passed_on(
     headers |= _retry_headers(passage)
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = passage.deadline.at_ms
-    for name, value in ((ROUTE_HEADER, passage.route), (SPLIT_HEADER, passage.split_from)):
+    own = {
+        ROUTE_HEADER: passage.route,
+        SPLIT_HEADER: passage.split_from,
+        FAILED_DELIVERIES_HEADER: passage.failed_deliveries or None,
+    }
+    for name, value in own.items():
         headers.pop(name, None)
         if value is not None:
             headers[name] = value

@@ -23,6 +23,7 @@ AUTHORIZATION_HEADER = "authorization"
 HOPS_HEADER = "x-osrdyne-hops"
 ROUTE_HEADER = "x-osrdyne-route"
 DUPLICATE_HEADER = "x-osrdyne-duplicate"
+FAILED_DELIVERIES_HEADER = "x-osrdyne-failed-deliveries"
 SPLIT_HEADER = "x-osrdyne-split-from"
 REPLAY_HEADER = "x-osrdyne-replay"
 DELIVERY_COUNT_HEADER = "x-delivery-count"
@@ -88,9 +89,10 @@ class Request:
 
     @property
     def delivery_count(self) -> int:
-        """How often the broker has taken this request back, 0 at the first delivery."""
-        count = self.headers.get(DELIVERY_COUNT_HEADER)
-        return count if isinstance(count, int) else 0
+        """How often the broker has taken this request back, 0 at the first delivery; also from before it was put into
+        its queue anew."""
+        counts = (self.headers.get(name) for name in (DELIVERY_COUNT_HEADER, FAILED_DELIVERIES_HEADER))
+        return sum(count for count in counts if isinstance(count, int))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from osrdyne.errors import (
     PublishRefusedError,
 )
 from osrdyne.protocol.statuses import Status
-from osrdyne.testing.broker import FakeBroker, FakeQueue, Holder, Stored
+from osrdyne.testing.broker import NOTHING, FakeBroker, FakeQueue, Holder, Stored
 
 T = TypeVar("T")
 
@@ -125,9 +125,11 @@ class FakeChannel(Channel):
         no_ack: bool = False,
         arguments: Mapping[str, object] | None = None,
     ) -> Consumer:
-        return await self._command("consume", queue, lambda: self._consume(queue, prefetch))
+        return await self._command("consume", queue, lambda: self._consume(queue, prefetch, arguments=arguments or {}))
 
-    def _consume(self, name: str, prefetch: int, consumer: Consumer | None = None) -> Consumer:
+    def _consume(
+        self, name: str, prefetch: int, consumer: Consumer | None = None, *, arguments: Mapping[str, object] = NOTHING
+    ) -> Consumer:
         queue = self.broker.look_up(name)
         if not queue.running:
             self.end(BrokerUnavailableError(f"RabbitMQ did not answer in time while trying to consume queue {name}."))
@@ -138,6 +140,7 @@ class FakeChannel(Channel):
             deliver=lambda stored: consumer.put(self._deliver(queue, holder, stored)),
             on_delete=lambda: self._queue_deleted(consumer),
             prefetch=prefetch,
+            priority=priority if isinstance(priority := arguments.get("x-priority"), int) else 0,
         )
         self._holders[consumer.tag] = (queue, holder, consumer)
         queue.holders.append(holder)

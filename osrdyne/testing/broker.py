@@ -5,10 +5,11 @@ connections and channels on top of it, `testing.management` the HTTP API, so tha
 runs unchanged: token, probes, commands on request queues, loops and processors.
 
 Modelled, as in BROKER: direct, fanout, topic (equal keys only) and headers exchanges with alternate exchanges; quorum
-queues in order, with prefetch, unacknowledged messages that return to their place, single active consumers, delivery
-limits and dead letters; holders of unacknowledged messages that count as consumers, also cancelled ones; publishes
-that are routed at once and reach their queue `transit` seconds later, and are confirmed even if it is gone by then;
-totals that are `totals_age` seconds old. Not modelled: time-to-live (call `expire`), length limits, alarms, clusters.
+queues in order, with prefetch, priorities of consumers, unacknowledged messages that return to their place, single
+active consumers, delivery limits and dead letters; holders of unacknowledged messages that count as consumers, also
+cancelled ones; publishes that are routed at once and reach their queue `transit` seconds later, and are confirmed even
+if it is gone by then; totals that are `totals_age` seconds old. Not modelled: time-to-live (call `expire`), length
+limits, alarms, clusters.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Holder:
     deliver: Callable[[Stored], None]
     on_delete: Callable[[], None]
     prefetch: int = 0
+    priority: int = 0
     held: dict[int, Stored] = field(default_factory=dict)
     active: bool = True
 
@@ -132,7 +134,7 @@ class FakeQueue:
         return self.arguments.get("x-single-active-consumer") is True
 
     def _next_holder(self) -> Holder | None:
-        active = [holder for holder in self.holders if holder.active]
+        active = sorted((one for one in self.holders if one.active), key=lambda one: -one.priority)
         return next((holder for holder in (active[:1] if self.is_single else active) if holder.has_room), None)
 
 

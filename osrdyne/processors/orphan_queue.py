@@ -1,0 +1,120 @@
+"""Puts together what consumes the orphan queue: the orphan processor, or in a managed pool, where every request comes
+there, the ingress and the cleaner of its queues, which share the order of what goes into them. Used by the term."""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.listing import RequestQueueListing
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import Settings
+from osrdyne.metrics import Metrics
+from osrdyne.pool.admission import Admission
+from osrdyne.pool.class_backlog import ClassBacklog
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.passed_deadlines import PassedDeadlines
+from osrdyne.pool.routes_in_force import RoutesInForce
+from osrdyne.pool.splitter_in_force import SplitterInForce
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.ingress import IngressProcessor
+from osrdyne.processors.lanes import Lanes
+from osrdyne.processors.orphans import OrphanProcessor
+from osrdyne.processors.queue_cleaner import QueueCleaner, Ready
+from osrdyne.processors.replies import Replier
+
+
+def build_orphan_processor(
+    settings: Settings,
+    *,
+    session: LeaderSession,
+    layout: QueueLayout,
+    management: ManagementClient,
+    tracker: PoolStateTracker,
+    board: QueueBoard,
+    admission: Admission,
+    backlog: ClassBacklog,
+    routing: RoutesInForce,
+    splitting: SplitterInForce,
+    replier: Replier,
+    clock: Clock,
+    metrics: Metrics,
+) -> OrphanProcessor | IngressProcessor:
+    """What a term that is about to begin needs."""
+    skew = settings.requests.max_clock_skew
+    if not layout.managed:
+        return OrphanProcessor(
+            names=layout.names,
+            tracker=tracker,
+            board=board,
+            admission=admission,
+            publisher=session.publisher,
+            replier=replier,
+            max_clock_skew=skew,
+            clock=clock,
+            metrics=metrics,
+        )
+    lanes = Lanes()
+    cleaner = _build_cleaner(
+        settings,
+        session=session,
+        layout=layout,
+        ready=RequestQueueListing(management, layout.names, layout),
+        tracker=tracker,
+        board=board,
+        routing=routing,
+        lanes=lanes,
+        clock=clock,
+        metrics=metrics,
+    )
+    return IngressProcessor(
+        names=layout.names,
+        tracker=tracker,
+        board=board,
+        admission=admission,
+        backlog=backlog,
+        routing=routing,
+        splitting=splitting,
+        lanes=lanes,
+        cleaner=cleaner,
+        publisher=session.publisher,
+        replier=replier,
+        max_clock_skew=skew,
+        clock=clock,
+        metrics=metrics,
+    )
+
+
+def _build_cleaner(
+    settings: Settings,
+    *,
+    session: LeaderSession,
+    layout: QueueLayout,
+    ready: Ready,
+    tracker: PoolStateTracker,
+    board: QueueBoard,
+    routing: RoutesInForce,
+    lanes: Lanes,
+    clock: Clock,
+    metrics: Metrics,
+) -> QueueCleaner | None:
+    """Where the settings ask for one."""
+    requests = settings.requests
+    if not requests.check_entire_queue_on_cleanup:
+        return None
+    return QueueCleaner(
+        layout=layout,
+        tracker=tracker,
+        board=board,
+        lanes=lanes,
+        deadlines=PassedDeadlines(skew_ms=int(requests.max_clock_skew * 1000)),
+        ready=ready,
+        publisher=session.publisher,
+        open_channel=session.channel,
+        retries_in_use=lambda: routing.table is not None and bool(routing.table.manifest.retry_delays),
+        delivery_limit=requests.delivery_limit,
+        interval=requests.cleanup_interval,
+        max_clock_skew=requests.max_clock_skew,
+        clock=clock,
+        metrics=metrics,
+    )

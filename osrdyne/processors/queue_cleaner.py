@@ -1,0 +1,239 @@
+"""Removes requests that have expired behind one that has not, where `check_entire_queue_on_cleanup` is on.
+
+One queue at a time: hold back what the ingress has for it; attach a consumer of a high priority, to which RabbitMQ
+hands everything that is ready in one step, so that no worker gets ahead; let go of the consumer; hand what has expired
+to the dead letters; publish the others anew in their order, each with a confirm; only then acknowledge them, the last
+one first.
+
+What a crash leaves, whenever it comes: everything that was not acknowledged goes back to the head of the queue, in its
+order. Before the first copy, nothing has changed. Between copies, the copies are behind what they are copies of.
+Between acknowledgements, those that are left are the first ones, and their copies begin the rest. So a request may be
+there twice, and the copy says so; none is lost, and none overtakes another. What was handed to the dead letters and
+came back is answered again, with the same status. A failure ends the same way, by closing the channel; RabbitMQ may
+count it as a delivery, so that a queue is tried a few times only. Source: INGRESS, "Cleaning".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.amqp import Channel, Consumer, Delivery, Message
+from osrdyne.broker.layout import QueueLayout
+from osrdyne.errors import BrokerError, QueueNotCleanedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.facts import QueueBoard
+from osrdyne.pool.passed_deadlines import PassedDeadlines, Store
+from osrdyne.pool.roles import Publisher
+from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.cleaning import Cleaning, Held, copy_of, dead_letter_of, decide
+from osrdyne.processors.lanes import Lanes
+from osrdyne.protocol.names import QueueName
+
+LOOKS = 2
+"""How often listings are looked at in one `cleanup_interval`: what expires just after a look must be in time, too."""
+FIRST_OF_ALL = {"x-priority": 1000}
+CREDIT = 65_000
+"""Deliveries that RabbitMQ may send at once; it must be more than a queue that is cleaned holds."""
+MAX_TAKEN = 20_000
+MAX_TAKEN_BYTES = 128 * 2**20
+TAKE_TIMEOUT = 10.0
+"""Seconds for what was passed on before to be confirmed, and then for the queue to hand over what it has."""
+BATCH = 256
+"""Copies that are under way at once."""
+POLL_INTERVAL = 0.01
+MAX_FAILURES = 2
+"""Of one queue in one term; each may count as a delivery of all that waits."""
+
+
+class Ready(Protocol):
+    """Tells how many requests wait."""
+
+    async def list_ready(self) -> Mapping[Store, int]: ...
+
+
+class QueueCleaner:
+    """Cleans the queues of one pool in one term. `retries_in_use`: requests come into queues that nobody noted."""
+
+    def __init__(
+        self,
+        *,
+        layout: QueueLayout,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        lanes: Lanes,
+        deadlines: PassedDeadlines,
+        ready: Ready,
+        publisher: Publisher,
+        open_channel: Callable[[], Awaitable[Channel]],
+        retries_in_use: Callable[[], bool],
+        delivery_limit: int,
+        interval: float,
+        max_clock_skew: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._layout = layout
+        self._names = layout.names
+        self._tracker = tracker
+        self._board = board
+        self._lanes = lanes
+        self.deadlines = deadlines
+        self._ready = ready
+        self._publisher = publisher
+        self._open_channel = open_channel
+        self._retries_in_use = retries_in_use
+        self._delivery_limit = delivery_limit
+        self._interval = interval
+        self._skew_ms = int(max_clock_skew * 1000)
+        self._clock = clock
+        self._metrics = metrics
+        self._failures: Counter[Store] = Counter()
+        self._log: Logger = get_logger("cleaner", pool=self._names.pool)
+
+    async def run(self) -> None:
+        """Look at the queues again and again, for ever."""
+        while True:
+            await self._clock.sleep(self._interval / LOOKS)
+            try:
+                await self.look()
+            except BrokerError as error:
+                self._log.warning("queues cannot be looked at, nothing is cleaned meanwhile", error=str(error))
+
+    async def look(self) -> None:
+        """Clean every queue that may need it, one after the other."""
+        ready = await self._ready.list_ready()
+        self.deadlines.keep_only(ready)
+        for store, waiting in ready.items():
+            if self._is_due(store, waiting):
+                await self._try_to_clean(store)
+
+    def _is_due(self, store: Store, waiting: int) -> bool:
+        key, priority = store
+        if waiting < 2:
+            del self._failures[store]  # what comes now has not been counted
+        hides = self.deadlines.may_hide_expired(store, waiting, now_ms=now_ms(self._clock))
+        if not (hides or (waiting > 1 and self._retries_in_use())):
+            return False
+        if waiting > MAX_TAKEN:
+            self._log.warning("queue too long to be cleaned", key=key, priority=priority, waiting=waiting)
+            return False
+        used = priority is None or priority in self._layout.used
+        return used and self._board[key].is_bound and self._failures[store] < MAX_FAILURES
+
+    async def _try_to_clean(self, store: Store) -> None:
+        key, priority = store
+        self._tracker.hold(key)  # or it could be unbound meanwhile
+        try:
+            with self._metrics.cleaning_seconds.time(), self._lanes.enter(key, priority) as place:
+                place.hold_back()
+                async with asyncio.timeout(TAKE_TIMEOUT):
+                    await place.turn()
+                await self._clean(store)
+        except TimeoutError:
+            self._log.info("queue not cleaned, a publish to it is not confirmed yet", key=key, priority=priority)
+        except (BrokerError, QueueNotCleanedError) as error:
+            self._failures[store] += 1
+            self._log.warning(
+                "queue not cleaned", key=key, priority=priority, error=str(error), failures=self._failures[store]
+            )
+        finally:
+            self._tracker.release(key)
+
+    async def _clean(self, store: Store) -> None:
+        queue = self._names.request_queue(*store)
+        channel = await self._open_channel()
+        try:
+            taken = await self._take(channel, queue)
+            now = now_ms(self._clock)
+            cleaning = decide(taken, delivery_limit=self._delivery_limit, now_ms=now, skew_ms=self._skew_ms)
+            await self._bury(cleaning, store, queue)
+            await self._put_back(cleaning.kept, store)
+            await channel.ping()  # the acknowledgements have arrived
+        finally:
+            await channel.close()
+        del self._failures[store]
+        self.deadlines.replace(store, [held.deadline_ms for held in cleaning.kept])
+        self._tell(cleaning, store)
+
+    async def _take(self, channel: Channel, queue: QueueName) -> list[Delivery]:
+        """Everything that is ready, in order; it stays unacknowledged. Raises `QueueNotCleanedError`."""
+        consumer = await channel.consume(queue, prefetch=CREDIT, arguments=FIRST_OF_ALL)
+        reading = asyncio.ensure_future(_read(consumer))
+        letting_go = asyncio.ensure_future(self._let_go(channel, consumer))
+        try:
+            async with asyncio.timeout(TAKE_TIMEOUT):
+                await asyncio.wait({reading, letting_go}, return_when=asyncio.FIRST_EXCEPTION)
+        except TimeoutError:
+            raise QueueNotCleanedError(f"It did not hand over what it has within {TAKE_TIMEOUT:g} s.") from None
+        finally:
+            reading.cancel()
+            letting_go.cancel()
+            await asyncio.wait({reading, letting_go})
+        for task in (reading, letting_go):
+            if not task.cancelled():
+                task.result()
+        return reading.result()
+
+    async def _let_go(self, channel: Channel, consumer: Consumer) -> None:
+        """Cancel the consumer once nothing is ready any more and all that was sent has arrived."""
+        while (await channel.declare_queue(consumer.queue, passive=True)).ready:
+            await self._clock.sleep(POLL_INTERVAL)
+        # An answer may overtake deliveries; the second one overtakes none of those before the first (LIFECYCLE 27).
+        await channel.declare_queue(consumer.queue, passive=True)
+        await channel.cancel(consumer)
+
+    async def _bury(self, cleaning: Cleaning, store: Store, queue: QueueName) -> None:
+        """Hand over to the dead letter responder, with confirm, and then acknowledge."""
+        letters = [dead_letter_of(held, reason, queue) for held, reason in cleaning.dead]
+        await self._publish(letters, exchange=self._names.dead_letter_exchange, store=store)
+        for held, _ in cleaning.dead:
+            await held.delivery.ack()
+
+    async def _put_back(self, kept: Sequence[Held], store: Store) -> None:
+        """Publish copies, to the exchange and never to the queue (LIFECYCLE 14); then acknowledge, the last first."""
+        now = now_ms(self._clock)
+        copies = [copy_of(held, now_ms=now, skew_ms=self._skew_ms) for held in kept]
+        await self._publish(copies, exchange=self._names.work_exchange(store[1]), store=store)
+        for held in reversed(kept):
+            await held.delivery.ack()
+
+    async def _publish(self, messages: Sequence[Message], *, exchange: str, store: Store) -> None:
+        """In their order, with confirms. Raises `BrokerError` when one of them was not taken."""
+
+        async def attempt(message: Message) -> BrokerError | None:
+            try:
+                await self._publisher.publish(message, exchange=exchange, routing_key=store[0], mandatory=True)
+            except BrokerError as error:
+                return error
+            return None
+
+        for first in range(0, len(messages), BATCH):
+            async with asyncio.TaskGroup() as group:
+                attempts = [group.create_task(attempt(message)) for message in messages[first : first + BATCH]]
+            for error in filter(None, (one.result() for one in attempts)):
+                raise error
+
+    def _tell(self, cleaning: Cleaning, store: Store) -> None:
+        counts = Counter(reason.value for _, reason in cleaning.dead)
+        for outcome, count in (*counts.items(), ("kept", len(cleaning.kept))):
+            self._metrics.cleaned.labels(outcome=outcome).inc(count)
+        self._log.info(
+            "queue cleaned", key=store[0], priority=store[1], kept=len(cleaning.kept), dead=len(cleaning.dead)
+        )
+
+
+async def _read(consumer: Consumer) -> list[Delivery]:
+    """Everything until the consumer ends. Raises `QueueNotCleanedError` when it is too much to be held."""
+    taken: list[Delivery] = []
+    size = 0
+    async for delivery in consumer:
+        taken.append(delivery)
+        size += len(delivery.body)
+        if size > MAX_TAKEN_BYTES:
+            raise QueueNotCleanedError(f"More than {MAX_TAKEN_BYTES} bytes wait in it.")
+    return taken

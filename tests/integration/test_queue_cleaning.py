@@ -1,0 +1,116 @@
+"""What the cleaner of queues builds on, and a cleaning by a whole daemon, on a real broker; the test plays workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+
+from osrdyne import amqp
+from osrdyne.amqp import Channel, Consumer, Delivery
+from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings
+from osrdyne.daemon import Daemon
+from osrdyne.processors.queue_cleaner import CREDIT, FIRST_OF_ALL
+from osrdyne.protocol.messages import DUPLICATE_HEADER
+from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.statuses import decode_text
+
+REQUESTS = 500
+
+
+async def take(consumer: Consumer, number: int) -> list[Delivery]:
+    async with asyncio.timeout(PATIENCE):
+        return [await consumer.get() for _ in range(number)]
+
+
+def numbers(deliveries: list[Delivery]) -> list[int]:
+    return [int(delivery.body) for delivery in deliveries]
+
+
+@pytest.fixture
+async def queue(connection: amqp.Connection, channel: Channel, pool_id: str) -> str:
+    """A queue with numbered requests, of which a worker holds the first."""
+    name = PoolNames(pool_id).request_queue(Key("k"))
+    await channel.declare_queue(name, arguments=request_queue_arguments(Key("k")))
+    publishing = await connection.channel(confirms=True)
+    for number in range(REQUESTS):
+        message = amqp.Message(body=b"%d" % number)
+        await publishing.publish(message, exchange="", routing_key=name)
+    return name
+
+
+async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_nothing(
+    connection: amqp.Connection, channel: Channel, queue: str
+) -> None:
+    worker = await channel.consume(queue, prefetch=1)
+    held = (await take(worker, 1))[0]
+    first = await connection.channel()
+    consumer = await first.consume(queue, prefetch=CREDIT, arguments=FIRST_OF_ALL)
+    await held.ack()  # there is room for one more now
+    while (await first.declare_queue(queue, passive=True)).ready:
+        await asyncio.sleep(0.01)
+    await first.declare_queue(queue, passive=True)
+    assert (consumer.waiting(), worker.waiting()) == (REQUESTS - 1, 0)
+    assert numbers(await take(consumer, REQUESTS - 1)) == list(range(1, REQUESTS))
+
+
+async def test_what_was_taken_goes_back_to_the_head_in_its_order(
+    connection: amqp.Connection, channel: Channel, queue: str
+) -> None:
+    first = await connection.channel()
+    consumer = await first.consume(queue, prefetch=CREDIT, arguments=FIRST_OF_ALL)
+    taken = await take(consumer, REQUESTS)
+    await first.cancel(consumer)
+    for delivery in reversed(taken[REQUESTS // 2 :]):
+        await delivery.ack()
+    publishing = await connection.channel(confirms=True)
+    await publishing.publish(amqp.Message(body=b"9999"), exchange="", routing_key=queue)
+    await first.ping()
+    await first.close()
+    again = await take(await channel.consume(queue), REQUESTS // 2 + 1)
+    assert numbers(again) == [*range(REQUESTS // 2), 9999]
+
+
+@pytest.fixture
+async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) -> AsyncIterator[Daemon]:
+    settings = echo_settings(broker_settings, pool_id, tmp_path).model_copy(
+        update={
+            "pool": PoolSettings(id=pool_id, kind="managed"),
+            "driver": DriverSettings(name="noop"),
+            "requests": RequestSettings(check_entire_queue_on_cleanup=True, cleanup_interval=1, max_clock_skew=0.5),
+        }
+    )
+    async with running_daemon(settings) as daemon:
+        yield daemon
+
+
+async def test_expired_requests_are_answered_while_the_head_of_their_queue_waits(
+    daemon: Daemon, connection: amqp.Connection, channel: Channel, pool_id: str
+) -> None:
+    names, replies = PoolNames(pool_id), f"{pool_id}-answers"
+    await channel.declare_queue(replies, exclusive=True)
+    publishing = await connection.channel(confirms=True)
+    for number in range(100):
+        message = amqp.Message(
+            body=b"%d" % number,
+            correlation_id=str(number),
+            reply_to=replies,
+            expiration="2000" if number % 2 else "600000",
+        )
+        await publishing.publish(message, exchange=names.requests_exchange, routing_key="k")
+    answers = await take(await channel.consume(replies, no_ack=True), 50)
+    statuses = {decode_text(answer.headers["x-status"]) for answer in answers}
+    assert sorted(int(answer.properties.correlation_id or "") for answer in answers) == list(range(1, 100, 2))
+    queue = names.request_queue(Key("k"))
+
+    async def is_back() -> bool:
+        return (await channel.declare_queue(queue, passive=True)).ready == 50
+
+    await until(is_back, "the others are in the queue")
+    kept = await take(await channel.consume(queue), 50)
+    assert (statuses, numbers(kept)) == ({"expired"}, list(range(0, 100, 2)))
+    assert all(one.headers[DUPLICATE_HEADER] is True and not one.redelivered for one in kept)

@@ -1,0 +1,63 @@
+"""Where something expired may wait behind something that has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.pool.passed_deadlines import MAX_KNOWN, SPARE, PassedDeadlines, Store
+from osrdyne.protocol.names import Key
+
+STORE: Store = (Key("k"), None)
+NOW = 1_000
+OLD, NEW = NOW - 10, NOW + 10
+
+
+def known(*deadlines: int | None) -> PassedDeadlines:
+    passed = PassedDeadlines(skew_ms=5)
+    for deadline in deadlines:
+        passed.note(STORE, deadline)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "waiting", "hides"),
+    [
+        ((NEW, OLD), 2, True),
+        ((NEW, NEW, OLD, NEW), 4, True),
+        ((OLD, NEW), 2, False),  # RabbitMQ removes the head by itself
+        ((OLD, OLD), 2, False),
+        ((NEW, NEW), 2, False),
+        ((NEW, NOW - 3), 2, False),  # within the skew
+        ((NEW, OLD, NEW, NEW), 2, False),  # what waits are the last ones
+        ((None, OLD), 2, True),
+        ((NEW, OLD), 1, False),
+        ((NEW, OLD), 0, False),
+        ((NEW,), 2, True),  # an earlier leader passed one on
+        ((), 5, True),
+    ],
+)
+def test_queue_is_looked_through_where_it_may_help(
+    deadlines: tuple[int | None, ...], waiting: int, hides: bool
+) -> None:
+    assert known(*deadlines).may_hide_expired(STORE, waiting, now_ms=NOW) is hides
+
+
+def test_queue_that_was_looked_through_is_known() -> None:
+    passed = known()
+    passed.replace(STORE, [NEW, NEW])
+    assert not passed.may_hide_expired(STORE, 2, now_ms=NOW)
+    assert passed.may_hide_expired((Key("other"), None), 2, now_ms=NOW)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    passed = known(*[NEW] * (MAX_KNOWN + 1))
+    assert passed.may_hide_expired(STORE, MAX_KNOWN + 1, now_ms=NOW)
+    passed.may_hide_expired(STORE, 10, now_ms=NOW)
+    assert not passed.may_hide_expired(STORE, 20 + SPARE, now_ms=NOW)
+    assert passed.may_hide_expired(STORE, 20 + SPARE + 1, now_ms=NOW)
+
+
+def test_queues_that_are_gone_are_forgotten() -> None:
+    passed = known(NEW, NEW)
+    passed.keep_only([])
+    assert passed.may_hide_expired(STORE, 2, now_ms=NOW)

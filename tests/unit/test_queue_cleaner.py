@@ -1,0 +1,275 @@
+"""Requests that expire behind one that does not: a real leader of a managed pool on a broker in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+from pydantic import ValidationError
+from replies import REPLIES, answers, broker_with_replies
+
+from osrdyne.config.models import PoolSettings, RequestSettings, Settings
+from osrdyne.errors import BrokerSilentError
+from osrdyne.ingress.manifest import load_manifest
+from osrdyne.processors import queue_cleaner
+from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import Command, FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import POOL, Stack, leading, settings_for
+
+SHORT, LONG = "20000", "500000"
+"""Lifetimes in milliseconds."""
+CLEANED = 60.0
+"""Seconds by which the short ones have expired, and the queue was looked through."""
+
+
+def cleaning(**settings: object) -> Settings:
+    requests = RequestSettings(check_entire_queue_on_cleanup=True, **settings)  # type: ignore[arg-type]
+    update = {"pool": PoolSettings(id=POOL, kind="managed"), "requests": requests}
+    return settings_for().model_copy(update=update)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+@asynccontextmanager
+async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) -> AsyncIterator[Stack]:
+    async with leading(clock, broker=broker, settings=cleaning(**settings)) as stack:
+        yield stack
+
+
+async def publish(stack: Stack, *requests: str, key: str = "k", **headers: object) -> None:
+    """Requests by name; those that begin with `x` expire soon."""
+    for name in requests:
+        expiration = SHORT if name.startswith("x") else LONG
+        await stack.publish(
+            key, name.encode(), expiration=expiration, correlation_id=name, reply_to=REPLIES, headers=headers
+        )
+        await stack.clock.settle()
+
+
+def waiting(stack: Stack, key: str = "k") -> list[str]:
+    return [body.decode() for body in stack.waiting(key)]
+
+
+async def reject_first(stack: Stack) -> None:
+    """A worker fails on the first request, and ends."""
+    channel = FakeChannel(stack.broker)
+    delivery = await channel.get(stack.names.request_queue(Key("k")))
+    assert delivery is not None
+    await delivery.reject()
+    await channel.close()
+
+
+class TestCleaning:
+    async def test_expired_requests_behind_the_head_are_answered_and_the_rest_keeps_its_order(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2", "x2", "3")
+            await clock.advance(CLEANED)
+            assert waiting(stack) == ["1", "2", "3"]
+            assert answers(broker) == [("x1", "expired"), ("x2", "expired")]
+
+    async def test_queue_without_the_option_is_left_alone(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        settings = settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
+        async with leading(clock, broker=broker, settings=settings) as stack:
+            await publish(stack, "1", "x1")
+            await clock.advance(CLEANED)
+            assert (waiting(stack), answers(broker)) == (["1", "x1"], [])
+
+    async def test_queue_where_nothing_has_expired_is_not_touched(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "2", "3")
+            await clock.advance(CLEANED)
+            assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+
+    async def test_request_that_a_worker_holds_stays_with_it(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "2", "x1", "3")
+            consumer = await stack.consume("k")
+            held = await consumer.get()
+            await clock.advance(CLEANED)
+            await held.ack()
+            following = [await consumer.get()]
+            await following[0].ack()
+            following.append(await consumer.get())
+            assert [held.body, *(one.body for one in following)] == [b"1", b"2", b"3"]
+
+    async def test_request_that_comes_meanwhile_goes_behind_all_others(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            late: list[str] = []
+
+            async def arrive(command: Command) -> None:
+                if command.name in {"consume", "cancel"} and command.target == stack.names.request_queue(Key("k")):
+                    late.append(f"late {len(late)}")
+                    await stack.publish("k", late[-1].encode(), expiration=LONG)
+
+            await publish(stack, "1", "x1", "2", "3")
+            broker.hook = arrive
+            await clock.advance(CLEANED)
+            assert waiting(stack) == ["1", "2", "3", *late]
+            assert len(late) == 4
+
+    async def test_copy_is_marked_and_carries_its_failed_deliveries(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+            await reject_first(stack)
+            await clock.advance(CLEANED)
+            first, second = broker.queues[stack.names.request_queue(Key("k"))].ready
+            assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
+            assert FAILED_DELIVERIES_HEADER not in second.message.headers
+            assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
+
+    async def test_request_that_failed_too_often_before_and_after_becomes_poison(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, delivery_limit=3) as stack:
+            for round_ in range(2):
+                await publish(stack, *(["1"] if not round_ else []), f"x{round_}", "2")
+                await reject_first(stack)
+                await reject_first(stack)
+                await clock.advance(CLEANED)
+            await clock.advance(CLEANED)
+            assert ("1", "delivery_limit") in answers(broker)
+            assert "1" not in waiting(stack)
+
+    async def test_each_class_is_cleaned_for_itself(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
+        routes = {"high": high, "rest": "FROM /* INTO $upstream"}
+        async with managing(clock, broker) as stack:
+            await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+            await publish(stack, "1", "x1", "2")
+            await publish(stack, "h1", "xh", "h2", level="high")
+            await clock.advance(CLEANED)
+            store = stack.names.request_queue(Key("k"), 2)
+            assert (waiting(stack), broker.bodies(store)) == (["1", "2"], [b"h1", b"h2"])
+
+    async def test_what_an_earlier_leader_passed_on_is_cleaned(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+            await stack.kill()
+        async with managing(clock, broker) as stack:
+            await clock.advance(CLEANED)
+            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+
+    async def test_ingress_goes_on_when_a_copy_is_not_taken(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+
+            async def refuse(command: Command) -> None:
+                if command == Command("publish", stack.names.work_exchange(None), done=False):
+                    raise BrokerSilentError("no confirm")
+
+            broker.hook = refuse
+            await clock.advance(CLEANED)
+            broker.hook = None
+            consumed = broker.count("consume", stack.names.request_queue(Key("k")))
+            await publish(stack, "3")
+            assert ([body for body in waiting(stack) if body != "x1"], consumed) == (["1", "2", "3"], 1)
+
+    async def test_queue_that_is_too_long_is_left_alone(
+        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queue_cleaner, "MAX_TAKEN", 2)
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+            await clock.advance(CLEANED)
+            assert waiting(stack) == ["1", "x1", "2"]
+
+    async def test_queue_that_holds_too_much_gets_everything_back(
+        self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(queue_cleaner, "MAX_TAKEN_BYTES", 3)
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+            await clock.advance(5 * CLEANED)
+            stored = broker.queues[stack.names.request_queue(Key("k"))].ready
+            assert [one.returns for one in stored] == [queue_cleaner.MAX_FAILURES] * 3
+
+    def test_option_needs_a_managed_pool_and_says_so(self) -> None:
+        with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
+            Settings(requests=RequestSettings(check_entire_queue_on_cleanup=True))
+
+
+class TestKills:
+    """The leader is killed after every step that it takes while it cleans."""
+
+    @pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
+    async def test_nothing_is_lost_and_nothing_overtakes(self, busy: bool) -> None:
+        killed, number = True, 0
+        while killed:
+            number += 1
+            clock = VirtualClock()
+            broker = broker_with_replies(clock)
+            killed, served = await self.story(clock, broker, number, busy=busy)
+            firsts = list(dict.fromkeys(body.decode() for body, _ in served))
+            again = [
+                marked for place, (body, marked) in enumerate(served) if body in [one for one, _ in served[:place]]
+            ]
+            assert [name for name in firsts if not name.startswith("x")] == ["1", "2", "3", "4"], number
+            assert all(again), number
+            expired = {name for name, status in answers(broker) if status == "expired"}
+            assert expired | set(firsts) == {"1", "2", "3", "4", "x1", "x2"}, number
+        assert number > 15
+
+    async def story(
+        self, clock: VirtualClock, broker: FakeBroker, number: int, *, busy: bool
+    ) -> tuple[bool, list[tuple[bytes, bool]]]:
+        """Whether there was such a step; and what a worker was given, with whether it says that it may come again."""
+        steps = count(1)
+        served: list[tuple[bytes, bool]] = []
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2", "3", "x2", "4")
+            await clock.advance(29.0)  # the next look is at 30
+
+            async def strike(command: Command) -> None:
+                if busy and command.name == "publish" and command.done:
+                    await self.serve_one(stack, served)
+                if command.done and next(steps) == number:
+                    stack.killed = True
+                    stack.task.cancel()
+                    for connection in stack.connections:
+                        connection.cut()
+
+            broker.hook = strike
+            await clock.advance(2.0)
+            broker.hook = None
+            there_was = stack.killed
+            await stack.kill()
+        async with managing(clock, broker) as stack:
+            if not busy:
+                await clock.advance(CLEANED)
+            while stack.broker.queues[stack.names.request_queue(Key("k"))].ready:
+                await self.serve_one(stack, served)
+            await clock.settle()
+        return there_was, served
+
+    async def serve_one(self, stack: Stack, served: list[tuple[bytes, bool]]) -> None:
+        """A worker takes one request, if there is one."""
+        channel = FakeChannel(stack.broker)
+        hook, stack.broker.hook = stack.broker.hook, None
+        delivery = await channel.get(stack.names.request_queue(Key("k")))
+        if delivery is not None:
+            marked = delivery.redelivered or delivery.headers.get(DUPLICATE_HEADER) is True
+            served.append((delivery.body, marked))
+            await delivery.ack()
+        stack.broker.hook = hook
