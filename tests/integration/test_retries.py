@@ -26,17 +26,17 @@ from osrdyne.protocol.statuses import Status
 from osrdyne.testing.keys import ODD_KEYS
 
 APP = "tests.integration.flaky_app:app"
-DELAY_MS = 300
+DELAY_MS, LONG_MS = 300, 3_600_000
 URGENT = 3
 
 
-def terms(attempts: int) -> str:
-    return RetryTerms(("5xx",), attempts, (DELAY_MS,)).to_header()
+def terms(attempts: int, delay_ms: int = DELAY_MS) -> str:
+    return RetryTerms(("5xx",), attempts, (delay_ms,)).to_header()
 
 
 @pytest.fixture
 async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
-    """What the controller makes of a managed pool, with one delay and the classes default and 3."""
+    """What the controller makes of a managed pool, with two delays and the classes default and 3."""
     async with stage(broker.amqp_uri, pool_id) as result:
         names, channel = result.names, result.channel
         await channel.declare_exchange(names.orphan_exchange, "fanout")
@@ -46,8 +46,8 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         for topology in (
             layout.exchanges,
             retry_exchanges(names, [URGENT]),
-            wait_queues(names, [DELAY_MS]),
-            wait_bindings(names, [DELAY_MS]),
+            wait_queues(names, [DELAY_MS, LONG_MS]),
+            wait_bindings(names, [DELAY_MS, LONG_MS]),
         ):
             await declare_topology(channel, topology)
         await result.declare_request_queue(names.request_queue(result.key, URGENT))
@@ -62,12 +62,14 @@ async def start(pool: Stage, **variables: str) -> WorkerProcess:
     return await pool.start(app=APP, queues=queues, variables={**exchange, **variables})
 
 
-async def send(pool: Stage, failures: int, *, attempts: int, priority: int | None = None) -> str:
+async def send(
+    pool: Stage, failures: int, *, attempts: int, priority: int | None = None, delay_ms: int = DELAY_MS
+) -> str:
     """Publish a request as the ingress does, with the key for the routing key; its correlation id."""
     names = pool.names
     await pool.channel.unbind_queue(names.request_queue(pool.key), names.requests_exchange, pool.key)
     await pool.channel.bind_queue(names.request_queue(pool.key, priority), names.requests_exchange, pool.key)
-    headers = {TERMS_HEADER: terms(attempts), CLASS_HEADER: class_name(priority)}
+    headers = {TERMS_HEADER: terms(attempts, delay_ms), CLASS_HEADER: class_name(priority)}
     return await pool.caller.send("/flaky", {"failures": failures}, headers=headers)
 
 
@@ -79,6 +81,14 @@ async def test_failed_request_is_tried_again_after_its_delay(pool: Stage, priori
     assert time.monotonic() - began >= 2 * DELAY_MS / 1000
     assert (response.status, json.loads(response.body)) == (Status.OK, {"attempt": 3, "duplicate": False})
     assert response.headers[ATTEMPTS_HEADER] == 3
+
+
+async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) -> None:
+    await start(pool)
+    await send(pool, 1, attempts=2, delay_ms=LONG_MS)
+    response = await pool.caller.answer(await send(pool, 0, attempts=2))
+    assert json.loads(response.body)["attempt"] == 1
+    assert (await pool.channel.declare_queue(pool.names.wait_queue(LONG_MS), passive=True)).ready == 1
 
 
 async def test_last_outcome_is_the_answer(pool: Stage) -> None:
