@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
 
 from osrdyne import amqp
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import PoolNames
 
+LONG = 600.0
+"""Seconds in which thousands of requests must be passed on or served, also on a busy machine."""
 SEED = {
     "secCamAlerts": {
         "route": "FROM /messages/modules/SecCamMod/outputs/P0_Alerts INTO $upstream",
@@ -119,3 +122,32 @@ def apply(daemon: DaemonProcess, directory: Path, routes: object) -> str:
 
 def numbered(prefix: str, count: int) -> list[str]:
     return [f"{prefix} {number}" for number in range(count)]
+
+
+async def without_workers(daemon: DaemonProcess) -> None:
+    """Lead with a driver that starts nobody."""
+    settings = daemon.settings
+    daemon.settings = {**settings, "driver": {"name": "noop"}}
+    daemon.write_settings()
+    await daemon.start()
+    daemon.settings = settings
+
+
+async def with_workers(daemon: DaemonProcess) -> None:
+    """Lead with the driver of the test from now on."""
+    await daemon.stop()
+    daemon.write_settings()
+    await daemon.start()
+
+
+async def until_passed_on(daemon: DaemonProcess, requests: int, *, route: str) -> None:
+    """Wait until the ingress has passed on so many by this route; of one key, what came before them is through, too."""
+
+    async def passed() -> bool:
+        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LONG) as http:
+            text = (await http.get("/metrics")).text
+        name = 'osrdyne_ingress_total{outcome="accepted",'
+        samples = [line for line in text.splitlines() if line.startswith(name) and f'route="{route}"' in line]
+        return sum(float(sample.split()[-1]) for sample in samples) >= requests
+
+    await until(passed, f"{requests} requests have taken the route {route}", timeout=LONG, interval=0.2)

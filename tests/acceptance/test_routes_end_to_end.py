@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 from daemon_process import DaemonProcess, MakeDaemon, until
-from managed_callers import SEED, Answers, answers_of, apply, managed, numbered
+from managed_callers import (
+    SEED,
+    Answers,
+    answers_of,
+    apply,
+    managed,
+    numbered,
+    until_passed_on,
+    with_workers,
+    without_workers,
+)
 
 from osrdyne.config.models import BrokerSettings
-
-LOADING = 12
-"""Seconds in which a worker loads, so that everything waits when it begins to serve."""
 
 
 @pytest.fixture
@@ -26,8 +33,8 @@ async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterato
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon, worker={"config": {"load_seconds": LOADING}})
-    await daemon.start()
+    daemon = managed(make_daemon)
+    await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
     data, other, late, alerts = (
         numbered("data", 100),
@@ -39,6 +46,8 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     await answers.send("P1_Data", data)
     await answers.send("P1_Data", late, short_lived=late)
     await answers.send("P0_Alerts", alerts)
+    await until_passed_on(daemon, 100, route="secCamAlerts")
+    await with_workers(daemon)
     everything = [*alerts, *data, *other]
     await answers.until_served([*everything, *late])
     assert answers.order(everything) == everything
@@ -48,17 +57,18 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
 async def test_changed_routes_leave_pending_requests_as_they_are(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon, worker={"config": {"load_seconds": LOADING}})
-    await daemon.start()
+    daemon = managed(make_daemon)
+    await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
     before, after = numbered("before", 50), numbered("after", 50)
     await answers.send("P0_Alerts", before)
-    await until(lambda: daemon.events("request queue changed", step="bind"), "the group is bound")
-    await asyncio.sleep(1)
+    await until_passed_on(daemon, 50, route="secCamAlerts")
     turned = {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]}  # type: ignore[dict-item]
     assert "no longer used: 0, 1" in apply(daemon, tmp_path, turned)
     await answers.send("anything", numbered("rest", 50))
     await answers.send("P0_Alerts", after)
+    await until_passed_on(daemon, 50, route="data")
+    await with_workers(daemon)
     everything = [*before, *after, *numbered("rest", 50)]
     await answers.until_served(everything)
     assert answers.order(everything) == everything
