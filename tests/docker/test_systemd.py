@@ -21,7 +21,7 @@ from systemd_container import SOURCE, SystemdContainer
 pytestmark = pytest.mark.timeout(1200)  # the first one builds the image, with Java and Spark in it
 CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
-PATIENCE = 90.0
+PATIENCE = 200.0
 BACKEND_AWAY = os.environ.get("OSRDYNE_BACKEND_AWAY", "1")
 UNIT_OF_TESTS = r"""
 set -e
@@ -112,8 +112,8 @@ class Pool:
 
     def ask(self) -> object:
         answer = self.machine.run(
-            "/opt/osrdyne/bin/osrdyne", "call", "--config", CONFIG, "--output", "json", "--timeout", "150s",
-            "--data", json.dumps({"query": "SELECT sum(n) AS total FROM numbers"}), KEY, "/sql", timeout=200.0,
+            "/opt/osrdyne/bin/osrdyne", "call", "--config", CONFIG, "--output", "json", "--timeout", "8m",
+            "--data", json.dumps({"query": "SELECT sum(n) AS total FROM numbers"}), KEY, "/sql", timeout=500.0,
         )  # fmt: skip
         return json.loads(answer)["rows"]
 
