@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from osrdyne.protocol.messages import DUPLICATE_HEADER
-from osrdyne.protocol.retries import ATTEMPTS_HEADER
 from osrdyne_worker import App, Call, RequestError
 from osrdyne_worker.runtime.retries import Retries
 
@@ -30,11 +29,9 @@ class Wanted(BaseModel):
 
 @app.handler("/flaky")
 def flaky(call: Call, wanted: Wanted) -> dict[str, object]:
-    before = call.headers.get(ATTEMPTS_HEADER, 0)
-    assert isinstance(before, int)
-    if before < wanted.failures:
-        raise RequestError(f"Attempt {before + 1} fails.", code=503)
-    return {"attempt": before + 1, "duplicate": call.headers.get(DUPLICATE_HEADER, False)}
+    if call.attempt <= wanted.failures:
+        raise RequestError(f"Attempt {call.attempt} fails.", code=503)
+    return {"attempt": call.attempt, "duplicate": call.headers.get(DUPLICATE_HEADER, False)}
 
 
 async def send_and_die(self: Retries, *arguments: Any) -> bool:

@@ -12,9 +12,10 @@ from osrdyne.ingress.manifest import load_manifest
 from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, told_retry
 from osrdyne.protocol.messages import Request, Response
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms
 from osrdyne.protocol.statuses import Status
+from osrdyne_worker import Call, Context
 from osrdyne_worker.runtime.retries import Retries, Retry, counted, plan_retry
 
 TEXT = "FROM /messages/* INTO $upstream"
@@ -184,6 +185,10 @@ class TestDecision:
 
     def test_pool_without_retries_has_none_whatever_the_request_says(self) -> None:
         assert Retries(None).plan(request(), FAILED, now_ms=NOW) is None
+
+    @pytest.mark.parametrize(("headers", "attempt"), [({}, 1), ({ATTEMPTS_HEADER: 2}, 3), ({ATTEMPTS_HEADER: "x"}, 1)])
+    def test_handler_knows_which_attempt_it_is(self, headers: dict[str, object], attempt: int) -> None:
+        assert Call(Context(Key("k")), request(headers)).attempt == attempt
 
     def test_answer_tells_the_attempts_where_there_was_more_than_one(self) -> None:
         assert counted(request({ATTEMPTS_HEADER: 2}), FAILED).headers == {ATTEMPTS_HEADER: 3}

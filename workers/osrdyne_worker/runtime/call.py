@@ -14,6 +14,7 @@ from typing import Any
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.messages import Request, without_credentials
+from osrdyne.protocol.retries import read_attempts
 from osrdyne_worker.runtime.app import Context
 
 
@@ -110,6 +111,11 @@ class Call:
     def redelivered(self) -> bool:
         """Whether the request may have been worked on before."""
         return self._request.redelivered
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt at this request it is, from 1: its route may have it tried again after some outcomes."""
+        return read_attempts(self._request.headers) + 1
 
     @property
     def deadline(self) -> float:
