@@ -13,7 +13,14 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import BrokerError, MessageTooLargeError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import DUPLICATE_HEADER, HOPS_HEADER, Request, Response, header_text
+from osrdyne.protocol.messages import (
+    DUPLICATE_HEADER,
+    FAILED_DELIVERIES_HEADER,
+    HOPS_HEADER,
+    Request,
+    Response,
+    header_text,
+)
 from osrdyne.protocol.names import priority_of
 from osrdyne.protocol.retries import (
     ATTEMPTS_HEADER,
@@ -78,8 +85,10 @@ def _is_forbidden(headers: Mapping[str, object], code: int) -> bool:
 
 
 def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message:
-    """The request as it goes to wait: without `expiration`, which would end it there, and with its hops forgotten."""
-    headers = {name: value for name, value in delivery.headers.items() if name != HOPS_HEADER}
+    """The request as it goes to wait: without `expiration`, which would end it there. Its hops and failed deliveries
+    are those of this attempt."""
+    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}
+    headers = {name: value for name, value in delivery.headers.items() if name not in left_out}
     headers |= {ATTEMPTS_HEADER: retry.attempts, DELAY_HEADER: str(retry.delay_ms)}
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
