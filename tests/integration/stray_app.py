@@ -28,8 +28,8 @@ class StraySessions:
     def is_alive(self, session: Any) -> bool:
         return True
 
-    def stray_tasks(self, session: Any) -> int:
-        return 2
+    def stray_tasks(self, session: Any) -> Mapping[str, int]:
+        return {"a group": 2}
 
     def close(self, session: Any) -> None:
         """Nothing to close."""

@@ -40,6 +40,12 @@ def active_jobs(spark: Any) -> list[int]:
     return list(spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
+def active_tasks(spark: Any) -> int:
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
+    return sum(stage.numActiveTasks for stage in stages if stage is not None)
+
+
 def test_cancelled_group_stops_its_job(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:
     running = thread.submit(sessions.run_in_group, spark, "slow", lambda: spark.sql(SLOW).toArrow())
     wait_for(lambda: sessions.progress(spark, "slow")["jobs"] == 1)
@@ -56,12 +62,12 @@ def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     # A regular expression that tries every way to split a text looks at nothing until it has tried them all.
     query = f"select repeat('a', cast(90 + id as int)) rlike '{'(.*)' * 5}b' from range(0, 1, 1, 1)"
     running = thread.submit(sessions.run_in_group, spark, "stubborn", lambda: spark.sql(query).collect())
-    wait_for(lambda: sessions.progress(spark, "stubborn")["tasks_total"] == 1)
-    assert sessions.stray_tasks(spark) == 0
+    wait_for(lambda: active_tasks(spark) == 1)
+    assert sessions.stray_tasks(spark) == {}
     sessions.cancel(spark, "stubborn")
     assert running.exception(timeout=60) is not None
-    wait_for(lambda: sessions.stray_tasks(spark) == 1)
-    wait_for(lambda: sessions.stray_tasks(spark) == 0, timeout=240.0)
+    wait_for(lambda: sessions.stray_tasks(spark) == {"stubborn": 1})
+    wait_for(lambda: sessions.stray_tasks(spark) == {}, timeout=240.0)
 
 
 def test_cancelling_one_group_leaves_the_other(sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor) -> None:

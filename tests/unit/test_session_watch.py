@@ -7,27 +7,40 @@ from osrdyne_worker.runtime.session_watch import SILENCE_PATIENCE, SessionWatch
 
 def test_dead_session_is_of_no_use() -> None:
     assert (
-        SessionWatch(30.0).answered(alive=False, strays=0, idle=True, now=0.0) == "The session of this worker is gone."
+        SessionWatch(30.0).answered(alive=False, strays={}, idle=True, now=0.0) == "The session of this worker is gone."
     )
 
 
 def test_tasks_of_nobody_are_borne_for_a_while_only() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays=2, idle=True, now=now) for now in (0.0, 29.0, 30.0)]
-    assert told[:2] == [None, None]
-    assert "still runs 2 tasks" in (told[2] or "")
+    told = [watch.answered(alive=True, strays={"g": 2}, idle=True, now=now) for now in (0.0, 5.0, 29.0, 30.0)]
+    assert told[:3] == [None, None, None]
+    assert "still runs 2 tasks" in (told[3] or "")
 
 
 def test_busy_worker_bears_them_longer() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays=1, idle=False, now=now) for now in (0.0, 119.0, 120.0)]
-    assert [text is None for text in told] == [True, True, False]
+    told = [watch.answered(alive=True, strays={"g": 1}, idle=False, now=now) for now in (0.0, 5.0, 119.0, 120.0)]
+    assert [text is None for text in told] == [True, True, True, False]
 
 
 def test_tasks_that_end_in_time_are_forgotten() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays=strays, idle=True, now=now) for now, strays in ((0, 1), (20, 0), (40, 1))]
-    assert told == [None, None, None]
+    looks: list[tuple[float, dict[str, int]]] = [(0, {"g": 1}), (20, {}), (40, {"g": 1}), (60, {"g": 1})]
+    assert [watch.answered(alive=True, strays=strays, idle=True, now=now) for now, strays in looks] == [None] * 4
+
+
+def test_groups_that_are_just_being_cancelled_one_after_the_other_do_no_harm() -> None:
+    watch = SessionWatch(30.0)
+    told = [watch.answered(alive=True, strays={f"g{now // 10}": 1}, idle=True, now=now) for now in range(0, 200, 5)]
+    assert told == [None] * 40
+
+
+def test_two_looks_far_apart_are_too_few() -> None:
+    """The session was silent in between, and tells what was true before."""
+    watch = SessionWatch(30.0)
+    told = [watch.answered(alive=True, strays={"g": 1}, idle=True, now=now) for now in (0.0, 100.0, 105.0)]
+    assert [text is None for text in told] == [True, True, False]
 
 
 def test_silence_that_lasts_is_the_end_of_a_session() -> None:
@@ -40,5 +53,5 @@ def test_silence_that_lasts_is_the_end_of_a_session() -> None:
 def test_answer_ends_the_silence() -> None:
     watch = SessionWatch(30.0)
     watch.was_silent(now=0.0)
-    watch.answered(alive=True, strays=0, idle=True, now=10.0)
+    watch.answered(alive=True, strays={}, idle=True, now=10.0)
     assert watch.was_silent(now=SILENCE_PATIENCE + 1) is None

@@ -42,8 +42,8 @@ class FakeSessions:
     def progress(self, session: str, group_id: str) -> Mapping[str, int]:
         return {"jobs": 1, "tasks_done": 2, "tasks_total": 4}
 
-    def stray_tasks(self, session: str) -> int:
-        return 0
+    def stray_tasks(self, session: str) -> Mapping[str, int]:
+        return {}
 
     def is_alive(self, session: str) -> bool:
         if isinstance(self.alive, Exception):

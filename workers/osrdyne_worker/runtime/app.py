@@ -73,8 +73,8 @@ class SessionFactory(Protocol):
         """False when the session is lost for good (the JVM is gone); the worker then ends and is replaced."""
         ...
 
-    def stray_tasks(self, session: Any) -> int:
-        """How many tasks run that belong to no job any more: they were cancelled and go on. 0 when nobody knows."""
+    def stray_tasks(self, session: Any) -> Mapping[str, int]:
+        """How many tasks run of each group that is over: they were cancelled and go on. Empty when nobody knows."""
         ...
 
     def close(self, session: Any) -> None:

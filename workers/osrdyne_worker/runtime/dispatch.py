@@ -132,15 +132,15 @@ class Dispatcher:
             log.warning("the session does not say whether it is alive", exc_info=True)
             return False
 
-    async def stray_tasks(self, session: Any) -> int:
-        """Tasks of the session that nobody waits for; 0 when it cannot tell."""
+    async def stray_tasks(self, session: Any) -> Mapping[str, int]:
+        """Tasks of the session that nobody waits for, by group; none when it cannot tell."""
         if self._sessions is None:
-            return 0
+            return {}
         try:
             return await self._aside(lambda sessions: sessions.stray_tasks(session))
         except Exception:
             log.warning("the session does not say what runs in it", exc_info=True)
-            return 0
+            return {}
 
     async def _aside(self, function: Callable[[SessionFactory], T]) -> T:
         sessions = self._sessions

@@ -264,7 +264,7 @@ class Worker:
         """Why the session is of no use any more, or None."""
         session = self._processor.context.session
         alive = await self._dispatcher.is_alive(session)
-        strays = await self._dispatcher.stray_tasks(session) if alive else 0
+        strays = await self._dispatcher.stray_tasks(session) if alive else {}
         idle = self._processor.in_flight == 0
         return watch.answered(alive=alive, strays=strays, idle=idle, now=self._clock.monotonic())
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
 from osrdyne_worker.runtime.app import Context
+from osrdyne_worker.spark.jobs import GroupsThatAreOver, progress_of
 
 log = get_logger(__name__)
 
@@ -55,6 +56,7 @@ class SparkSessions:
 
     def __init__(self, *, required: Mapping[str, str] | None = None) -> None:
         self._required = dict(required or {})
+        self._over = GroupsThatAreOver()
 
     def build(self, context: Context) -> Any:
         """The session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (the JVM ended)."""
@@ -86,6 +88,9 @@ class SparkSessions:
         context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
         try:
             return function()
+        except BaseException:
+            self._over.add(group_id)
+            raise
         finally:
             with suppress(Exception):  # a dead JVM has no groups
                 context._jsc.clearJobGroup()
@@ -95,26 +100,14 @@ class SparkSessions:
         if _is_connect_session(session):
             session.interruptTag(_tag(group_id))
         else:
+            self._over.add(group_id)
             session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group_id)
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
         """Running jobs of the group and the tasks of all its jobs so far; nothing is known with Connect."""
-        found = {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
         if _is_connect_session(session):
-            return found
-        tracker = session.sparkContext.statusTracker()
-        stages: set[int] = set()
-        for job_id in tracker.getJobIdsForGroup(group_id):
-            job = tracker.getJobInfo(job_id)
-            if job is not None:
-                found["jobs"] += job.status == "RUNNING"
-                stages.update(job.stageIds)
-        for stage_id in stages:
-            stage = tracker.getStageInfo(stage_id)
-            if stage is not None:
-                found["tasks_done"] += stage.numCompletedTasks
-                found["tasks_total"] += stage.numTasks
-        return found
+            return {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
+        return progress_of(session, group_id)
 
     def is_alive(self, session: Any) -> bool:
         """False when the JVM has ended or its context was stopped (a Connect server: when the session ended)."""
@@ -128,16 +121,9 @@ class SparkSessions:
         except Exception:  # whatever a dead JVM does to a call
             return False
 
-    def stray_tasks(self, session: Any) -> int:
-        """Tasks that executors run and no active stage knows: of cancelled jobs. Nothing is known with Connect."""
-        if _is_connect_session(session):
-            return 0
-        tracker = session.sparkContext.statusTracker()
-        stages = [tracker.getStageInfo(stage_id) for stage_id in tracker.getActiveStageIds()]
-        known: int = sum(stage.numActiveTasks for stage in stages if stage is not None)
-        executors = session.sparkContext._jsc.sc().statusTracker().getExecutorInfos()
-        running: list[int] = [executor.numRunningTasks() for executor in executors]
-        return max(0, sum(running) - known)
+    def stray_tasks(self, session: Any) -> Mapping[str, int]:
+        """Tasks that still run of groups that were cancelled or failed; nothing is known with Connect."""
+        return {} if _is_connect_session(session) else self._over.stray_tasks(session)
 
     def close(self, session: Any) -> None:
         """Stop the session, and end the JVM: it must not outlive its worker."""

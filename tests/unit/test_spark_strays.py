@@ -1,0 +1,127 @@
+"""Which Spark tasks count as strays: those of groups that are over, in stages that no job waits for any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+from osrdyne_worker.spark.session import SparkSessions
+
+
+@dataclass(slots=True)
+class Spark:
+    """What Spark tells of itself: each group has one job, of one stage. Also its own context and status tracker."""
+
+    active_tasks: dict[str, int] = field(default_factory=dict)
+    """By group, as its reports say."""
+    wanted: set[str] = field(default_factory=set)
+    """Groups whose stage some job waits for."""
+    running: Callable[[], int] = lambda: 1
+    """Tasks that the scheduler knows of."""
+    asked: list[str] = field(default_factory=list)
+
+    @property
+    def sparkContext(self) -> Any:
+        scheduler = SimpleNamespace(taskScheduler=lambda: SimpleNamespace(runningTasksByExecutors=self._by_executors))
+        java = SimpleNamespace(
+            sc=lambda: SimpleNamespace(**vars(scheduler), cancelJobGroupAndFutureJobs=lambda group: None),
+            clearJobGroup=lambda: None,
+        )
+        return SimpleNamespace(_jsc=java, statusTracker=lambda: self, setJobGroup=lambda *_, **__: None)
+
+    def _by_executors(self) -> Any:
+        counts: Iterator[int] = iter([self.running()])
+        left = [True]
+        return SimpleNamespace(
+            valuesIterator=lambda: SimpleNamespace(hasNext=lambda: bool(left) and left.pop(), next=lambda: next(counts))
+        )
+
+    def getActiveStageIds(self) -> list[str]:
+        return list(self.wanted)
+
+    def getJobIdsForGroup(self, group: str) -> list[str]:
+        self.asked.append(group)
+        return [group] if group in self.active_tasks else []
+
+    def getJobInfo(self, job: str) -> Any:
+        return SimpleNamespace(stageIds=[job], status="FAILED")
+
+    def getStageInfo(self, stage: str) -> Any:
+        return SimpleNamespace(stageId=stage, numActiveTasks=self.active_tasks[stage])
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+def after_a_cancel(spark: Spark) -> SparkSessions:
+    sessions = SparkSessions()
+    sessions.cancel(spark, "g")
+    return sessions
+
+
+def test_tasks_of_a_cancelled_group_that_go_on_are_strays() -> None:
+    spark = Spark({"g": 2, "another": 3})
+    assert after_a_cancel(spark).stray_tasks(spark) == {"g": 2}
+
+
+def test_tasks_of_a_failed_group_that_go_on_are_strays() -> None:
+    spark, sessions = Spark({"g": 1}), SparkSessions()
+    with pytest.raises(ValueError, match="on purpose"):
+        sessions.run_in_group(spark, "g", fail)
+    assert sessions.stray_tasks(spark) == {"g": 1}
+
+
+def test_tasks_of_a_group_that_ended_well_are_not_asked_about() -> None:
+    """A busy worker has many of them, and their last reports may be late."""
+    spark, sessions = Spark({"g": 1}), SparkSessions()
+    sessions.run_in_group(spark, "g", lambda: None)
+    assert (sessions.stray_tasks(spark), spark.asked) == ({}, [])
+
+
+def test_stage_that_a_job_waits_for_has_no_strays_and_is_looked_at_again() -> None:
+    spark = Spark({"g": 1}, wanted={"g"})
+    sessions = after_a_cancel(spark)
+    assert sessions.stray_tasks(spark) == {}
+    spark.wanted.clear()
+    assert sessions.stray_tasks(spark) == {"g": 1}
+
+
+def test_group_without_tasks_is_looked_at_a_few_times_only() -> None:
+    spark = Spark({"g": 0})
+    sessions = after_a_cancel(spark)
+    assert [sessions.stray_tasks(spark) for _ in range(10)] == [{}] * 10
+    assert spark.asked == ["g"] * 3
+
+
+def test_task_whose_start_is_told_late_is_found() -> None:
+    spark = Spark({"g": 0})
+    sessions = after_a_cancel(spark)
+    assert sessions.stray_tasks(spark) == {}
+    spark.active_tasks["g"] = 1
+    assert sessions.stray_tasks(spark) == {"g": 1}
+
+
+def test_reports_of_ended_tasks_that_were_lost_make_no_strays() -> None:
+    spark = Spark({"g": 1}, running=lambda: 0)
+    assert after_a_cancel(spark).stray_tasks(spark) == {}
+
+
+def test_spark_whose_scheduler_does_not_tell_is_believed() -> None:
+    def refuse() -> int:
+        raise Py4JError("Method runningTasksByExecutors([]) does not exist")
+
+    spark = Spark({"g": 1}, running=refuse)
+    assert after_a_cancel(spark).stray_tasks(spark) == {"g": 1}
+
+
+def test_number_of_groups_that_are_asked_about_is_bounded() -> None:
+    spark, sessions = Spark({f"g{number}": 1 for number in range(500)}), SparkSessions()
+    for number in range(500):
+        sessions.cancel(spark, f"g{number}")
+    assert list(sessions.stray_tasks(spark)) == [f"g{number}" for number in range(400, 500)]

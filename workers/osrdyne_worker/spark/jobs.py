@@ -1,0 +1,80 @@
+"""What Spark tells of groups of jobs: how far one is, and which tasks go on although their group is over.
+
+Used by `session`; not with Spark Connect, which tells nothing. Spark's reports of tasks may be late, and may be lost in
+a rush.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_MOST_OVER = 100
+"""Groups that are asked about, at a question or more each."""
+_LOOKS = 3
+"""How often a group is looked at in vain before it is asked about no more: the start of a task may be told late."""
+
+
+def progress_of(session: Any, group_id: str) -> Mapping[str, int]:
+    """Running jobs of the group and the tasks of all its jobs so far."""
+    tracker = session.sparkContext.statusTracker()
+    jobs = _jobs(tracker, group_id)
+    stages = _stages(tracker, jobs)
+    return {
+        "jobs": sum(job.status == "RUNNING" for job in jobs),
+        "tasks_done": sum(stage.numCompletedTasks for stage in stages),
+        "tasks_total": sum(stage.numTasks for stage in stages),
+    }
+
+
+class GroupsThatAreOver:
+    """Groups that were cancelled or failed, the last of them, until no task of theirs is left. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, int] = {}
+        """With the number of looks since a task of theirs was seen."""
+
+    def add(self, group_id: str) -> None:
+        self._groups[group_id] = 0
+        for oldest in list(self._groups)[:-_MOST_OVER]:
+            self._groups.pop(oldest, None)
+
+    def stray_tasks(self, session: Any) -> Mapping[str, int]:
+        """Tasks that still run, by group. A stage that is active does not count: some job waits for it."""
+        if not self._groups:
+            return {}
+        tracker = session.sparkContext.statusTracker()
+        wanted = set(tracker.getActiveStageIds())
+        strays: dict[str, int] = {}
+        for group_id, looks in list(self._groups.items()):
+            stages = [stage for stage in _stages(tracker, _jobs(tracker, group_id)) if stage.numActiveTasks > 0]
+            self._groups[group_id] = 0 if stages else looks + 1
+            if self._groups[group_id] == _LOOKS:
+                self._groups.pop(group_id, None)
+            if count := sum(stage.numActiveTasks for stage in stages if stage.stageId not in wanted):
+                strays[group_id] = count
+        return strays if strays and _any_task_runs(session) else {}
+
+
+def _jobs(tracker: Any, group_id: str) -> list[Any]:
+    jobs = [tracker.getJobInfo(job_id) for job_id in tracker.getJobIdsForGroup(group_id)]
+    return [job for job in jobs if job is not None]
+
+
+def _stages(tracker: Any, jobs: Iterable[Any]) -> list[Any]:
+    stages = [tracker.getStageInfo(stage_id) for stage_id in {stage_id for job in jobs for stage_id in job.stageIds}]
+    return [stage for stage in stages if stage is not None]
+
+
+def _any_task_runs(session: Any) -> bool:
+    """What the scheduler knows from the executors, not from reports. True where this Spark does not say."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        running = session.sparkContext._jsc.sc().taskScheduler().runningTasksByExecutors().valuesIterator()
+        while running.hasNext():
+            if running.next() > 0:
+                return True
+    except Py4JError:
+        return True
+    return False
