@@ -31,8 +31,9 @@ from tests.benchmarks.leading import Activations, leader
 
 POOL = "bench_ingress"
 KEYS = [Key(f"device={number}") for number in range(10)]
-REQUESTS = 2_000
-ROUNDS = 3
+REQUESTS = 1_000
+ROUNDS = 7
+LATENCY_ROUNDS = 3
 TURNS = 10
 CALLS = 20
 """Of one turn."""
@@ -62,7 +63,7 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     bench = _Bench(broker)
     ten = [await bench.beside_floor(routes=10) for _ in range(ROUNDS)]
     thousand = [await bench.many_routes() for _ in range(ROUNDS)]
-    latencies = [await bench.latency() for _ in range(ROUNDS)]
+    latencies = [await bench.latency() for _ in range(LATENCY_ROUNDS)]
     return [
         figure("ingress, 10 routes", "req/s", ten, Goal(0.6, at_least=True)),
         figure("ingress, 1,000 routes", "req/s", thousand, Goal(0.5, at_least=True)),
