@@ -23,7 +23,7 @@ from typing import Protocol
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.broker.layout import QueueLayout
-from osrdyne.errors import BrokerError, QueueNotCleanedError
+from osrdyne.errors import BrokerError, OsrdyneError, QueueNotCleanedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import QueueBoard
@@ -136,10 +136,15 @@ class QueueCleaner:
                 await self._clean(store)
         except TimeoutError:
             self._log.info("queue not cleaned, a publish to it is not confirmed yet", key=key, priority=priority)
-        except (BrokerError, QueueNotCleanedError) as error:
+        except Exception as error:  # or it would end this term, and this queue each one that follows
             self._failures[store] += 1
             self._log.warning(
-                "queue not cleaned", key=key, priority=priority, error=str(error), failures=self._failures[store]
+                "queue not cleaned",
+                key=key,
+                priority=priority,
+                error=str(error),
+                failures=self._failures[store],
+                exc_info=not isinstance(error, OsrdyneError),
             )
         finally:
             self._tracker.release(key)
@@ -181,10 +186,14 @@ class QueueCleaner:
 
     async def _let_go(self, channel: Channel, consumer: Consumer) -> None:
         """Cancel the consumer once nothing is ready any more and all that was sent has arrived."""
-        while (await channel.declare_queue(consumer.queue, passive=True)).ready:
-            await self._clock.sleep(POLL_INTERVAL)
         # An answer may overtake deliveries; the second one overtakes none of those before the first (LIFECYCLE 27).
-        await channel.declare_queue(consumer.queue, passive=True)
+        # One without a consumer, though ours is there, comes from a queue that has no leader, and says nothing.
+        in_succession = 0
+        while in_succession < 2:
+            queue = await channel.declare_queue(consumer.queue, passive=True)
+            in_succession = in_succession + 1 if queue.consumers and not queue.ready else 0
+            if not in_succession:
+                await self._clock.sleep(POLL_INTERVAL)
         await channel.cancel(consumer)
 
     async def _bury(self, cleaning: Cleaning, store: Store, queue: QueueName) -> None:
@@ -203,12 +212,12 @@ class QueueCleaner:
             await held.delivery.ack()
 
     async def _publish(self, messages: Sequence[Message], *, exchange: str, store: Store) -> None:
-        """In their order, with confirms. Raises `BrokerError` when one of them was not taken."""
+        """In their order, with confirms. Raises `BrokerError` or `MessageTooLargeError` when one was not taken."""
 
-        async def attempt(message: Message) -> BrokerError | None:
+        async def attempt(message: Message) -> OsrdyneError | None:
             try:
                 await self._publisher.publish(message, exchange=exchange, routing_key=store[0], mandatory=True)
-            except BrokerError as error:
+            except OsrdyneError as error:
                 return error
             return None
 

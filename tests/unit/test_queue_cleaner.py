@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
-from osrdyne.errors import BrokerSilentError
+from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.processors import queue_cleaner
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER
@@ -185,6 +185,39 @@ class TestCleaning:
             consumed = broker.count("consume", stack.names.request_queue(Key("k")))
             await publish(stack, "3")
             assert ([body for body in waiting(stack) if body != "x1"], consumed) == (["1", "2", "3"], 1)
+
+    async def test_copy_that_cannot_be_published_ends_no_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """The mark makes the headers larger than RabbitMQ takes, where they were as large as it takes."""
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "x1", "2")
+
+            async def refuse(command: Command) -> None:
+                if command == Command("publish", stack.names.work_exchange(None), done=False):
+                    raise MessageTooLargeError("too large")
+
+            broker.hook = refuse
+            await clock.advance(5 * CLEANED)
+            stored = broker.queues[stack.names.request_queue(Key("k"))].ready
+            assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]
+            assert not stack.task.done()
+
+    async def test_queue_without_a_leader_is_not_taken_for_looked_through(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            queue = stack.names.request_queue(Key("k"))
+
+            async def lose_leader(command: Command) -> None:
+                if command == Command("consume", queue, done=True):
+                    broker.set_running(queue, False)
+
+            await publish(stack, "1", "x1", "2")
+            broker.hook = lose_leader
+            await clock.advance(32.0)
+            cancelled = broker.count("cancel", queue)
+            broker.set_running(queue, True)
+            await clock.advance(CLEANED)
+            assert (cancelled, waiting(stack)) == (0, ["1", "2"])
 
     async def test_queue_that_is_too_long_is_left_alone(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
