@@ -93,9 +93,9 @@ class IngressProcessor:
         """Process requests until the consumer ends; then finish what has been taken."""
         window = self._window = Window(consumer, clock=self._clock)
         async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(window.run(), name="window of requests")]
+            growing = group.create_task(window.run(), name="window of requests")
             if self._cleaner is not None:
-                beside.append(group.create_task(self._cleaner.run(), name="queue cleaner"))
+                group.create_task(self._cleaner.run(), name="queue cleaner")
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
                 window.take(delivery)
@@ -110,8 +110,9 @@ class IngressProcessor:
                     arrival.request.key,
                     partial(contained, begin, delivery, otherwise=self._give_up, log=self._log),
                 )
-            for task in beside:
-                task.cancel()
+            growing.cancel()
+            if self._cleaner is not None:
+                self._cleaner.finish()
 
     def _split(self, delivery: Delivery, arrival: Arrival) -> Arrival:
         """The request with the key of the group that it is for; one that is refused anyway takes no turn."""

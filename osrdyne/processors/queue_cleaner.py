@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.errors import BrokerError, OsrdyneError, QueueNotCleanedError
@@ -93,23 +94,29 @@ class QueueCleaner:
         self._clock = clock
         self._metrics = metrics
         self._failures: Counter[Store] = Counter()
+        self._finishing = Wakeup(clock)
+        self._is_finishing = False
         self._log: Logger = get_logger("cleaner", pool=self._names.pool)
 
     async def run(self) -> None:
-        """Look at the queues again and again, for ever."""
-        while True:
-            await self._clock.sleep(self._interval / LOOKS)
+        """Look at the queues again and again, until `finish`."""
+        while not await self._finishing.wait(self._interval / LOOKS):
             try:
                 await self.look()
             except BrokerError as error:
                 self._log.warning("queues cannot be looked at, nothing is cleaned meanwhile", error=str(error))
+
+    def finish(self) -> None:
+        """End once the queue at hand is done: what goes back unfinished counts as delivered."""
+        self._is_finishing = True
+        self._finishing.set()
 
     async def look(self) -> None:
         """Clean every queue that may need it, one after the other."""
         ready = await self._ready.list_ready()
         self.deadlines.keep_only(ready)
         for store, waiting in ready.items():
-            if self._is_due(store, waiting):
+            if not self._is_finishing and self._is_due(store, waiting):
                 await self._try_to_clean(store)
 
     def _is_due(self, store: Store, waiting: int) -> bool:

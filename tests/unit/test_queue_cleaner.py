@@ -219,6 +219,23 @@ class TestCleaning:
             await clock.advance(CLEANED)
             assert (cancelled, waiting(stack)) == (0, ["1", "2"])
 
+    async def test_orderly_end_of_the_daemon_waits_for_the_queue_at_hand(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            queue = stack.names.request_queue(Key("k"))
+
+            async def stop(command: Command) -> None:
+                if command == Command("consume", queue, done=True):
+                    stack.stop.requested.set()
+                    await clock.sleep(1.0)
+
+            await publish(stack, "1", "x1", "2")
+            broker.hook = stop
+            await clock.advance(CLEANED)
+            assert stack.task.done()
+            assert [(one.message.body, one.returns) for one in broker.queues[queue].ready] == [(b"1", 0), (b"2", 0)]
+
     async def test_queue_that_is_too_long_is_left_alone(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
