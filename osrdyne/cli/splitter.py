@@ -15,7 +15,7 @@ app = typer.Typer(help="Which requests of one key are served beside each other."
 
 def print_rules(manifest: SplitterManifest) -> None:
     rows = (
-        (place, rule.name, rule.delimiter, _meaning(rule), rule.description or "")
+        (place, rule.name, rule.delimiter, _meaning(rule), rule.description or "-")
         for place, rule in enumerate(manifest.rules, start=1)
     )
     print_table(("", "keys", "delimiter", "postfix", "description"), rows, empty="No rule: every key stays as it is.")

@@ -143,7 +143,7 @@ def _shown(rule: Rule) -> dict[str, Any]:
 
 
 def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
-    """A warning for each rule, some keys of which an earlier one takes."""
+    """A warning for each two rules that match some key both."""
     budget = [OVERLAP_STEPS]
     automata: list[tuple[Rule, Automaton]] = []
     for rule in rules:
@@ -154,7 +154,6 @@ def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
                 if example is not None and _both_match(earlier, rule, example):
                     taken = f"it overlaps with {earlier.name!r}, which comes first and takes {example!r}, for example"
                     yield Problem(taken, path=rule.name)
-                    break
         except NotUnderstoodError:
             yield Problem("whether other rules take some of its keys cannot be told", path=rule.name)
         else:
