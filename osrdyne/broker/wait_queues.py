@@ -9,7 +9,6 @@ deleted as request queues are: over the token channel and proven empty. Used by 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import suppress
 from functools import partial
 
 from osrdyne.aio.clock import Clock
@@ -134,9 +133,15 @@ class WaitQueueCommands:
         it and not yet delivered only a listing shows: the caller has seen one (LIFECYCLE 28)."""
         outcome = await self._delete(self._names.wait_queue(delay_ms))
         if outcome is DeleteOutcome.DELETED:
-            with suppress(BrokerConflictError):  # as of a request queue: for the next one of this name
-                await self._register.write()
+            await self._write_down()  # as of a request queue: for the next one of this name
         return outcome
+
+    async def _write_down(self) -> None:
+        """Without the register a term goes on: what it protects from is a node that is killed within a second."""
+        try:
+            await self._register.write()
+        except BrokerConflictError as error:
+            self._log.warning("the queue register cannot be used", error=str(error))
 
     async def _delete(self, queue: QueueName) -> DeleteOutcome:
         try:

@@ -228,6 +228,23 @@ class TestQueues:
             await clock.settle()
             assert waiting(stack, None) == [b"1"]
 
+    async def test_new_queue_is_written_down_before_it_is_bound(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        """Decision 0020."""
+        async with managing(clock, broker, rest=REST) as stack:
+            broker.commands.clear()
+            await change(stack, plain=PLAIN)
+            commands = [(command.name, command.target) for command in broker.commands]
+            written = [
+                commands.index(("declare", name)) for name in NAMES.register_queues if ("declare", name) in commands
+            ]
+            assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
+
+    async def test_register_that_cannot_be_used_stops_nobody(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        for name in NAMES.register_queues:
+            broker.declare_queue(name, {"x-queue-type": "classic"})
+        async with managing(clock, broker, plain=PLAIN):
+            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+
     async def test_unused_queue_goes_when_no_accepted_request_can_need_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
