@@ -164,6 +164,19 @@ class Channel:
                 timeout=self._timeout,
             )
 
+    async def unbind_exchange(
+        self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        """Remove a binding; one that does not exist is not an error, nor is an exchange that does not."""
+        with translated(f"unbind exchange {destination} from {source}"):
+            await self._underlay.exchange_unbind(
+                destination,
+                source,
+                routing_key=routing_key,
+                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                timeout=self._timeout,
+            )
+
     async def delete_queue(self, name: str) -> int:
         """Delete a queue and everything in it; the number of messages that were ready. A missing one is not an error.
 

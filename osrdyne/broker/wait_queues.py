@@ -113,8 +113,16 @@ class WaitQueueCommands:
         await self._declare(retry_exchanges(self._names, priorities))
         if delays_ms:
             await self._declare(wait_queues(self._names, delays_ms))
-            await self._register.write()  # or a new one could lose what it has confirmed (decision 0020)
+            await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
             await self._declare(wait_bindings(self._names, delays_ms))
+
+    async def leave_default_class(self) -> None:
+        """In a direct pool: what has waited becomes an orphan, as what finds no class does. It would go on coming into
+        a queue that is unbound from the clients' exchange, and about to be deleted (LIFECYCLE 26)."""
+        destination, arguments = self._names.work_exchange(), _when(CLASS_HEADER, class_name(None))
+        await self._token.do(
+            lambda channel: channel.unbind_exchange(destination, self._names.retried_exchange, arguments=arguments)
+        )
 
     async def list(self) -> dict[int, QueueTotals]:
         """The wait queues that there are, by their delays."""

@@ -82,6 +82,10 @@ class RetryQueuesLoop:
             self._used, self._classes = frozenset(delays_ms), frozenset(priorities)
             self._unused = {delay_ms: one for delay_ms, one in self._unused.items() if delay_ms not in self._used}
 
+    async def use_none(self) -> None:
+        """The pool is a direct one: what waits from before passes the controller when it comes back."""
+        await self._queues.leave_default_class()
+
     async def run(self) -> None:
         """Look after the queues that there are, for ever."""
         while True:

@@ -67,6 +67,8 @@ class RoutesInForce(ManifestInForce[Manifest]):
         if self._layout.managed:
             await self._declare(self._layout.exchanges)
             await self._retries.use((), ())
+        else:
+            await self._retries.use_none()
         await super().load()
 
     async def run(self) -> None:

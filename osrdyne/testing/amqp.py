@@ -108,6 +108,13 @@ class FakeChannel(Channel):
             "bind", destination, lambda: self.broker.bind_exchange(destination, source, arguments or {})
         )
 
+    async def unbind_exchange(
+        self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
+    ) -> None:
+        await self._command(
+            "unbind", destination, lambda: self.broker.unbind(destination, source, routing_key, arguments or {})
+        )
+
     async def delete_queue(self, name: str) -> int:
         return await self._command("delete", name, lambda: self.broker.delete_queue(name))
 

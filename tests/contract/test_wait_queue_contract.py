@@ -107,6 +107,18 @@ async def test_request_without_a_queue_in_its_class_is_an_orphan(leader: Leader)
     assert await leader.next_of(leader.names.orphan_queue) == b"3"
 
 
+async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader: Leader) -> None:
+    await leader.waits.leave_default_class()  # nothing of it is there yet
+    await leader.waits.declare([SHORT], [])
+    await leader.waits.leave_default_class()
+    queue = f"{leader.names.pool}-req-key"
+    await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+    await leader.channel.bind_queue(queue, leader.names.work_exchange(), "key")
+    await leader.wait(SHORT)
+    await leader.time_out()
+    assert await leader.next_of(leader.names.orphan_queue) == b"default"
+
+
 async def test_all_wait_queues_and_no_others_are_listed(leader: Leader) -> None:
     await leader.waits.declare([SHORT, LONG], [])
     await leader.channel.declare_queue(f"{leader.names.pool}-retry-other", arguments={"x-queue-type": "quorum"})

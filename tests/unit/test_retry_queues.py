@@ -207,6 +207,15 @@ class TestWayBack:
             await time_out(stack)
             assert stack.waiting("a") == [b"1"]
 
+    async def test_queue_of_a_pool_that_became_direct_gets_nothing_once_it_is_unbound(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1")
+            await clock.settle()
+        async with leading(clock, broker=broker) as stack:
+            assert broker.route(NAMES.retried_exchange, "a", {CLASS_HEADER: "default"}) == [NAMES.orphan_queue]
+
 
 class TestQueues:
     async def test_new_delays_have_a_queue_when_the_change_is_told(
