@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import structlog
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
@@ -170,6 +171,30 @@ async def test_splitter_that_an_earlier_leader_wrote_late_comes_into_force(
         await clock.advance(FOLLOW_INTERVAL + 1)
         await publish(stack, "camera", b"1")
         assert waiting(stack, "camera-A") == [b"1"]
+
+
+async def test_request_that_the_splitter_fails_on_ends_no_term(
+    clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, TURNS)
+        monkeypatch.setattr(stack.term.splitting.splitter, "split", lambda _: [][1])
+        with structlog.testing.capture_logs() as logs:
+            await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
+        assert (answers(broker), stack.task.done()) == ([("c", "rejected")], False)
+        assert "request that cannot be split" in [entry["event"] for entry in logs]
+
+
+async def test_splits_are_counted_by_rule(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        await split_by(stack, BY_HEADER)
+        await publish(stack, "camera", b"1", headers={"h": "x"})
+        await publish(stack, "camera", b"2")
+        counted = [
+            stack.metrics.registry.get_sample_value("osrdyne_splits_total", {"rule": "camera.*", "outcome": outcome})
+            for outcome in ("split", "unchanged")
+        ]
+        assert counted == [1.0, 1.0]
 
 
 async def test_direct_pool_has_no_splitter_and_says_so(clock: VirtualClock) -> None:
