@@ -186,9 +186,9 @@ class QueueCleaner:
             reading.cancel()
             letting_go.cancel()
             await asyncio.wait({reading, letting_go})
-        for task in (reading, letting_go):
-            if not task.cancelled():
-                task.result()
+        for error in [task.exception() for task in (reading, letting_go) if not task.cancelled()]:
+            if error is not None:
+                raise error
         return reading.result()
 
     async def _let_go(self, channel: Channel, consumer: Consumer) -> None:
