@@ -75,15 +75,44 @@ async def test_thousand_pending_requests_keep_their_class_when_it_is_removed_and
     expected = [*before, *after, *other]
     await answers.until_served(expected)
     assert (answers.order(expected), answers.statuses(expected)) == (expected, {"ok"})
+    await until_own_queues_are(answers, broker_settings, "", "_Pri4")
+
+
+async def until_own_queues_are(answers: Answers, broker_settings: BrokerSettings, *ends: str) -> None:
+    """Wait until the group has the queues whose names end like this, and no others."""
+    prefix = answers.names.request_queue_prefix
+    wanted = {f"{prefix}cam{end}" for end in ends}
     async with ManagementClient(broker_settings) as management:
 
-        async def own_queues() -> set[str]:
-            return {queue.name for queue in await management.list_queues(answers.names.request_queue_prefix)}
+        async def are_these() -> bool:
+            return {queue.name for queue in await management.list_queues(prefix)} == wanted
 
-        async def without_old_ones() -> bool:
-            return await own_queues() == {f"{answers.names.request_queue_prefix}cam{end}" for end in ("", "_Pri4")}
+        await until(are_these, f"the queues of the group are {ends}")
 
-        await until(without_old_ones, "the queues of priorities that no route uses are gone")
+
+async def test_pool_that_becomes_direct_and_managed_again_serves_everything_that_waits(
+    make_daemon: MakeDaemon, answers: Answers, tmp_path: Path, broker_settings: BrokerSettings
+) -> None:
+    daemon = managed(make_daemon)
+    await without_workers(daemon)
+    apply(daemon, tmp_path, SEED)
+    other, data, alerts = numbered("other", 100), numbered("data", 100), numbered("alert", 100)
+    await answers.send("anything", other)
+    await answers.send("P1_Data", data)
+    await answers.send("P0_Alerts", alerts)
+    await until_passed_on(daemon, 100, route="secCamAlerts")
+    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "direct"}}
+    await with_workers(daemon)
+    await answers.until_served([*alerts, *data, *other])
+    assert answers.order([*alerts, *data, *other]) == [*alerts, *data, *other]
+    await until_own_queues_are(answers, broker_settings, "")
+    await answers.send("P0_Alerts", ["direct"])
+    await answers.until_served(["direct"])
+    daemon.settings = {**daemon.settings, "pool": {**daemon.settings["pool"], "kind": "managed"}}
+    await with_workers(daemon)
+    await answers.send("P0_Alerts", ["managed"])
+    await answers.until_served(["managed"])
+    await until_own_queues_are(answers, broker_settings, "", "_Pri0", "_Pri1")
 
 
 async def test_daemon_killed_while_five_thousand_requests_pass_loses_none_and_keeps_their_order(
