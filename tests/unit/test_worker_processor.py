@@ -11,6 +11,8 @@ import pytest
 from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.errors import MessageTooLargeError, PublishRefusedError
+from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event
+from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, QueueName, WorkerId
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker
@@ -154,6 +156,18 @@ async def test_reply_is_in_its_queue_before_the_request_is_acknowledged(bench: B
     await bench.processor.until_idle()
     assert bench.statuses() == ["ok"]
     assert [c.name for c in bench.broker.commands if c.name in {"publish", "ack"}][-1:] == ["ack"]
+
+
+@pytest.mark.parametrize(("exchange", "told"), [(None, None), (RETRIES, 200)], ids=["direct pool", "managed pool"])
+async def test_long_name_of_a_route_makes_no_long_report(bench: Bench, exchange: str | None, told: int | None) -> None:
+    """In a direct pool it is the caller's word. A report that is too large would end the worker."""
+    bench.processor._retries = Retries(exchange)
+    bench.go.set()
+    await bench.take("/wait", **{ROUTE_HEADER: b"\xff" * 100_000})
+    await bench.processor.until_idle()
+    [completed] = [one for one in bench.reporter._window.take(1.0) if one.event is Event.REQUEST_COMPLETED]
+    route = completed.headers.get(COMPLETED_ROUTE_HEADER)
+    assert (route and len(str(route))) == told
 
 
 async def test_cancel_of_a_running_request_is_answered_once(bench: Bench) -> None:

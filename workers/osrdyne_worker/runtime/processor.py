@@ -16,7 +16,7 @@ from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
-from osrdyne.protocol.messages import ROUTE_HEADER, Response
+from osrdyne.protocol.messages import ROUTE_HEADER, Request, Response, header_text
 from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
@@ -32,6 +32,9 @@ from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.retries import RETRIED, Retries, class_of_delivery, counted
 from osrdyne_worker.runtime.settings import RuntimeSettings
+
+MAX_ROUTE = 200
+"""Characters of a route's name in a report."""
 
 log = get_logger("worker")
 
@@ -316,7 +319,12 @@ class Processor:
             status,
             path,
             job.request.redelivered,
-            route=decode_text(job.request.headers.get(ROUTE_HEADER)),
+            route=self._route_of(job.request),
             priority=class_of_delivery(job.delivery),
         )
         self._reporter.completed(outcome, duration_ms=int(duration * 1000))
+
+    def _route_of(self, request: Request) -> str | None:
+        """As the ingress says; without one it is the caller's word, who could make reports many and long."""
+        route = decode_text(request.headers.get(ROUTE_HEADER)) if self._retries.of_managed_pool else None
+        return None if route is None else header_text(route, limit=MAX_ROUTE)

@@ -116,9 +116,14 @@ class Retries:
         self._exchange = exchange
         self._warned: set[str] = set()
 
+    @property
+    def of_managed_pool(self) -> bool:
+        """Whether an ingress has written what requests say of route, class and retries."""
+        return self._exchange is not None
+
     def plan(self, request: Request, response: Response, *, now_ms: int) -> Retry | None:
         """As `plan_retry`; warns once of what a caller says that has no meaning."""
-        if self._exchange is None:
+        if not self.of_managed_pool:
             return None
         retry = plan_retry(request, response, now_ms=now_ms)
         word = callers_word(request.headers, response.told_code or 0) if retry is not None else None
