@@ -77,8 +77,8 @@ class ClassBacklog:
         for queue in listed:
             for priority, ready in queue.ready_by_class.items():
                 waiting[priority] += ready
-                at = self._oldest_at((queue.key, priority), ready) if ready else None
-                if at is not None:
+                at = self._oldest_at((queue.key, priority), ready)  # also where nothing waits: it forgets what is over
+                if ready and at is not None:
                     oldest[priority] = min(at, oldest.get(priority, at))
         self._waiting = {priority: Waiting(ready, oldest.get(priority)) for priority, ready in waiting.items()}
         self._forget({queue.key for queue in listed})

@@ -60,6 +60,14 @@ def test_age_is_unknown_where_nobody_notes_what_comes() -> None:
     assert backlog.waiting() == {None: Waiting(5, None)}
 
 
+def test_arrivals_that_are_over_are_forgotten() -> None:
+    backlog = ClassBacklog(since=0.0)
+    for at in range(50):
+        backlog.note(A, None, float(at))
+    backlog.take_listing([listed(A, default=0)])
+    assert len(backlog._arrivals[A, None]._marks) == 1
+
+
 def test_group_that_was_not_listed_yet_is_not_forgotten() -> None:
     backlog = ClassBacklog(since=0.0)
     backlog.note(A, None, 10.0)
