@@ -142,12 +142,16 @@ async def with_workers(daemon: DaemonProcess) -> None:
 
 async def until_passed_on(daemon: DaemonProcess, requests: int, *, route: str) -> None:
     """Wait until the ingress has passed on so many by this route; of one key, what came before them is through, too."""
+    await until_counted(daemon, requests, "osrdyne_ingress_total", 'outcome="accepted"', f'route="{route}"')
 
-    async def passed() -> bool:
+
+async def until_counted(daemon: DaemonProcess, requests: int, metric: str, *labels: str) -> None:
+    """Wait until the samples of a metric that have these labels come to so many."""
+
+    async def counted() -> bool:
         async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LONG) as http:
-            text = (await http.get("/metrics")).text
-        name = 'osrdyne_ingress_total{outcome="accepted",'
-        samples = [line for line in text.splitlines() if line.startswith(name) and f'route="{route}"' in line]
+            lines = (await http.get("/metrics")).text.splitlines()
+        samples = [line for line in lines if line.startswith(f"{metric}{{") and all(label in line for label in labels)]
         return sum(float(sample.split()[-1]) for sample in samples) >= requests
 
-    await until(passed, f"{requests} requests have taken the route {route}", timeout=LONG, interval=0.2)
+    await until(counted, f"{requests} are counted as {metric} {labels}", timeout=LONG, interval=0.2)

@@ -16,6 +16,7 @@ from managed_callers import (
     apply,
     managed,
     numbered,
+    until_counted,
     until_passed_on,
     with_workers,
     without_workers,
@@ -52,6 +53,7 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     await answers.until_served([*everything, *late])
     assert answers.order(everything) == everything
     assert (answers.statuses(late), answers.statuses(everything)) == ({"expired"}, {"ok"})
+    await until_counted(daemon, 100, "osrdyne_completed_total", 'status="ok"', 'route="secCamAlerts"', 'priority="0"')
 
 
 async def test_changed_routes_leave_pending_requests_as_they_are(
