@@ -77,7 +77,7 @@ class QueueBoard:
 
     def __init__(self) -> None:
         self._facts: dict[Key, QueueFacts] = {}
-        self._bound: dict[Key, asyncio.Future[None]] = {}
+        self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
 
     def __getitem__(self, key: Key) -> QueueFacts:
@@ -102,25 +102,24 @@ class QueueBoard:
             self._facts.pop(key, None)
         else:
             self._facts[key] = facts
-        waiter = self._bound.get(key)
-        if waiter is not None and (facts.is_bound or facts.fault is not None):
-            del self._bound[key]
-            if facts.is_bound:
-                waiter.set_result(None)
-            else:
-                waiter.set_exception(facts.fault or OsrdyneError("The queue cannot be had."))
-                waiter.exception()  # counts as seen, also when who waited was cancelled meanwhile
+        if facts.is_bound or facts.fault is not None:
+            for waiter in self._waiters.pop(key, ()):
+                _end_wait(waiter, None if facts.is_bound else facts.fault)
         self.feed.notify(key)
 
     async def wait_bound(self, key: Key) -> None:
-        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had."""
+        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had.
+
+        Those who wait go on in their order, and before anybody who comes when it is bound.
+        """
         facts = self[key]
         if facts.is_bound:
             return
         if facts.fault is not None:
             raise facts.fault.with_traceback(None)  # raised many times, it would keep every frame it passed
-        waiter = self._bound.setdefault(key, asyncio.get_running_loop().create_future())
-        await asyncio.shield(waiter)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(key, []).append(waiter)
+        await waiter
 
 
 class WorkerBoard:
@@ -144,6 +143,16 @@ class WorkerBoard:
         else:
             self._facts[key] = facts
         self.feed.notify(key)
+
+
+def _end_wait(waiter: asyncio.Future[None], fault: OsrdyneError | None) -> None:
+    if waiter.done():  # who waited was cancelled
+        return
+    if fault is None:
+        waiter.set_result(None)
+    else:
+        waiter.set_exception(fault)
+        waiter.exception()  # counts as seen, also when who waits is cancelled now
 
 
 _NO_QUEUE = QueueFacts()

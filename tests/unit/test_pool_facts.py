@@ -127,6 +127,21 @@ class TestQueueBoard:
         board.update(A, binding=Binding.BOUND)
         await asyncio.gather(*waiting)
 
+    async def test_nobody_gets_ahead_of_those_who_waited(self) -> None:
+        board, gone = QueueBoard(), list[int]()
+
+        async def go(number: int) -> None:
+            await board.wait_bound(A)
+            gone.append(number)
+
+        async with asyncio.TaskGroup() as group:
+            for number in (1, 2):
+                group.create_task(go(number))
+            await asyncio.sleep(0)
+            board.update(A, exists=True, binding=Binding.BOUND)
+            group.create_task(go(3))
+        assert gone == [1, 2, 3]
+
     async def test_one_who_waited_and_was_cancelled_takes_nobody_along(self) -> None:
         board = QueueBoard()
         first, second = (asyncio.create_task(board.wait_bound(A)) for _ in range(2))
