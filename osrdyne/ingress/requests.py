@@ -65,7 +65,7 @@ class Arrival:
             "contentEncoding": request.content_encoding,
             "connectionModuleId": self.app_id,
             "enqueuedTime": self.enqueued_time,
-            "to": _address(request.key, path),
+            "to": f"/modules/{_quoted(request.key)}/inputs/{path}",
             "inputName": path,
             "outputName": self.output,
             "messageType": self.message_type,
@@ -79,9 +79,9 @@ class Arrival:
 
 
 @lru_cache(maxsize=1024)
-def _address(key: str, path: str) -> str:
-    """Kept because quoting is the dearest part of a sample, and keys come again."""
-    return f"/modules/{quote(key, safe='', errors='replace')}/inputs/{path}"
+def _quoted(key: str) -> str:
+    """Kept because quoting is the dearest part of a sample, and keys come again; paths may be of any length."""
+    return quote(key, safe="", errors="replace")
 
 
 def sample_arrival(
