@@ -42,7 +42,7 @@ test-docker: setup ## RabbitMQ 4 in a container: the tests that are about Rabbit
 
 test-kubernetes: setup ## The Kubernetes driver and the Helm chart against the API server that KUBECONFIG names
 	@[[ -n "$$KUBECONFIG" ]] || { echo "make test-kubernetes: set KUBECONFIG to the kubeconfig of an API server on this machine" >&2; exit 1; }
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 3 --dist loadfile tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 3 --dist load tests/kubernetes $(ARGS)
 
 soak: setup ## Managed pools with 10,000 requests that wait, and 5,000 while the daemon is killed: in a few minutes
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -n 0 -m soak tests/acceptance $(ARGS)

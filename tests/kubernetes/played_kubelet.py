@@ -44,12 +44,14 @@ class Played:
         self.pod = pod
         self.lines: list[str] = []
         self.task: asyncio.Task[None] | None = None
-        self.ended = asyncio.Event()
+        self.gone = False
 
     @property
     def grace(self) -> float | None:
         """Seconds it may take to end; None while nobody has asked for that."""
         metadata = self.pod.metadata
+        if self.gone:
+            return 0.0
         return metadata.deletionGracePeriodSeconds if metadata.deletionTimestamp else None
 
 
@@ -63,6 +65,7 @@ class PlayedKubelet:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="played kubelet", daemon=True)
         self._pods: dict[str, Played] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self.node = f"played-{namespace}"
         self.faults: list[Exception] = []
 
@@ -119,7 +122,7 @@ class PlayedKubelet:
         self._watching = asyncio.create_task(self._watch())
 
     async def _stop(self) -> None:
-        tasks = [self._watching, *(played.task for played in self._pods.values() if played.task)]
+        tasks = [self._watching, *self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -132,13 +135,15 @@ class PlayedKubelet:
             uid = pod.metadata.uid
             if event == "DELETED":
                 gone = self._pods.pop(uid, None)
-                if gone is not None and gone.task is not None:
-                    gone.task.cancel()
+                if gone is not None:
+                    gone.gone = True  # not cancelled: a request that is cancelled may leave its connection open
                 continue
             played = self._pods.setdefault(uid, Played(pod))
             played.pod = pod
             if played.task is None:
                 played.task = asyncio.create_task(self._play(played))
+                self._tasks.add(played.task)
+                played.task.add_done_callback(self._tasks.discard)
 
     async def _play(self, played: Played) -> None:
         try:
