@@ -6,7 +6,7 @@ Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP AP
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -16,6 +16,7 @@ from osrdyne.drivers.base import Driver, Instance, InstanceState
 from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import Arrival
+from osrdyne.pool.class_backlog import Waiting
 from osrdyne.pool.facts import QueueFacts, WorkerFacts
 from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
@@ -35,7 +36,7 @@ from osrdyne.pool.view import (
     WorkerState,
     WorkerView,
 )
-from osrdyne.protocol.names import Key, PoolNames, started_as
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
 from osrdyne.term import Term
 
 FIND_TIMEOUT = 2.0
@@ -116,12 +117,16 @@ class DaemonInspector:
         return self._view(term, key) if known or term.worker_board[key] != WorkerFacts() else None
 
     def waiting(self) -> list[WaitingView]:
-        term, now = self._state.term, self._clock.monotonic()
-        if term is None:
-            return []
+        term = self._state.term
+        return [] if term is None else self._waiting(term.backlog.waiting())
+
+    def _waiting(self, classes: Mapping[int | None, Waiting]) -> list[WaitingView]:
+        """The most urgent class first."""
+        now = self._clock.monotonic()
         return [
-            WaitingView(priority, one.requests, None if one.oldest_at is None else now - one.oldest_at)
-            for priority, one in term.backlog.waiting().items()
+            WaitingView(priority, classes[priority].requests, classes[priority].age(now))
+            for priority in (*PRIORITIES, None)
+            if priority in classes
         ]
 
     # --- wishes
@@ -207,6 +212,7 @@ class DaemonInspector:
             next_transition=transition,
             next_transition_at=None if due is None else self._wall(due),
             reason=_reason(term, key, queue, workers),
+            waiting=tuple(self._waiting(term.backlog.of_group(key))),
         )
 
     def _wall(self, monotonic: float) -> float:

@@ -135,6 +135,14 @@ class Transition(BaseModel):
     at: float | None
 
 
+class Waiting(BaseModel):
+    """What waits in one priority class, as of the latest comparison with RabbitMQ."""
+
+    priority: int | None = Field(description="0 to 9; null is the default class.")
+    requests: int
+    oldest_age: float | None = Field(description="Seconds; null where nothing waits, and in direct pools.")
+
+
 class Group(BaseModel):
     """One worker group: its state, the reason for it, and what comes next."""
 
@@ -147,6 +155,7 @@ class Group(BaseModel):
     last_activity_at: float | None
     next_transition: Transition | None
     reason: Masked
+    waiting: list[Waiting]
 
     @classmethod
     def of(cls, view: GroupView) -> Group:
@@ -161,6 +170,9 @@ class Group(BaseModel):
             last_activity_at=view.last_activity_at,
             next_transition=None if following is None else Transition(state=following, at=view.next_transition_at),
             reason=view.reason,
+            waiting=[
+                Waiting(priority=one.priority, requests=one.requests, oldest_age=one.oldest_age) for one in view.waiting
+            ],
         )
 
 

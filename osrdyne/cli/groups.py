@@ -53,12 +53,19 @@ def show(
     typer.echo(f"next           {_next(group)}")
     typer.echo(f"last activity  {ago(group['last_activity_at'])}")
     typer.echo(f"queue          {queue['name']} ({bound})")
+    for one in group["waiting"]:
+        name = "default" if one["priority"] is None else one["priority"]
+        typer.echo(f"waiting        {one['requests']} with priority {name}{_age(one['oldest_age'])}")
     typer.echo(f"generation     {group['generation']}")
     rows = [
         (one["worker_id"], one["state"], one["in_flight"], one["external_id"], ago(one["started_at"]))
         for one in group["workers"]
     ]
     print_table(("worker", "state", "in flight", "external id", "started"), rows, empty="It has no worker.")
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else f", the oldest for {seconds:.0f} s"
 
 
 @app.command()

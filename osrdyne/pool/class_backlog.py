@@ -8,7 +8,7 @@ notes what it passes on, a listing tells n. What came before this term is at lea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osrdyne.broker.listing import ListedQueue
@@ -24,10 +24,22 @@ Store = tuple[Key, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests of one class that no worker has taken, over all groups. `oldest_at`: monotonic time of the oldest."""
+    """Requests of one class that no worker has taken. `oldest_at`: monotonic time of the oldest."""
 
     requests: int
     oldest_at: float | None
+
+    def age(self, now: float) -> float | None:
+        """Seconds that the oldest has waited; None where nothing waits or nobody knows."""
+        return None if self.oldest_at is None else now - self.oldest_at
+
+    def with_(self, other: Waiting) -> Waiting:
+        """Both together."""
+        times = [at for at in (self.oldest_at, other.oldest_at) if at is not None]
+        return Waiting(self.requests + other.requests, min(times, default=None))
+
+
+NOTHING = Waiting(0, None)
 
 
 class ArrivalLog:
@@ -64,7 +76,7 @@ class ClassBacklog:
         self._since = since
         self._listed: set[Key] = set()
         self._arrivals: defaultdict[Store, ArrivalLog] = defaultdict(ArrivalLog)
-        self._waiting: dict[int | None, Waiting] = {}
+        self._of_groups: dict[Key, dict[int | None, Waiting]] = {}
 
     def note(self, key: Key, priority: int | None, at: float) -> None:
         """A request was passed on to the group."""
@@ -72,21 +84,19 @@ class ClassBacklog:
 
     def take_listing(self, listed: Sequence[ListedQueue]) -> None:
         """What waits by now."""
-        waiting: defaultdict[int | None, int] = defaultdict(int)
-        oldest: dict[int | None, float] = {}
-        for queue in listed:
-            for priority, ready in queue.ready_by_class.items():
-                waiting[priority] += ready
-                at = self._oldest_at((queue.key, priority), ready)  # also where nothing waits: it forgets what is over
-                if ready and at is not None:
-                    oldest[priority] = min(at, oldest.get(priority, at))
-        self._waiting = {priority: Waiting(ready, oldest.get(priority)) for priority, ready in waiting.items()}
+        self._of_groups = {
+            queue.key: {
+                priority: self._waiting_in((queue.key, priority), ready)
+                for priority, ready in queue.ready_by_class.items()
+            }
+            for queue in listed
+        }
         self._forget({queue.key for queue in listed})
 
-    def _oldest_at(self, store: Store, ready: int) -> float | None:
+    def _waiting_in(self, store: Store, ready: int) -> Waiting:
         log = self._arrivals.get(store)
-        at = None if log is None else log.oldest_at(ready)
-        return self._since if at is None else at
+        at = None if log is None else log.oldest_at(ready)  # also asked where nothing waits: it forgets what is over
+        return Waiting(ready, (self._since if at is None else at) if ready else None)
 
     def _forget(self, listed: set[Key]) -> None:
         """Groups that were listed before and are not any more are over."""
@@ -95,6 +105,14 @@ class ClassBacklog:
         for store in [store for store in self._arrivals if store[0] in over]:
             del self._arrivals[store]
 
-    def waiting(self) -> dict[int | None, Waiting]:
+    def of_group(self, key: Key) -> Mapping[int | None, Waiting]:
         """By priority, None is the default class; as of the latest listing."""
-        return dict(self._waiting)
+        return self._of_groups.get(key, {})
+
+    def waiting(self) -> dict[int | None, Waiting]:
+        """The same over all groups."""
+        found: dict[int | None, Waiting] = {}
+        for group in self._of_groups.values():
+            for priority, one in group.items():
+                found[priority] = found.get(priority, NOTHING).with_(one)
+        return found

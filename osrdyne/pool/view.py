@@ -65,9 +65,20 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingView:
+    """What waits in one priority class (None: the default one) and no worker has taken. `oldest_age` in seconds, None
+    where nothing waits or nobody knows."""
+
+    priority: int | None
+    requests: int
+    oldest_age: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupView:
     """One worker group. `next_transition` names the next state, `next_transition_at` when (seconds since the epoch),
-    `reason` why the group is in its state and what it waits for, in a sentence for a person."""
+    `reason` why the group is in its state and what it waits for, in a sentence for a person. `waiting`: by class, as of
+    the latest comparison with RabbitMQ."""
 
     key: Key
     state: GroupState
@@ -79,16 +90,7 @@ class GroupView:
     next_transition: str | None
     next_transition_at: float | None
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingView:
-    """What waits in the queues of one priority class (None: the default one), over all groups. `oldest_age` in seconds,
-    None where nothing waits or nobody knows."""
-
-    priority: int | None
-    requests: int
-    oldest_age: float | None
+    waiting: tuple[WaitingView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from osrdyne.config.models import ApiSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, PoisonPage, PoisonQuery
+from osrdyne.pool.view import ComponentView, PoisonPage, PoisonQuery, WaitingView
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 
@@ -105,9 +106,11 @@ def test_no_groups_is_a_sentence_that_knows_a_standby(run: Run, pool: FakeInspec
 
 
 def test_group_is_shown_with_its_workers(run: Run, pool: FakeInspector) -> None:
-    pool.group_views[Key("k")] = group_view(Key("k"), worker_view(Key("k"), "worker-one"))
+    shown = group_view(Key("k"), worker_view(Key("k"), "worker-one"))
+    pool.group_views[Key("k")] = replace(shown, waiting=(WaitingView(0, 3, 12.0), WaitingView(None, 0, None)))
     _, out, _ = run("groups", "show", "k")
     assert "queue          fake-req-k (bound)" in out
+    assert "waiting        3 with priority 0, the oldest for 12 s\nwaiting        0 with priority default\n" in out
     assert "worker-one" in out
 
 

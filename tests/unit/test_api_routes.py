@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from urllib.parse import quote
 
 import httpx
@@ -173,6 +174,15 @@ async def test_group_tells_state_reason_and_what_comes_next(api: httpx.AsyncClie
     assert group["next_transition"] == {"state": "unbound", "at": 1610.0}
     assert group["reason"] == "active: a request arrived"
     assert group["workers"][0]["worker_id"] == "w0"
+
+
+async def test_group_tells_what_waits_in_its_classes(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    waiting = (WaitingView(0, 3, 12.5), WaitingView(None, 0, None))
+    pool.group_views[Key("k")] = replace(group_view(Key("k")), waiting=waiting)
+    assert (await api.get("/v1/groups/k")).json()["waiting"] == [
+        {"priority": 0, "requests": 3, "oldest_age": 12.5},
+        {"priority": None, "requests": 0, "oldest_age": None},
+    ]
 
 
 async def test_groups_are_listed_and_filtered(api: httpx.AsyncClient, pool: FakeInspector) -> None:

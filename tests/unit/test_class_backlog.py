@@ -47,6 +47,14 @@ def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
     assert backlog.waiting() == {0: Waiting(2, 10.0), None: Waiting(0, None)}
 
 
+def test_each_group_has_a_backlog_of_its_own() -> None:
+    backlog = ClassBacklog(since=0.0)
+    backlog.note(A, 0, 10.0)
+    backlog.take_listing([listed(A, p0=1, default=0), listed(B, default=0)])
+    assert backlog.of_group(A) == {0: Waiting(1, 10.0), None: Waiting(0, None)}
+    assert (backlog.of_group(B), backlog.of_group(Key("c"))) == ({None: Waiting(0, None)}, {})
+
+
 def test_what_waited_before_the_term_is_as_old_as_the_term() -> None:
     backlog = ClassBacklog(since=3.0)
     backlog.note(A, None, 10.0)
