@@ -45,6 +45,7 @@ from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.unused_stores import UnusedStores
 from osrdyne.pool.worker_actions import WorkerActions
 from osrdyne.pool.worker_control import WorkerControl
 from osrdyne.pool.worker_groups import WorkerGroupsLoop
@@ -213,7 +214,6 @@ class Term:
     def _build_oversight(self, listing: RequestQueueListing) -> None:
         self._oversight = Oversight(
             self._settings,
-            layout=self._layout,
             tracker=self.tracker,
             admission=self.admission,
             queue_board=self.queue_board,
@@ -226,6 +226,15 @@ class Term:
             control=self._control,
             queues_loop=self.queues_loop,
             groups_loop=self.groups_loop,
+            unused_stores=UnusedStores(
+                layout=self._layout,
+                board=self.queue_board,
+                totals=listing,
+                control=self._control,
+                look_at=self.queues_loop.look_at,
+                settle_delay=self._settings.lifecycle.settle_delay,
+                clock=self._clock,
+            ),
             on_listing=self.backlog.take_listing,
             clock=self._clock,
             metrics=self._metrics,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
-from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import ListedQueue, RequestQueueListing
 from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.config.models import Settings
@@ -39,7 +38,6 @@ class Oversight:
         self,
         settings: Settings,
         *,
-        layout: QueueLayout,
         tracker: PoolStateTracker,
         admission: Admission,
         queue_board: QueueBoard,
@@ -52,12 +50,14 @@ class Oversight:
         control: WorkerControl,
         queues_loop: RequestQueuesLoop,
         groups_loop: WorkerGroupsLoop,
+        unused_stores: UnusedStores,
         on_listing: Callable[[Sequence[ListedQueue]], None],
         clock: Clock,
         metrics: Metrics,
     ) -> None:
         lifecycle = settings.lifecycle
         self._worker_board = worker_board
+        self._unused_stores = unused_stores
         self._room_maker = RoomMaker(
             tracker=tracker,
             admission=admission,
@@ -66,15 +66,6 @@ class Oversight:
             idle_for=lifecycle.make_room_after,
             clock=clock,
             metrics=metrics,
-        )
-        self._unused_stores = UnusedStores(
-            layout=layout,
-            board=queue_board,
-            totals=listing,
-            control=control,
-            look_at=queues_loop.look_at,
-            settle_delay=lifecycle.settle_delay,
-            clock=clock,
         )
         self._judge = IdleJudge(
             tracker=tracker,
