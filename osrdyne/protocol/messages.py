@@ -163,7 +163,12 @@ def request_from_wire(
     redelivered: bool,
     now_ms: int,
 ) -> Request:
-    """Interpret the fields of a delivery; never raises, whatever the headers hold."""
+    """Interpret the fields of a delivery; never raises, whatever the headers hold.
+
+    In what the controller has passed on, `expiration` counts from then and `timestamp` is still the caller's: only
+    `x-deadline` tells the deadline there.
+    """
+    is_told = HOPS_HEADER in headers and deadlines.DEADLINE_HEADER in headers
     return Request(
         key=key,
         body=body,
@@ -173,7 +178,10 @@ def request_from_wire(
         content_type=content_type,
         content_encoding=content_encoding,
         deadline_ms=deadlines.deadline_ms(
-            headers=headers, expiration=expiration, timestamp=timestamp, first_seen_ms=now_ms
+            headers=headers,
+            expiration=None if is_told else expiration,
+            timestamp=timestamp,
+            first_seen_ms=now_ms,
         ),
         headers=headers,
         redelivered=redelivered,

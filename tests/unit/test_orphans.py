@@ -365,6 +365,13 @@ class TestForwarding:
         message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
         assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
 
+    def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on(self) -> None:
+        delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
+        for late in (10_000, 20_000, 40_000):
+            request = delivery.to_request(now_ms=NOW_MS + late)
+            delivery = orphan(forwarded(delivery, request, now_ms=NOW_MS + late, skew_ms=0))
+        assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
+
     def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection(self) -> None:
         delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
         message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
