@@ -204,5 +204,29 @@ async def test_class_with_a_running_request_leaves_further_places_to_lower_ones(
     assert scene.served == ["high 1", "low"]
 
 
+async def test_nobody_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
+    """Nor when another request of a lower class comes meanwhile."""
+    backlogs, asked = Backlogs(VirtualClock()), asyncio.Event()
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def ask() -> int:
+        asked.set()
+        return await answer
+
+    backlogs.of(HIGH).attach(0, ask)
+    async with asyncio.TaskGroup() as group:
+        slots = Slots(1, backlogs=backlogs, spawn=group.create_task)
+        middle = group.create_task(slots.acquire(1))
+        await asked.wait()
+        low = group.create_task(slots.acquire(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (middle.done(), low.done()) == (False, False)
+        answer.set_result(0)
+        await middle
+        assert not low.done()
+        slots.release()
+
+
 async def test_slot_without_classes_is_taken_at_once() -> None:
     assert Slots(1, backlogs=Backlogs(VirtualClock())).try_acquire(0)

@@ -32,6 +32,7 @@ class Backlog:
         self._wanted = False
         self._reachable = False
         self._empty = False
+        self._asking = False
         self._running = 0
         self._held = 0
         self._silence = 0
@@ -40,7 +41,8 @@ class Backlog:
     @property
     def blocks(self) -> bool:
         """Whether it may hold a request that has not come. While one of it runs, none can come."""
-        return self._wanted and self._reachable and not self._empty and self._running == 0
+        has_more = self._asking or not self._empty
+        return self._wanted and self._reachable and has_more and self._running == 0
 
     def expect(self, rank: int) -> None:
         """Its queue is about to be consumed."""
@@ -90,11 +92,14 @@ class Backlog:
     async def _is_empty(self, ask: Callable[[], Awaitable[int | None]]) -> bool:
         """Whether there is nothing to wait for. What was handed over before the answer has come before it."""
         self._empty = True  # until something comes
+        self._asking = True  # and while nobody knows, it blocks
         try:
             ready = await ask()
         except BrokerError:
             self._reachable = False
             return True
+        finally:
+            self._asking = False
         self._silence = self._silence + 1 if ready is None else 0
         self._reachable = self._silence < MAX_SILENCE
         if ready != 0:
