@@ -56,6 +56,9 @@ def call(
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
     ] = None,
+    app_id: Annotated[
+        str, typer.Option("--app-id", metavar="NAME", help="The publisher's name, which routes may ask for.")
+    ] = "osrdyne call",
     no_activate: Annotated[
         bool, typer.Option("--no-activate", help="Do not start a worker when none runs for the key.")
     ] = False,
@@ -71,7 +74,7 @@ def call(
     if output is CallOutput.ARROW and sys.stdout.isatty():
         raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
     settings = load(config, assignments, pool=pool, client=True).settings
-    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name="osrdyne call")
+    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name=app_id)
     options: RequestOptions = {
         "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
         "headers": dict(parse_header(header) for header in headers or ()),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +15,7 @@ from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
 from osrdyne.config.announcement import announcement_file, find_announcement
+from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
 
@@ -75,4 +78,6 @@ def _greet(settings: Settings, console: Console) -> None:
             highlight=False,
         )
     console.print(f"The broker's address, with its password, is in {announcement_file()}", soft_wrap=True)
+    if os.environ.get(FILE_VARIABLE) or Path(DEFAULT_FILE).exists():
+        console.print("You have a configuration file of your own, so other commands here need --config with that file.")
     console.print("Ctrl-C stops everything.")

@@ -127,7 +127,7 @@ def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     if not message or context is None:
         return message
-    return f"{message if message.endswith('.') else f'{message}.'} Try `{context.command_path} --help`."
+    return f"{message if message.endswith(('.', '?')) else f'{message}.'} Try `{context.command_path} --help`."
 
 
 def _say(text: str) -> None:

@@ -54,7 +54,10 @@ class ManifestCommands(Generic[D]):
     def read(self, file: str) -> D:
         """Raises `InvalidDocumentError`, a `ConfigurationError` that lists all errors."""
         with opened(file) as text:
-            return self._load(text.read())
+            written = text.read()
+        if not written.strip():
+            raise ConfigurationError(f"{file} is empty: a manifest without anything in it is written {{}}.")
+        return self._load(written)
 
     def check(self, file: FileArgument, output: OutputOption = Output.TABLE) -> None:
         """Check a manifest: every error with its place, or what it means."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from osrdyne.ingress.documents import DocumentReader, Members, read_document
@@ -77,6 +78,10 @@ class _Reader(DocumentReader):
         if len(different_delays(route.retry for route in routes)) > MAX_DIFFERENT_DELAYS:
             self.refuse("routes", f"at most {MAX_DIFFERENT_DELAYS} different delays of retries: each is a queue")
         self.raise_problems()
+        if not routes:
+            self.warn("routes", "there is none, so no request is taken")
+        for route in routes:
+            self._warn_of_late_attempt(route, route.ttl or ttl or 0)
         return Manifest(tuple(routes), ttl, tuple(self.warnings))
 
     def _unwrapped(self, value: Any) -> Any:
@@ -132,13 +137,20 @@ class _Reader(DocumentReader):
             self.warn(f"{path}.route", "a * within a source matches nothing")
         if statement.condition is not None and not statement.condition.text:
             self.warn(f"{path}.route", "an empty condition is never true")
-        if retry is not None and ttl and retry.delays_ms[0] >= ttl * 1000:
-            self.warn(f"{path}.retry.delays", f"{_TTL} is over before the second attempt")
         yield Route(name, text, statement, priority, ttl or 0, retry)
 
     def _retry(self, value: Any, path: str) -> RetryTerms | None:
         members = self.members(value, path, set(RETRY_MEMBERS))
         return read_retry(members, path, self.refuse) if isinstance(value, Members) else None
+
+    def _warn_of_late_attempt(self, route: Route, ttl: int) -> None:
+        """A delay that ends after the time-to-live is never used. Many attempts alone are no mistake."""
+        if route.retry is None or ttl <= 0:
+            return
+        waits = accumulate(route.retry.delays_ms[: route.retry.max_attempts - 1])
+        late = next((attempt for attempt, waited in enumerate(waits, start=2) if waited >= ttl * 1000), None)
+        if late is not None:
+            self.warn(f"routes.{route.name}.retry.delays", f"{_TTL}, {ttl} s, is over before attempt {late}")
 
     def _global_ttl(self, value: Any) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool) and value <= MAX_TTL:

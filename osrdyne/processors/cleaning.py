@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.protocol.deadlines import is_past, remaining_expiration
-from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, Request
+from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, HOPS_HEADER, Request
 from osrdyne.protocol.names import QueueName
 from osrdyne.protocol.statuses import Status
 
@@ -58,7 +58,8 @@ def copy_of(held: Held, *, now_ms: int, skew_ms: int) -> Message:
     RabbitMQ begins to count its deliveries anew, so the count is carried on. It is marked, because a crash before the
     first one is acknowledged leaves both.
     """
-    headers = {**held.delivery.headers, DUPLICATE_HEADER: True}
+    # One that was tried before has lost its hops; with them it is said that `expiration` counts from now.
+    headers = {HOPS_HEADER: 0, **held.delivery.headers, DUPLICATE_HEADER: True}
     if held.request.delivery_count:
         headers[FAILED_DELIVERIES_HEADER] = held.request.delivery_count
     expiration = remaining_expiration(held.deadline_ms, now_ms=now_ms - skew_ms)

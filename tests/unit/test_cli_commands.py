@@ -85,6 +85,7 @@ def test_environment_of_a_worker_as_json() -> None:
     ("arguments", "message"),
     [
         (["nonsense"], "No such command 'nonsense'. Try `osrdyne --help`.\n"),
+        (["route", "show"], "No such command 'route'. Did you mean 'routes'? Try `osrdyne --help`.\n"),
         (["groups", "show"], "Missing argument 'KEY'. Try `osrdyne groups show --help`.\n"),
         (["call", "k", "/p", "-o", "xml"], "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json'"),
         (["run", "--set", "x"], "Wrong configuration: flag --set: 'x' is not path=value, such as pool.id=example"),
@@ -290,6 +291,13 @@ def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Dae
     daemon = Daemon(current)
     monkeypatch.setattr("osrdyne.cli.manifests.remote", lambda *_: daemon)
     return daemon
+
+
+@pytest.mark.parametrize("command", [["routes", "apply"], ["splitter", "apply"]])
+def test_empty_text_is_no_manifest(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n")
+    assert execute([*command, str(tmp_path / "empty")], debug=False) == 2
+    assert "is empty: a manifest without anything in it is written {}." in capsys.readouterr().err
 
 
 def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from itertools import count
+from typing import cast
 
 import pytest
 from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
 
+from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.ingress.manifest import load_manifest
 from osrdyne.processors import queue_cleaner
+from osrdyne.processors.cleaning import Held, copy_of
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
@@ -138,6 +143,18 @@ class TestCleaning:
             assert first.message.headers[FAILED_DELIVERIES_HEADER] == 1
             assert FAILED_DELIVERIES_HEADER not in second.message.headers
             assert first.message.headers[DUPLICATE_HEADER] is second.message.headers[DUPLICATE_HEADER] is True
+
+    def test_copy_of_a_request_that_was_tried_before_keeps_its_deadline(self) -> None:
+        """It has lost its hops on the way, and its caller said when it was published."""
+        now_ms, deadline_ms = 400_000, 500_000
+
+        def received(message: Message) -> Delivery:
+            return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
+
+        sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
+        held = Held(received(sent), received(sent).to_request(now_ms=now_ms))
+        copy = received(copy_of(held, now_ms=now_ms, skew_ms=5000))
+        assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
 
     async def test_request_that_failed_too_often_before_and_after_becomes_poison(
         self, clock: VirtualClock, broker: FakeBroker

@@ -214,6 +214,25 @@ def test_route_that_is_never_taken_is_warned_about(text: str) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("delays", "ttl", "warned"),
+    [(["1s", "30s"], 30, "before attempt 3"), (["30s"], 30, "before attempt 2"), (["1s", "28s"], 30, "")],
+)
+def test_delay_that_ends_after_the_time_to_live_is_warned_about(delays: list[str], ttl: int, warned: str) -> None:
+    retry = {"codes": [503], "max_attempts": 9, "delays": delays}
+    document = {
+        "routes": {"r": {"route": "FROM /a INTO $upstream", "retry": retry}},
+        "storeAndForwardConfiguration": {"timeToLiveSecs": ttl},
+    }
+    warnings = load_manifest(json.dumps(document)).warnings
+    assert [warning.path for warning in warnings] == (["routes.r.retry.delays"] if warned else [])
+    assert warned in "".join(map(str, warnings))
+
+
+def test_manifest_that_takes_no_request_is_warned_about() -> None:
+    assert [warning.path for warning in load_manifest("{}").warnings] == ["routes"]
+
+
 @given(st.text(max_size=60))
 def test_any_text_is_a_manifest_or_a_list_of_errors(text: str) -> None:
     try:
