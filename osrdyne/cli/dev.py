@@ -79,5 +79,6 @@ def _greet(settings: Settings, console: Console) -> None:
         )
     console.print(f"The broker's address, with its password, is in {announcement_file()}", soft_wrap=True)
     if os.environ.get(FILE_VARIABLE) or Path(DEFAULT_FILE).exists():
-        console.print("You have a configuration file of your own, so other commands here need --config with that file.")
+        hint = "You have a configuration file of your own, so other commands here need --config with that file."
+        console.print(hint, soft_wrap=True)
     console.print("Ctrl-C stops everything.")

@@ -88,6 +88,17 @@ class TestCleaning:
             assert waiting(stack) == ["1", "2", "3"]
             assert answers(broker) == [("x1", "expired"), ("x2", "expired")]
 
+    async def test_request_keeps_its_deadline_however_often_its_queue_is_looked_through(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker) as stack:
+            sent = datetime.fromtimestamp(clock.time(), tz=UTC)
+            await stack.publish("k", b"1", expiration=LONG, timestamp=sent, reply_to=REPLIES)
+            for expiring in ("x1", "x2", "x3", "x4", "x5"):
+                await publish(stack, expiring)
+                await clock.advance(CLEANED)
+            assert waiting(stack) == ["1"]
+
     async def test_queue_without_the_option_is_left_alone(self, clock: VirtualClock, broker: FakeBroker) -> None:
         settings = settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
         async with leading(clock, broker=broker, settings=settings) as stack:
