@@ -35,6 +35,8 @@ class QueueTotals:
     policy: str | None
     sampled_after: float
     """Monotonic time; the counts are no older than this moment (LIFECYCLE 21, 28)."""
+    members_online: bool = False
+    """Whether every node that has a copy of the queue is up."""
 
     @property
     def is_running(self) -> bool:
@@ -117,6 +119,13 @@ def read_totals(item: object, *, asked_at: float) -> QueueTotals | None:
         type=str(item.get("type")),
         policy=policy if isinstance(policy, str) and policy else None,
         sampled_after=asked_at - TOTALS_MAX_AGE,
+        members_online=_are_online(item.get("members"), item.get("online")),
+    )
+
+
+def _are_online(members: object, online: object) -> bool:
+    return (
+        isinstance(members, list) and isinstance(online, list) and bool(members) and all(m in online for m in members)
     )
 
 

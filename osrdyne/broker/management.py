@@ -49,7 +49,7 @@ from osrdyne.errors import (
 MAX_PAGE_SIZE = 500
 """RabbitMQ refuses larger pages."""
 _LISTING_ATTEMPTS = 5
-_QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy"
+_QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 
 class ManagementClient:

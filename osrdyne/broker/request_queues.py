@@ -35,6 +35,9 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
+STILLBORN_SILENCES = 3
+"""How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment."""
+STILLBORN_PAUSE = 5.0
 LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 
@@ -63,6 +66,7 @@ class RequestQueueCommands:
         self._management = management
         self._quarantine = quarantine
         self._register = register
+        self._suspects: set[Key] = set()
         self._layout = layout
         self._clock = clock
         self._log: Logger = get_logger("request_queues", pool=names.pool)
@@ -133,6 +137,7 @@ class RequestQueueCommands:
     async def bind(self, key: Key) -> None:
         """Bind the queues of the group, and unbind those that are not used any more. The classes in use may have
         changed since `declare`, and may change meanwhile."""
+        await self._replace_stillborn(key)
         if self._layout.managed:
             await self._leave_requests_exchange(key)
         done: set[GroupQueue] = set()
@@ -145,6 +150,50 @@ class RequestQueueCommands:
             for queue in queues:
                 await self._command(key, partial(_bind if queue.used else _unbind, queue=queue, key=key))
             done |= missing
+
+    def suspect(self, key: Key) -> None:
+        """The queue was found unbound: before it is bound or deleted, make sure that it has a leader."""
+        self._suspects.add(key)
+
+    async def _replace_stillborn(self, key: Key) -> None:
+        """A node that was killed between the declaration of a queue and its being written down comes back, before 4.0,
+        with a queue that never gets a leader (decision 0020). It was not bound yet, so that nothing is in it: make it
+        anew. One that has a node away may get its leader back, and is waited for.
+        """
+        if key not in self._suspects:
+            return
+        for queue in self._layout.queues(key):
+            silences = 0
+            while not await self._answers(queue.name):
+                silences += 1
+                if silences >= STILLBORN_SILENCES and await self._is_complete(queue.name):
+                    self._log.error("request queue never got a leader, making it anew", key=key, queue=queue.name)
+                    await self._command_delete(key, queue.name)
+                    await self._declare(key, queue)
+                    break
+                await self._clock.sleep(STILLBORN_PAUSE)
+        self._suspects.discard(key)
+
+    async def _answers(self, queue: QueueName) -> bool:
+        """Whether the queue has a leader, or is none. Only who consumes an empty one can tell: listings call it
+        running, and a look-up finds it empty."""
+        if await self._look_up(queue) != QueueInfo(ready=0, consumers=0):
+            return True
+        try:
+            async with self._probing.borrow() as channel:
+                try:
+                    await channel.consume(queue, prefetch=1)
+                finally:
+                    await channel.close()
+        except BrokerNotFoundError:
+            return True
+        except BrokerUnavailableError:
+            return False
+        return True
+
+    async def _is_complete(self, queue: QueueName) -> bool:
+        """Whether every node that has a copy of the queue is up."""
+        return all(found.members_online for found in await self._list(queue) if found.name == queue)
 
     async def unbind(self, key: Key) -> None:
         if self._layout.managed:
@@ -165,6 +214,7 @@ class RequestQueueCommands:
         A queue that does not answer is no evidence, and costs nobody but itself: probes have channels of their own.
         Where one is kept, the group goes on and makes the others again.
         """
+        await self._replace_stillborn(key)
         for queue in self._layout.queues(key):
             if self._layout.is_new(key, queue.priority):
                 continue  # a class came into use after the group was unbound: what has this name is not ours

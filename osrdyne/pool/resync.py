@@ -58,6 +58,8 @@ class Resync:
         listed = await self._listing.list_request_queues()
         for queue in listed:
             self._queues.adopt(queue.key)
+            if not queue.bound:
+                self._commands.suspect(queue.key)
             self._tracker.adopt(queue.key, seed_status(queue))
             if queue.messages == 0:
                 self._found_empty.add(queue.key)

@@ -21,6 +21,10 @@ class RequestQueues(Protocol):
 
     async def bind(self, key: Key) -> None: ...
 
+    def suspect(self, key: Key) -> None:
+        """The queue was found unbound: before it is bound or deleted, make sure that it has a leader."""
+        ...
+
     async def unbind(self, key: Key) -> None: ...
 
     async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:

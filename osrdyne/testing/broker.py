@@ -85,6 +85,8 @@ class FakeQueue:
         """Dead letters that wait for their confirm: only the total of a listing shows them (BROKER 1)."""
         self.running = True
         """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
+        self.is_stillborn = False
+        """True: it never had a leader, although its nodes are up; listings call it running (BROKER 1)."""
         self._clock = clock
         self._next_position = 0
         self._totals: deque[tuple[float, int]] = deque([(clock.monotonic(), 0)])

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
+from osrdyne.broker import request_queues
 from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
@@ -27,7 +29,7 @@ KEYS = [Key(f"k{number}") for number in range(5)]
 @asynccontextmanager
 async def leading(broker: EmbeddedBroker) -> AsyncIterator[RequestQueueCommands]:
     uris = BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri))
-    settings = Settings(pool=PoolSettings(id=NAMES.pool), broker=uris)
+    settings = Settings(pool=PoolSettings(id=NAMES.pool), broker=uris.model_copy(update={"rpc_timeout": 8.0}))
     async with ManagementClient(uris) as management, LeaderSession(settings, clock=SystemClock()) as session:
         _, token = await session.token.acquire()
         await declare_topology(await session.channel(), pool_topology(NAMES.pool))
@@ -65,3 +67,20 @@ async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_pa
         await broker.start()
         async with a_channel(broker) as channel:
             assert [await take(channel, key) for key in KEYS] == KEYS
+
+
+async def test_queue_that_was_not_written_down_is_made_anew_before_it_is_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On 3.10 it comes back without a leader, for good, and would take a request and never confirm it."""
+    monkeypatch.setattr(request_queues, "STILLBORN_SILENCES", 1)
+    key = KEYS[0]
+    async with EmbeddedBroker(tmp_path / "node") as broker:
+        async with leading(broker) as queues:
+            await queues.declare(key)
+            await broker.kill()
+        await broker.start()
+        async with leading(broker) as queues, a_channel(broker) as client:
+            queues.suspect(key)
+            await activate(queues, client, key)
+            assert await take(client, key) == key

@@ -1,0 +1,74 @@
+"""Queues that a killed node came back with, and that never get a leader (decision 0020): a real leader in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.broker.request_queues import STILLBORN_PAUSE, STILLBORN_SILENCES
+from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.protocol.names import Key
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import POOL, leading
+
+A = Key("a")
+QUEUE = "pool-req-a"
+STILLBORN_AFTER = STILLBORN_SILENCES * STILLBORN_PAUSE
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    """A node with a queue that was declared and not bound when it was killed."""
+    broker = FakeBroker(clock)
+    queue = broker.declare_queue(QUEUE, request_queue_arguments(A))
+    queue.running, queue.is_stillborn = False, True
+    return broker
+
+
+async def test_queue_that_never_got_a_leader_is_made_anew(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
+        await stack.publish("b", b"2")
+        await clock.settle()
+        assert (stack.waiting("b"), stack.orphans()) == ([b"2"], [b"1"])
+        await clock.advance(2 * STILLBORN_AFTER)
+        assert (stack.waiting("a"), stack.orphans(), broker.count("delete", QUEUE)) == ([b"1"], [], 1)
+
+
+async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
+        await clock.advance(STILLBORN_AFTER / 2)
+        broker.set_running(QUEUE, True)
+        await clock.advance(STILLBORN_AFTER)
+        assert (stack.waiting("a"), broker.count("delete", QUEUE)) == ([b"1"], 0)
+
+
+async def test_queue_with_a_node_away_is_waited_for(clock: VirtualClock, broker: FakeBroker) -> None:
+    broker.queues[QUEUE].is_stillborn = False
+    async with leading(clock, broker=broker) as stack:
+        await stack.publish("a", b"1")
+        await clock.advance(10 * STILLBORN_AFTER)
+        assert broker.count("delete", QUEUE) == 0
+
+
+async def test_queue_that_was_bound_is_never_made_anew(clock: VirtualClock, broker: FakeBroker) -> None:
+    """It may hold requests."""
+    for exchange in pool_topology(POOL).exchanges:
+        broker.declare_exchange(exchange.name, exchange.kind, exchange.arguments)
+    await FakeChannel(broker).bind_queue(QUEUE, f"{POOL}-req-xchg", "a")
+    async with leading(clock, broker=broker):
+        await clock.advance(10 * STILLBORN_AFTER)
+        assert broker.count("delete", QUEUE) == 0
+
+
+async def test_stillborn_queue_that_nobody_wants_goes_in_the_end(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with leading(clock, broker=broker) as stack:
+        await clock.advance(3600.0)
+        assert (stack.has_queue("a"), stack.term.tracker.keys()) == (False, [])
