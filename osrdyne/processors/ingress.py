@@ -48,7 +48,7 @@ COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
 FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
 """What nobody foresaw: the request becomes a dead letter, which the dead letter responder answers, or keeps."""
-NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool takes the request; `osrdyne explain` says why.")
+NO_ROUTE = Refusal(Status.NO_ROUTE, "None of the routes of this pool fits it; `osrdyne explain` says why.")
 
 
 class IngressProcessor:
