@@ -26,6 +26,7 @@ LINKS = (*DAEMONS, "workers", "clients")
 """Each of them reaches RabbitMQ through a proxy of its own."""
 WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
+CHANGE_TIMEOUT = 30.0
 ROUTES = {
     "echo": {"route": "FROM /messages/echo INTO $upstream", "priority": 1},
     "crash": {"route": "FROM /messages/crash INTO $upstream", "priority": 9},
@@ -122,8 +123,8 @@ async def pool_under_attack(directory: Path, *, image: str | None, kind: str) ->
 
 
 async def _put_routes_in_force(daemon: DaemonProcess) -> None:
-    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LOOK_TIMEOUT) as http:
-        (await http.put("/v1/routes", json={"routes": ROUTES})).raise_for_status()
+    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=CHANGE_TIMEOUT) as http:
+        (await http.put("/v1/routes", params={"author": POOL}, json={"routes": ROUTES})).raise_for_status()
 
 
 def _make_daemon(
