@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from osrdyne.aio.clock import Clock
 
 
 class Wakeup:
-    """Level, not edge: `wait` returns once something was set since the last `wait`, or when the time is over."""
+    """Level, not edge: `wait` returns once something was set since the last `wait`, or when the time is over.
+
+    One task waits, any number may set.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._event = asyncio.Event()
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        self._event.set()
+        self._is_set = True
+        if self._waiter is not None:
+            _resolve(self._waiter)
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait for `set`, at most `timeout` seconds (None: for ever). True when it was set."""
-        if not self._event.is_set() and (timeout is None or timeout > 0):
-            if timeout is None:
-                await self._event.wait()
-            else:
+        if not self._is_set:
+            if timeout is None or timeout > 0:
                 await self._wait_at_most(timeout)
-        elif not self._event.is_set():
-            await asyncio.sleep(0)
-        was_set = self._event.is_set()
-        self._event.clear()
+            else:
+                await asyncio.sleep(0)
+        was_set, self._is_set = self._is_set, False
         return was_set
 
-    async def _wait_at_most(self, timeout: float) -> None:
-        event = asyncio.ensure_future(self._event.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(timeout))
+    async def _wait_at_most(self, timeout: float | None) -> None:
+        assert self._waiter is None, "somebody else waits already"
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        timer = None if timeout is None else asyncio.ensure_future(self._clock.sleep(timeout))
+        if timer is not None:
+            timer.add_done_callback(partial(_resolve, waiter))
         try:
-            await asyncio.wait({event, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await waiter
         finally:
-            event.cancel()
-            timer.cancel()
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+
+def _resolve(waiter: asyncio.Future[None], _: object = None) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

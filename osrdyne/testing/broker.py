@@ -14,6 +14,7 @@ limits, alarms, clusters.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from bisect import insort
 from collections import deque
@@ -178,7 +179,7 @@ class FakeBroker:
         command = Command(name, target, done)
         if done:
             self.commands.append(command)
-        await self.clock.sleep(0)
+        await asyncio.sleep(0)  # somebody else's turn
         if self.hook is not None:
             await self.hook(command)
 

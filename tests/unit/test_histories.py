@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import os
+import selectors
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,13 +32,20 @@ GC_THRESHOLD = 20_000
 SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
+class NothingToRead(selectors.DefaultSelector):
+    """Asks the system only when there is nothing else to do: no history reads or writes anything."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return [] if timeout == 0 else super().select(timeout)
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     """One event loop for all histories, and no logs: nobody reads a million warnings."""
     logs, threshold = structlog.get_config(), gc.get_threshold()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.set_threshold(GC_THRESHOLD)
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(NothingToRead())) as runner:
         yield runner
     gc.set_threshold(*threshold)
     structlog.configure(**logs)
