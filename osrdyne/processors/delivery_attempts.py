@@ -1,7 +1,7 @@
 """Tries to get one request into its queue until it is taken, or refused for good. Used by orphan processor and ingress.
 
-What is refused for good becomes the answer of its caller. What may still come right is tried again with back-off, for
-ever: the request stays unacknowledged meanwhile, so that a crash brings it back (LIFECYCLE 12-15).
+What is refused for good becomes the answer of its caller. What may still come right is tried again with back-off, until
+its deadline has passed: the request stays unacknowledged meanwhile, so that a crash brings it back (LIFECYCLE 12-15).
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 """After a publish without a confirm; each try may become one more copy of the request."""
 
 
-async def deliver(attempt: Callable[[], Awaitable[None]], *, key: Key, clock: Clock, log: Logger) -> Refusal | None:
-    """Repeat `attempt`, which waits for the binding and publishes. None: taken; else why it never will be."""
+async def deliver(
+    attempt: Callable[[], Awaitable[None]], *, key: Key, is_late: Callable[[], bool], clock: Clock, log: Logger
+) -> Refusal | None:
+    """Repeat `attempt`, which waits for the binding and publishes. None: taken; else why it never will be.
+
+    `is_late`: whether the time of the request has run out. Then its caller is told so; it may be in the queue all the
+    same, where it can only expire.
+    """
     failures = 0
     while True:
+        if failures and is_late():
+            return Refusal(Status.EXPIRED, "The deadline of the request passed while no queue took it.")
         try:
             await attempt()
             return None

@@ -39,6 +39,7 @@ from osrdyne.processors.passing import arrival_of, passage_again, passed_on, was
 from osrdyne.processors.queue_cleaner import QueueCleaner
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import Window
+from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
@@ -262,12 +263,16 @@ class IngressProcessor:
 
         with place:
             try:
-                return await deliver(attempt, key=passage.key, clock=self._clock, log=self._log)
+                is_late = partial(self._is_late, passage)
+                return await deliver(attempt, key=passage.key, is_late=is_late, clock=self._clock, log=self._log)
             except BrokerError:
                 raise
             except Exception:  # or it would end this term and, as it comes back, each one that follows
                 self._log.exception("request that cannot be passed on", key=passage.key)
                 return FAILED
+
+    def _is_late(self, passage: Passage) -> bool:
+        return is_past(passage.deadline.at_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
     async def _publish(self, delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool) -> None:
         now, skew = now_ms(self._clock), self._skew_ms

@@ -30,6 +30,7 @@ from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
 from osrdyne.processors.window import Window
+from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames, parse_key
 from osrdyne.protocol.statuses import Status
@@ -111,13 +112,17 @@ class OrphanProcessor:
     async def _forward(self, delivery: Delivery, request: Request, key: Key) -> None:
         started = self._clock.monotonic()
         attempt = partial(self._attempt, delivery, request, key)
-        refusal = await deliver(attempt, key=key, clock=self._clock, log=self._log)
+        is_late = partial(self._is_late, request)
+        refusal = await deliver(attempt, key=key, is_late=is_late, clock=self._clock, log=self._log)
         if refusal is not None:
             await self._refuse(delivery, request, refusal)
             return
         await delivery.ack()
         self._metrics.orphans.labels(outcome="forwarded").inc()
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
+
+    def _is_late(self, request: Request) -> bool:
+        return is_past(request.deadline_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
     async def _attempt(self, delivery: Delivery, request: Request, key: Key) -> None:
         self._tracker.require_worker_group(key)

@@ -10,6 +10,7 @@ from managed_pool import REST, managing
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -32,6 +33,25 @@ def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
     stack.broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
     stack.term.queue_board.update(A, exists=False, binding="unknown")
     stack.term.queues_loop.look_at(A)
+
+
+@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
+async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(lead: Lead, exchange: str) -> None:
+    clock = VirtualClock()
+    broker = broker_with_replies(clock)
+    async with lead(clock, broker) as stack:
+
+        async def be_silent(command: Command) -> None:
+            if command == ("publish", exchange, False) and stack.has_queue("a"):
+                raise BrokerSilentError("no confirm")
+
+        broker.hook = be_silent
+        deadline = round(clock.time() * 1000) + 60_000
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers={DEADLINE_HEADER: deadline})
+        await clock.advance(50.0)
+        assert (answers(broker), stack.orphans()) == ([], [b"1"])
+        await clock.advance(200.0)
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
 
 
 @pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
