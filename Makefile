@@ -31,12 +31,12 @@ check: setup ## Formatting, lint, types, import rules, shell scripts, documentat
 	$(BIN)/mkdocs build --strict --quiet
 
 test: setup ## The whole suite against real RabbitMQ and real Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p slow_first --no-loadscope-reorder -n 3 --dist loadfile tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
 test-docker: setup ## RabbitMQ 4 in a container: the tests that are about RabbitMQ, and some chaos; the Docker driver
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile tests/contract tests/integration tests/acceptance $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p another_rabbitmq --rabbitmq-image $(RABBITMQ_IMAGE) -p slow_first --no-loadscope-reorder -n 3 --dist loadfile --durations=15 tests/contract tests/integration tests/acceptance $(ARGS)
 	$(BIN)/python -m tests.chaos.run --seed 13579 --minutes 0.175 --interval 1.5 --image $(RABBITMQ_IMAGE)
 	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips --no-loadscope-reorder -n 3 --dist loadfile tests/docker $(ARGS)
 
