@@ -34,7 +34,7 @@ async def answers(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterato
 async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is_answered(
     make_daemon: MakeDaemon, answers: Answers, tmp_path: Path
 ) -> None:
-    daemon = managed(make_daemon)
+    daemon = managed(make_daemon, requests={"max_clock_skew": 0})
     await without_workers(daemon)
     apply(daemon, tmp_path, SEED)
     data, other, late, alerts = (
@@ -48,6 +48,7 @@ async def test_backlog_is_served_by_priority_then_by_arrival_and_what_expired_is
     await answers.send("P1_Data", late, short_lived=late)
     await answers.send("P0_Alerts", alerts)
     await until_passed_on(daemon, 100, route="secCamAlerts")
+    await asyncio.sleep(1.0)  # the second that the late ones have
     await with_workers(daemon)
     everything = [*alerts, *data, *other]
     await answers.until_served([*everything, *late])

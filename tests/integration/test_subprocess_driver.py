@@ -250,7 +250,7 @@ def unkillable(monkeypatch):
 
 
 @pytest.fixture
-async def stuck(driver, unkillable):
+async def stuck(driver, unkillable, monkeypatch):
     """A worker that has ended, whose child cannot be killed, and another worker."""
     instance, other = [await driver.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(2)]
     unkillable.add((await is_ready(driver, instance))["child"])
@@ -258,6 +258,7 @@ async def stuck(driver, unkillable):
     await kill_and_wait(pid_of(instance))
     yield instance, other
     unkillable.clear()
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", PATIENCE)
 
 
 async def test_ended_worker_whose_child_cannot_be_killed_keeps_its_slot(driver, stuck):
