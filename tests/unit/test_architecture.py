@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,3 +59,9 @@ def test_functions_are_short() -> None:
 def test_allowed_exceptions_are_still_needed() -> None:
     long = {name_of(path) for path in SOURCES if len(path.read_text(encoding="utf-8").splitlines()) > MAX_MODULE_LINES}
     assert set(LONG_MODULES_ALLOWED) <= long
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Test folders are no packages, so that two modules of one name cannot be collected together."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
