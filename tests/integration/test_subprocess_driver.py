@@ -250,15 +250,20 @@ def unkillable(monkeypatch):
 
 
 @pytest.fixture
-async def stuck(driver, unkillable, monkeypatch):
-    """A worker that has ended, whose child cannot be killed, and another worker."""
+async def stuck(driver, unkillable):
+    """A worker that has ended, whose child cannot be killed until the test is over, and another worker."""
     instance, other = [await driver.start(make_spec(slot=slot, behaviour=Behaviour.PARENT)) for slot in range(2)]
     unkillable.add((await is_ready(driver, instance))["child"])
     await is_ready(driver, other)
     await kill_and_wait(pid_of(instance))
     yield instance, other
     unkillable.clear()
-    monkeypatch.setattr(processes, "_KILL_TIMEOUT", PATIENCE)
+
+    async def child_has_gone():
+        found = await find(driver, instance.instance_id)
+        return found is None or found.state is InstanceState.EXITED
+
+    await eventually(child_has_gone, what="the child has been killed")
 
 
 async def test_ended_worker_whose_child_cannot_be_killed_keeps_its_slot(driver, stuck):
