@@ -3,8 +3,10 @@
 RabbitMQ before 4.3 ends the connection (541) that publishes to an address it cannot decode: one that a client has made
 up, or of a node that has left the cluster. Every version ends the one that asks for such an address. So neither the
 leader's publishes nor the requests of a worker may hang on it. The connection is opened when it is needed first.
-Answers go one at a time: then it is known which one ended it. A connection that cannot be had, or is lost for another
-reason, is no fault of the address: it is tried again for a while, and costs its owner nothing but that answer.
+The first answer to an address goes by itself: then it is known which one ended the connection. Later ones, to an
+address that was taken before, go beside each other, and should the connection end, each is tried again by itself. A
+connection that cannot be had, or is lost for another reason, is no fault of the address: it is tried again for a while,
+and costs its owner nothing but that answer.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ FIRST_THAT_TAKES_ANY = (4, 3)
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE = 60.0
 """Seconds for which an answer waits for a connection; longer, and its caller has mostly gone."""
+MAX_PROVEN = 10_000
+"""Addresses that are remembered as taken; with more, all are forgotten."""
 
 
 class DirectReplies:
@@ -47,6 +51,7 @@ class DirectReplies:
         self._connection: Connection | None = None
         self._channel: Channel | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._proven: set[str] = set()
         self._failures = 0
         self._retry_at = -math.inf
         self._closed = False
@@ -54,6 +59,8 @@ class DirectReplies:
     async def publish(self, message: Message, address: str) -> None:
         """Publish with a confirm. Raises `AddressRefusedError` when RabbitMQ cannot cope with the address, and
         `PublishRefusedError` when there was no connection for too long."""
+        if address in self._proven and await self._is_published_beside_others(message, address):
+            return
         until = self._clock.monotonic() + PATIENCE
         async with self._one_at_a_time:
             while (fault := await self._try(address, lambda channel: _publish(channel, message, address))) is not None:
@@ -62,6 +69,27 @@ class DirectReplies:
                 if self._retry_at > until:
                     raise PublishRefusedError(f"There is no connection for answers like this: {fault}") from fault
                 await self._clock.sleep(self._retry_at - self._clock.monotonic())
+        self._prove(address)
+
+    async def _is_published_beside_others(self, message: Message, address: str) -> bool:
+        """False when the connection was lost, for whatever reason: that address is tried by itself next."""
+        channel = self._channel
+        if channel is None or channel.is_closed:
+            return False
+        try:
+            await _publish(channel, message, address)
+        except BrokerSilentError:
+            await self._drop()
+            raise
+        except BrokerUnavailableError:
+            self._proven.discard(address)
+            return False
+        return True
+
+    def _prove(self, address: str) -> None:
+        if len(self._proven) >= MAX_PROVEN:
+            self._proven.clear()
+        self._proven.add(address)
 
     async def knows(self, address: str) -> bool:
         """Whether somebody consumes there. Raises `BrokerError` when that cannot be told now."""

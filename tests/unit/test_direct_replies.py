@@ -84,6 +84,38 @@ async def test_connection_that_is_lost_while_it_answers_is_no_fault_of_the_addre
     assert (sending.done(), bench.broker.bodies(CALLER), len(bench.opened)) == (True, [b"x"], 4)
 
 
+async def test_only_the_first_answer_to_an_address_goes_by_itself(bench: Bench) -> None:
+    async def take_a_second(command: Command) -> None:
+        if command == ("publish", CALLER, False):
+            await bench.clock.sleep(1.0)
+
+    bench.broker.hook = take_a_second
+    first, second = (asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(2))
+    await bench.clock.advance(1.0)
+    assert (first.done(), second.done()) == (True, False)
+    await bench.clock.advance(1.0)
+    later = [asyncio.create_task(bench.direct.publish(Message(), CALLER)) for _ in range(10)]
+    await bench.clock.advance(1.0)
+    assert all(sent.done() for sent in (second, *later))
+
+
+async def test_answers_that_a_forged_address_takes_along_are_sent_again(bench: Bench) -> None:
+    await bench.direct.publish(Message(b"0"), CALLER)
+
+    async def end_while_they_are_under_way(command: Command) -> None:
+        if command == ("publish", CALLER, False) and len(bench.opened) == 1:
+            await bench.clock.sleep(1.0)
+        await bench._end(command)
+
+    bench.broker.hook = end_while_they_are_under_way
+    sending = [asyncio.create_task(bench.direct.publish(Message(body), CALLER)) for body in (b"1", b"2", b"3")]
+    with pytest.raises(AddressRefusedError):
+        await bench.direct.publish(Message(), FORGED)
+    await bench.clock.advance(30.0)
+    assert all(sent.done() and sent.exception() is None for sent in sending)
+    assert bench.broker.bodies(CALLER) == [b"0", b"1", b"2", b"3"]
+
+
 @pytest.mark.parametrize("refusal", [BrokerUnavailableError("away"), BrokerAccessError("too many connections")])
 async def test_answer_waits_while_connections_are_refused(bench: Bench, refusal: BrokerError) -> None:
     bench.refusal = refusal
