@@ -49,6 +49,8 @@ from osrdyne.errors import (
 MAX_PAGE_SIZE = 500
 """RabbitMQ refuses larger pages."""
 _LISTING_ATTEMPTS = 5
+_LISTING_PAUSE = 0.1
+"""Seconds until the pages are read again; each time twice as long as the last: a burst of new keys is soon over."""
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 
@@ -120,7 +122,9 @@ class ManagementClient:
 
         Queues that come or go between two pages could hide others: then the pages are read again.
         """
-        for _ in range(_LISTING_ATTEMPTS):
+        for attempt in range(_LISTING_ATTEMPTS):
+            if attempt:
+                await self._clock.sleep(_LISTING_PAUSE * 2 ** (attempt - 1))
             queues, complete = await self._read_pages(prefix, page_size)
             if complete:
                 return queues
