@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiormq
 from aiormq.abc import DeliveredMessage
@@ -108,7 +108,7 @@ class Channel:
                 durable=durable,
                 exclusive=exclusive,
                 auto_delete=auto_delete,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
         return QueueInfo(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
@@ -122,7 +122,7 @@ class Channel:
                 exchange_type=kind,
                 durable=True,
                 passive=passive,
-                arguments=dict(arguments or {}),
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
 
@@ -134,7 +134,7 @@ class Channel:
                 queue,
                 exchange,
                 routing_key=routing_key,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
 
@@ -147,7 +147,7 @@ class Channel:
                 queue,
                 exchange,
                 routing_key=routing_key,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
 
@@ -160,7 +160,7 @@ class Channel:
                 destination,
                 source,
                 routing_key=routing_key,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
 
@@ -173,7 +173,7 @@ class Channel:
                 destination,
                 source,
                 routing_key=routing_key,
-                arguments=dict(arguments or {}),  # type: ignore[arg-type]
+                arguments=_table(arguments),
                 timeout=self._timeout,
             )
 
@@ -220,7 +220,7 @@ class Channel:
                     consumer.queue,
                     _never_called,
                     no_ack=no_ack,
-                    arguments=dict(arguments),  # type: ignore[arg-type]
+                    arguments=_table(arguments),
                     consumer_tag=tag,
                     timeout=self._timeout,
                 )
@@ -360,3 +360,8 @@ class Channel:
 
 async def _never_called(_: DeliveredMessage) -> None:
     """What aiormq is told to call; `Channel._on_deliver_frame` takes its place."""
+
+
+def _table(arguments: Mapping[str, object] | None) -> dict[str, Any]:
+    """A copy for aiormq, which declares fewer types for the values of a table than it encodes."""
+    return dict(arguments or {})

@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
+from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.amqp.tls import describe_tls_fault, ssl_context
 from osrdyne.amqp.unreachable import describe_unreachable
@@ -49,8 +50,8 @@ from osrdyne.errors import (
 MAX_PAGE_SIZE = 500
 """RabbitMQ refuses larger pages."""
 _LISTING_ATTEMPTS = 5
-_LISTING_PAUSE = 0.1
-"""Seconds until the pages are read again; each time twice as long as the last: a burst of new keys is soon over."""
+_LISTING_RETRY = Backoff(initial=0.1)
+"""Until the pages are read again: a burst of new keys is soon over."""
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 
@@ -124,7 +125,7 @@ class ManagementClient:
         """
         for attempt in range(_LISTING_ATTEMPTS):
             if attempt:
-                await self._clock.sleep(_LISTING_PAUSE * 2 ** (attempt - 1))
+                await self._clock.sleep(_LISTING_RETRY.delay(attempt))
             queues, complete = await self._read_pages(prefix, page_size)
             if complete:
                 return queues
