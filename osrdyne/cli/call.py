@@ -28,6 +28,7 @@ from osrdyne.client import (
     RequestExpired,
     RequestTimeout,
 )
+from osrdyne.client.aio import ANSWER_MARGIN
 from osrdyne.client.request import RequestOptions
 from osrdyne.config.models import Settings
 from osrdyne.config.types import parse_duration
@@ -74,7 +75,8 @@ def call(
     if output is CallOutput.ARROW and sys.stdout.isatty():
         raise typer.BadParameter("Arrow is binary: redirect the output to a file or a pipe.", param_hint="--output")
     settings = load(config, assignments, pool=pool, client=True).settings
-    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name=app_id)
+    slack = settings.requests.max_clock_skew + ANSWER_MARGIN
+    client = AsyncClient(broker_uri(broker, settings), settings.pool.id, name=app_id, answer_slack=slack)
     options: RequestOptions = {
         "timeout": seconds(timeout) if timeout is not None else settings.requests.ttl,
         "headers": dict(parse_header(header) for header in headers or ()),

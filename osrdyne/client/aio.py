@@ -11,7 +11,7 @@ import itertools
 import secrets
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
@@ -35,9 +35,12 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds; the time a pool lets a request wait by default, enough for a cold start of its worker."""
-ANSWER_SLACK = 3.0
-"""Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. RabbitMQ's own
-clock for a message runs up to a second longer, because `timestamp` has whole seconds."""
+ANSWER_MARGIN = 3.0
+"""Seconds that an `expired` answer may take once the pool counts the request as expired. RabbitMQ's own clock for a
+message runs up to a second longer, because `timestamp` has whole seconds."""
+ANSWER_SLACK = 5.0 + ANSWER_MARGIN
+"""Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. A pool calls a
+request expired only `requests.max_clock_skew` after its deadline, 5 s by default (PROTOCOL)."""
 
 
 class ConnectionStatus(StrEnum):
@@ -60,7 +63,8 @@ class AsyncClient:
     """Sends requests to one pool. Use it as `async with AsyncClient(uri, pool) as client:`, from one event loop.
 
     Entering connects, and raises `BrokerUnavailableError`, `BrokerAccessError` or `ConfigurationError` when that
-    fails. Later on a lost connection is opened again, with the pauses of `reconnect` (None: never).
+    fails. Later on a lost connection is opened again, with the pauses of `reconnect` (None: never). A call whose
+    request was sent waits `answer_slack` seconds longer than its `timeout`, to hear that it expired.
     """
 
     def __init__(
@@ -220,13 +224,14 @@ class AsyncClient:
     def _build(
         self, key: str, path: str, body: object, options: RequestOptions, *, one_way: bool = False
     ) -> OutgoingRequest:
-        timeout = options.get("timeout")
+        timeout, slack = options.get("timeout"), options.get("answer_slack")
         return build_request(
             key,
             path,
             body,
             correlation_id=options.get("correlation_id") or f"{self._id_prefix}-{next(self._id_counter):x}",
             timeout=self._default_timeout if timeout is None else timeout,
+            answer_slack=self._answer_slack if slack is None else slack,
             now=self._clock.time(),
             app_id=self._options.name,
             reply_to=None if one_way else DIRECT_REPLY_TO,
@@ -240,9 +245,10 @@ class AsyncClient:
     async def _attempt(
         self, request: OutgoingRequest, operation: Callable[[Session], Awaitable[T]], *, idempotent: bool
     ) -> T:
-        """Run `operation` on a session until the deadline; again on the next one if that cannot do harm."""
+        """Run `operation` on a session until the deadline, and a little longer where an answer may still come; again
+        on the next session if that cannot do harm."""
         try:
-            async with asyncio.timeout(request.timeout + self._answer_slack) as limit:
+            async with _time_limit(request) as limit:
                 while True:
                     session = await self._session()
                     try:
@@ -306,6 +312,18 @@ class AsyncClient:
                 self._state.set(_Down(str(error)))
                 log.warning("broker not reached", error=str(error), failures=failures)
         raise AssertionError("unreachable")
+
+
+@asynccontextmanager
+async def _time_limit(request: OutgoingRequest) -> AsyncGenerator[asyncio.Timeout, None]:
+    """The time of a request. What was not sent by its deadline is answered by nobody."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(request.timeout + request.answer_slack) as limit:
+        deadline = loop.call_later(request.timeout, lambda: None if request.sent else limit.reschedule(loop.time()))
+        try:
+            yield limit
+        finally:
+            deadline.cancel()
 
 
 def _down_for_good(reason: str) -> _Down:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.client.aio import DEFAULT_TIMEOUT, AsyncClient, ConnectionStatus
+from osrdyne.client.aio import ANSWER_SLACK, DEFAULT_TIMEOUT, AsyncClient, ConnectionStatus
 from osrdyne.client.errors import ClientClosed
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import RequestOptions
@@ -44,9 +44,18 @@ class Client:
         name: str = "osrdyne-client",
         tls: ssl.SSLContext | None = None,
         default_timeout: float = DEFAULT_TIMEOUT,
+        answer_slack: float = ANSWER_SLACK,
         reconnect: Backoff | None = Backoff(),  # noqa: B008 — a frozen value
     ) -> None:
-        self._client = AsyncClient(uri, pool, name=name, tls=tls, default_timeout=default_timeout, reconnect=reconnect)
+        self._client = AsyncClient(
+            uri,
+            pool,
+            name=name,
+            tls=tls,
+            default_timeout=default_timeout,
+            answer_slack=answer_slack,
+            reconnect=reconnect,
+        )
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=_run_loop, args=(self._loop,), name="osrdyne-client", daemon=True)
         thread.start()

@@ -153,7 +153,7 @@ class UnknownStatus(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """Nobody answered by the deadline and a little more. `sent` is False when the request never left this process."""
+    """Nobody answered by the deadline and `answer_slack` more; `sent` is False when the request was never sent."""
 
     retryable = True
 

@@ -23,6 +23,8 @@ class RequestOptions(TypedDict, total=False):
     """Keywords of every kind of request.
 
     - `timeout`: seconds; becomes the request's deadline, so that nobody works on it any longer. Default: the client's.
+    - `answer_slack`: seconds to wait beyond that for the answer that it expired; 0 is a strict time-out. Default: the
+      client's.
     - `headers`: further headers, `traceparent` for instance; workers may see them all.
     - `accept`: content type wanted for the answer.
     - `content_type`: of the body; JSON when the client encodes it, not stated when it is bytes.
@@ -31,6 +33,7 @@ class RequestOptions(TypedDict, total=False):
     """
 
     timeout: float | None
+    answer_slack: float | None
     headers: Mapping[str, object] | None
     accept: str | None
     content_type: str | None
@@ -40,7 +43,8 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class OutgoingRequest:
-    """A request ready to be published. `timeout` in seconds is what the caller grants, from now on.
+    """A request ready to be published. `timeout` in seconds is what the caller grants, from now on, and `answer_slack`
+    how much longer it waits for an answer.
 
     `sent` is set by the session just before the request may leave this process.
     """
@@ -49,6 +53,7 @@ class OutgoingRequest:
     path: str
     correlation_id: str
     timeout: float
+    answer_slack: float
     message: Message
     sent: bool = False
 
@@ -62,6 +67,7 @@ def build_request(
     timeout: float,
     now: float,
     app_id: str,
+    answer_slack: float = 0.0,
     reply_to: str | None = DIRECT_REPLY_TO,
     has_deadline: bool = True,
     headers: Mapping[str, object] | None = None,
@@ -78,6 +84,8 @@ def build_request(
     """
     if not 0 < timeout < math.inf:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    if not 0 <= answer_slack < math.inf:
+        raise ValueError(f"answer_slack must be a number of seconds, 0 or more, not {answer_slack!r}")
     all_headers: dict[str, object] = dict(headers or {})
     if path:
         all_headers[PATH_HEADER] = path
@@ -103,7 +111,7 @@ def build_request(
         timestamp=datetime.fromtimestamp(seconds, tz=UTC),
         app_id=app_id,
     )
-    return OutgoingRequest(parse_key(key), path, correlation_id, timeout, message)
+    return OutgoingRequest(parse_key(key), path, correlation_id, timeout, answer_slack, message)
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:

@@ -117,7 +117,9 @@ async def own_broker() -> AsyncIterator[EmbeddedBroker]:
 
 @pytest.mark.timeout(180)
 async def test_client_lives_through_a_restart_of_the_broker(own_broker: EmbeddedBroker, pool_id: str) -> None:
-    client = AsyncClient(own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=0.1)
+    client = AsyncClient(
+        own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=3600
+    )  # what is not sent gets no answer
     async with client:
         async with Responder(own_broker.amqp_uri, pool_id, keep=True):
             assert (await client.call("k", timeout=20)).ok
@@ -152,7 +154,7 @@ async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
 
 @pytest.mark.timeout(180)
 async def test_blocked_broker_is_told_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
-    client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=0.1)
+    client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
     async with (
         Responder(own_broker.amqp_uri, pool_id, consume=False) as responder,
         client,

@@ -50,6 +50,12 @@ def test_timeout_that_is_none_is_refused(timeout: float) -> None:
         build(timeout=timeout)
 
 
+@pytest.mark.parametrize("slack", [-1, float("inf"), float("nan")])
+def test_slack_that_is_none_is_refused(slack: float) -> None:
+    with pytest.raises(ValueError, match="answer_slack"):
+        build(answer_slack=slack)
+
+
 @pytest.mark.parametrize("key", ["x" * 256, "漢" * 86, "\ud800"], ids=["256 bytes", "258 bytes", "surrogate"])
 def test_key_that_is_none_is_refused(key: str) -> None:
     with pytest.raises(InvalidKeyError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.client import AsyncClient, Client, ClientClosed, ConnectionStatus
+from osrdyne.client.aio import ANSWER_SLACK
+from osrdyne.config.models import RequestSettings
 from osrdyne.errors import ConfigurationError
 
 URI = "amqp://user:s3cret@localhost:1/"
@@ -35,6 +37,11 @@ async def test_uri_that_is_none_is_refused_without_repeating_it() -> None:
         async with AsyncClient("http://user:s3cret@localhost/", "pool"):
             pass
     assert "s3cret" not in str(raised.value)
+
+
+def test_client_waits_until_a_pool_says_that_a_request_expired() -> None:
+    """It says so `max_clock_skew` after the deadline, and RabbitMQ may be a second late."""
+    assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
 
 
 def test_blocking_client_can_be_closed_unopened() -> None:
