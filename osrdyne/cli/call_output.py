@@ -164,7 +164,7 @@ def _cell(value: object) -> Text:
 
 
 def print_error(error: BaseException) -> None:
-    """What went wrong, in a sentence; below it what the answer says in detail, and the last words of a worker."""
+    """What went wrong, in a sentence; below it what the answer says in detail, the last words of a worker, and its code."""
     for line in error_lines(error):
         typer.echo(line, err=True)
 
@@ -181,6 +181,9 @@ def error_lines(error: BaseException) -> list[str]:
         lines += [log_line(line) for line in detail if line not in str(error)]
     if log:
         lines += ["The last lines of its log:", *(f"  {log_line(line)}" for line in log)]
+    if error.code is not None:
+        tried = f", after {error.attempts} attempts" if error.attempts != 1 else ""
+        lines.append(f"Code {error.code}{tried}.")
     if error.retry_after is not None:
         lines.append(f"Try again in {error.retry_after:g} s.")
     return lines

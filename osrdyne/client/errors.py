@@ -50,6 +50,11 @@ class RequestError(OsrdyneError):
         return CODES[Status(self.reply.status)] if self.reply.status in CODES else None
 
     @property
+    def attempts(self) -> int | None:
+        """How often a worker tried the request, as far as the answer says; None without one."""
+        return None if self.reply is None else self.reply.attempts
+
+    @property
     def detail(self) -> str | None:
         """Text for a person: what happened and what to do."""
         return None if self.reply is None else self.reply.detail

@@ -8,6 +8,7 @@ from typing import Any
 
 from osrdyne.errors import ConfigurationError, InvalidMessageError
 from osrdyne.protocol.messages import ARROW_TYPE, Response
+from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import Status
 
 
@@ -18,6 +19,11 @@ class Reply(Response):
     @property
     def ok(self) -> bool:
         return self.status == Status.OK
+
+    @property
+    def attempts(self) -> int:
+        """How often a worker tried the request, as far as the answer says."""
+        return max(1, read_attempts(self.headers))
 
     @property
     def text(self) -> str:

@@ -26,6 +26,7 @@ from osrdyne.client import (
 from osrdyne.client.errors import error_from_reply
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerUnavailableError, ConfigurationError
+from osrdyne.protocol.retries import ATTEMPTS_HEADER
 
 ROWS = {
     "columns": [{"name": "name", "type": "string"}, {"name": "n", "type": "bigint"}],
@@ -100,6 +101,7 @@ def test_failed_start_shows_the_last_lines_of_the_log() -> None:
         "The last lines of its log:",
         "  Traceback",
         "  ValueError: \\x1b[1mno",
+        "Code 503.",
         "Try again in 30 s.",
     ]
 
@@ -108,7 +110,17 @@ def test_detail_is_shown_below_the_error() -> None:
     body = json.dumps({"error": {"message": "No."}}).encode()
     error = error_from_reply(Reply("error", body=body, detail="No.\nAsk for less."), key="k", path="/p")
     assert error is not None
-    assert error_lines(error) == ["The request failed: No.", "Ask for less."]
+    assert error_lines(error) == ["The request failed: No.", "Ask for less.", "Code 500."]
+
+
+def test_code_and_attempts_are_shown_below_the_error() -> None:
+    error = error_from_reply(Reply("error", code=503, headers={ATTEMPTS_HEADER: 3}), key="k", path="/p")
+    assert error is not None
+    assert error_lines(error) == ["The request failed.", "Code 503, after 3 attempts."]
+
+
+def test_error_without_an_answer_has_no_code() -> None:
+    assert error_lines(ConnectionLost("Lost.")) == ["Lost."]
 
 
 @pytest.mark.parametrize(
