@@ -21,7 +21,9 @@ from osrdyne.errors import BrokerError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.retries import RetryTerms, read_attempts
 from tests.chaos.checker import LIFETIME, Answered, Sent
+from tests.chaos.rules import FLAKY_PATH
 
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
@@ -31,6 +33,8 @@ LONG_PAUSE = (15.0, 40.0)
 """Seconds, around all delays of the pool together, evidence of emptiness included: the group is unbound or about to end
 after the one, ends or has ended after the other."""
 LONGEST_SLEEP = 3.0
+FLAKY_SHARE = 0.25
+"""Of the requests, where they are tried again."""
 
 
 class Limit(StrEnum):
@@ -43,23 +47,29 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`expected` is the body of the right answer; None when there must be no answer `ok`."""
+    """`expected`, `attempts` and `fails` are those of `Sent`."""
 
     path: str
     body: object
     expected: str | None
     limit: Limit = Limit.NONE
+    attempts: int = 1
+    fails: bool = False
 
 
 class Callers:
-    """One connection for requests and one for answers, both made again whenever they are lost."""
+    """One connection for requests and one for answers, both made again whenever they are lost.
 
-    def __init__(self, uri: str, pool: str, *, seed: int) -> None:
+    Where the pool has requests tried again, `retry` says how, and some of them need it.
+    """
+
+    def __init__(self, uri: str, pool: str, *, seed: int, retry: RetryTerms | None = None) -> None:
         self._options = amqp.ConnectionOptions(
             uri=uri, name="osrdyne chaos callers", heartbeat=HEARTBEAT, rpc_timeout=RPC_TIMEOUT
         )
         self._names = PoolNames(pool)
         self._seed = seed
+        self._retry = retry
         self._publisher: amqp.Channel | None = None
         self._stop = asyncio.Event()
         self.replies = f"replies-of-{pool}"
@@ -95,7 +105,7 @@ class Callers:
         while not self._stop.is_set():
             async with asyncio.TaskGroup() as burst:
                 for _ in range(random.randint(1, 8)):
-                    burst.create_task(self._request(key, _draw_work(random)))
+                    burst.create_task(self._request(key, _draw_work(random, self._retry)))
             await self._pause(random.choice((0.1, 1.0, random.uniform(*PAUSE), random.uniform(*LONG_PAUSE))))
 
     async def _pause(self, seconds: float) -> None:
@@ -119,7 +129,9 @@ class Callers:
         with suppress(BrokerError):
             await channel.publish(message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True)
             confirmed = True
-        self.sent.append(Sent(message.correlation_id or "", key, work.expected, confirmed, at))
+        self.sent.append(
+            Sent(message.correlation_id or "", key, work.expected, confirmed, at, work.attempts, work.fails)
+        )
 
     def _message(self, work: Work, *, at: float) -> amqp.Message:
         headers: dict[str, object] = {PATH_HEADER: work.path}
@@ -169,15 +181,25 @@ class Callers:
                 correlation_id = delivery.properties.correlation_id or ""
                 self._answered.add(correlation_id)
                 body = delivery.body.decode("utf-8", "replace")
-                self.answers.append(Answered(correlation_id, str(response.status), body, time.time()))
+                attempts = max(1, read_attempts(response.headers))
+                self.answers.append(Answered(correlation_id, str(response.status), body, time.time(), attempts))
             await delivery.ack()
 
 
-def _draw_work(random: Random) -> Work:
+def _draw_work(random: Random, retry: RetryTerms | None) -> Work:
     limit = random.choice(tuple(Limit))
+    if retry is not None and random.random() < FLAKY_SHARE:
+        return _flaky_work(random.randint(1, retry.max_attempts), retry, limit)
     if random.random() < 0.7:
         text = secrets.token_hex(8)
         return Work("/echo", text, json.dumps(text), limit)
     seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
     answer = json.dumps({"slept": seconds}, separators=(",", ":"))
     return Work(random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer, limit)
+
+
+def _flaky_work(failures: int, retry: RetryTerms, limit: Limit) -> Work:
+    """Fails so often; the last attempt that it gets may fail as well."""
+    attempts, fails = min(failures + 1, retry.max_attempts), failures >= retry.max_attempts
+    expected = None if fails else json.dumps({"attempt": attempts}, separators=(",", ":"))
+    return Work(FLAKY_PATH, {"failures": failures}, expected, limit, attempts, fails)

@@ -1,4 +1,7 @@
-"""Judges a run by what clients saw and what was left at the end. Pure; knows nothing of processes and sockets."""
+"""Judges a run by what clients saw and what was left at the end. Pure; knows nothing of processes and sockets.
+
+Rules are those of a managed pool; a direct one has none.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.protocol.statuses import Status
+from tests.chaos.rules import Rules
 from tests.chaos.schedule import Action, Done, Family, Fault, Target
 
 LIFETIME = 55.0
@@ -23,7 +27,8 @@ SHOWN = 10
 class Sent:
     """A request that was published; `confirmed` when the broker said that it has it.
 
-    `expected` is the body of an answer `ok`; None when there must be none, because the request kills its worker.
+    `expected` is the body of an answer `ok`; None when there must be none, because the request kills its worker, or
+    because it `fails` at the last attempt, too. `attempts`: how many it gets when nothing comes between them.
     """
 
     correlation_id: str
@@ -31,16 +36,19 @@ class Sent:
     expected: str | None
     confirmed: bool
     at: float
+    attempts: int = 1
+    fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A terminal answer in the reply queue."""
+    """A terminal answer in the reply queue; `attempts` is what it says of them."""
 
     correlation_id: str
     status: str
     body: str
     at: float
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,10 @@ class Verdict:
     requests: int
     unconfirmed: int
     duplicates: int
+    tried_again: int
+    """Requests of whose answers one says that there was more than one attempt."""
+    further_attempts: int
+    """As these answers say."""
     statuses: Mapping[str, int]
     lost: tuple[str, ...]
     """Confirmed, and neither answered nor in the inventory."""
@@ -81,30 +93,52 @@ class Verdict:
         return not (self.lost or self.unanswered or self.problems)
 
 
-def allowed_statuses(faults: Iterable[Fault], *, waited: float, managed: bool = False) -> frozenset[Status]:
+def allowed_statuses(faults: Iterable[Fault], *, waited: float, rules: Rules | None = None) -> frozenset[Status]:
     """What may become of a request under these faults, `waited` seconds after it was published.
 
     RabbitMQ counts cut connections as failed deliveries too. Only a clock that is wrong can end a request early.
-    Controllers are in the way of every request in a managed pool only.
+    Controllers are in the way of every request in a managed pool only; where they clean queues, they may take a request
+    and fail. `may_fail_early` is about what is tried again.
     """
     allowed = {Status.OK}
     for fault in faults:
-        is_late = waited >= LIFETIME - MAX_CLOCK_SKEW and _delays(fault, managed=managed)
-        if is_late or abs(fault.jump) > MAX_CLOCK_SKEW:
+        if _may_end_before(fault, LIFETIME, waited=waited, rules=rules):
             allowed |= {Status.EXPIRED}
         if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
+            allowed |= {Status.DELIVERY_LIMIT}
+        if fault.target in _CONTROLLERS and rules is not None and rules.cleans:
             allowed |= {Status.DELIVERY_LIMIT}
         if fault.target is Target.WORKER:
             allowed |= {Status.START_FAILED}
     return frozenset(allowed)
 
 
-def _delays(fault: Fault, *, managed: bool) -> bool:
-    harmless = {Target.MANAGEMENT} if managed else {Target.LEADER, Target.STANDBY, Target.MANAGEMENT}
+def may_fail_early(faults: Iterable[Fault], *, waited: float, rules: Rules) -> bool:
+    """Whether a request may be answered with the failure of an attempt that is not its last.
+
+    The next one would come too late, or RabbitMQ did not confirm in time that the request waits for it.
+    """
+    return any(
+        _may_end_before(fault, LIFETIME - rules.longest_delay, waited=waited, rules=rules)
+        or (fault.target in _BETWEEN_WORKERS_AND_BROKER and fault.family is not Family.ALARM)
+        for fault in faults
+    )
+
+
+def _may_end_before(fault: Fault, lifetime: float, *, waited: float, rules: Rules | None) -> bool:
+    """Whether under this fault the time of a request that has waited so long may seem to be over."""
+    is_late = waited >= lifetime - MAX_CLOCK_SKEW and _delays(fault, rules)
+    return is_late or abs(fault.jump) > MAX_CLOCK_SKEW
+
+
+def _delays(fault: Fault, rules: Rules | None) -> bool:
+    harmless = {Target.MANAGEMENT} if rules is not None else {Target.MANAGEMENT, *_CONTROLLERS}
     return fault.target not in harmless and fault.action is not Action.DELAY
 
 
-_END_DELIVERIES = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY, Target.KEY})
+_CONTROLLERS = frozenset({Target.LEADER, Target.STANDBY})
+_BETWEEN_WORKERS_AND_BROKER = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY})
+_END_DELIVERIES = _BETWEEN_WORKERS_AND_BROKER | {Target.KEY}
 
 
 def judge(
@@ -113,7 +147,7 @@ def judge(
     aftermath: Aftermath,
     *,
     done: Sequence[Done],
-    managed: bool = False,
+    rules: Rules | None = None,
 ) -> Verdict:
     """What became of the requests that were sent, with the faults that were done meanwhile."""
     by_request: dict[str, list[Answered]] = defaultdict(list)
@@ -121,22 +155,25 @@ def judge(
         by_request[answer.correlation_id].append(answer)
     silent = [one.correlation_id for one in sent if one.confirmed and one.correlation_id not in by_request]
     kept = frozenset(aftermath.poison)
+    attempts = [max(answer.attempts for answer in several) for several in by_request.values()]
     return Verdict(
         requests=sum(one.confirmed for one in sent),
         unconfirmed=sum(not one.confirmed for one in sent),
         duplicates=sum(len(several) - 1 for several in by_request.values()),
+        tried_again=sum(one > 1 for one in attempts),
+        further_attempts=sum(attempts) - len(attempts),
         statuses=Counter(answer.status for answer in answers),
         lost=tuple(one for one in silent if one not in kept),
         unanswered=tuple(one for one in silent if one in kept),
         problems=(
-            *_problems_of_answers(sent, answers, kept, done, managed=managed),
+            *_problems_of_answers(sent, answers, kept, done, rules),
             *_problems_of_aftermath(aftermath),
         ),
     )
 
 
 def _problems_of_answers(
-    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], done: Sequence[Done], *, managed: bool
+    sent: Sequence[Sent], answers: Sequence[Answered], kept: frozenset[str], done: Sequence[Done], rules: Rules | None
 ) -> Iterable[str]:
     asked = {one.correlation_id: one for one in sent}
     known = [answer for answer in answers if answer.correlation_id in asked]
@@ -144,12 +181,12 @@ def _problems_of_answers(
     forbidden = [
         f"{one.correlation_id} {one.status}"
         for one in known
-        if not _is_explained(one, asked[one.correlation_id], done, managed=managed)
+        if not _is_explained(one, asked[one.correlation_id], done, rules)
     ]
     wrong = [
         f"{one.correlation_id} {one.body!r}"
         for one in known
-        if one.status == Status.OK and one.body != asked[one.correlation_id].expected
+        if one.status == Status.OK and not _is_right(one, asked[one.correlation_id])
     ]
     unkept = {one.correlation_id for one in known if one.status == Status.DELIVERY_LIMIT} - kept
     yield from _named("answers to nobody's request", strange)
@@ -158,9 +195,19 @@ def _problems_of_answers(
     yield from _named("answered delivery_limit, but not in the inventory", sorted(unkept))
 
 
-def _is_explained(answer: Answered, request: Sent, done: Sequence[Done], *, managed: bool) -> bool:
+def _is_right(answer: Answered, request: Sent) -> bool:
+    return (answer.body, answer.attempts) == (request.expected, request.attempts)
+
+
+def _is_explained(answer: Answered, request: Sent, done: Sequence[Done], rules: Rules | None) -> bool:
     faults = [one.fault for one in done if one.began <= answer.at and one.ended >= request.at - AFTER_EFFECTS]
-    return answer.status in allowed_statuses(faults, waited=answer.at - request.at, managed=managed)
+    waited = answer.at - request.at
+    if answer.status != Status.ERROR:
+        return answer.status in allowed_statuses(faults, waited=waited, rules=rules)
+    if answer.attempts == request.attempts:
+        return request.fails
+    is_early = answer.attempts < request.attempts
+    return is_early and rules is not None and may_fail_early(faults, waited=waited, rules=rules)
 
 
 def _problems_of_aftermath(aftermath: Aftermath) -> Iterable[str]:

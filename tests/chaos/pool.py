@@ -1,6 +1,6 @@
 """The pool under attack: a RabbitMQ of its own, proxies in front of it, and two daemons on one host.
 
-A managed pool has routes in force, so that each request goes through the leader, and a group has several queues.
+A managed pool has rules: routes in force, so that each request goes through the leader, and a group has several queues.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tests.acceptance.daemon_process import OSRDYNE, DaemonProcess
 from tests.chaos.clocks import WrongClock
 from tests.chaos.nodes import Node, running_node
 from tests.chaos.proxy import Proxy
+from tests.chaos.rules import Rules
 
 POOL = "chaos"
 DAEMONS = ("daemon-a", "daemon-b")
@@ -27,11 +28,6 @@ LINKS = (*DAEMONS, "workers", "clients")
 WORKER = OSRDYNE.with_name("osrdyne-worker")
 LOOK_TIMEOUT = 2.0
 CHANGE_TIMEOUT = 30.0
-ROUTES = {
-    "echo": {"route": "FROM /messages/echo INTO $upstream", "priority": 1},
-    "crash": {"route": "FROM /messages/crash INTO $upstream", "priority": 9},
-    "rest": "FROM /messages/* INTO $upstream",
-}
 SETTINGS: Mapping[str, Any] = {
     "broker": {
         "heartbeat": "5s",
@@ -102,19 +98,25 @@ async def _leads(daemon: DaemonProcess) -> bool:
 
 
 @asynccontextmanager
-async def pool_under_attack(directory: Path, *, image: str | None, kind: str) -> AsyncIterator[PoolUnderAttack]:
-    """Everything is running, and one of the daemons leads. RabbitMQ is a container of `image`, or the one installed."""
+async def pool_under_attack(
+    directory: Path, *, image: str | None, rules: Rules | None
+) -> AsyncIterator[PoolUnderAttack]:
+    """Everything is running, and one of the daemons leads. RabbitMQ is a container of `image`, or the one installed.
+
+    A pool without rules is a direct one.
+    """
     async with running_node(directory, image=image) as broker, AsyncExitStack() as stack:
         proxies = {name: await stack.enter_async_context(Proxy(broker.amqp_port)) for name in LINKS}
         proxies["management"] = await stack.enter_async_context(Proxy(broker.management_port))
         clocks = {name: WrongClock(directory / f"{name}.clock") for name in (*DAEMONS, "workers")}
         daemons = tuple(_make_daemon(directory, name, broker, proxies, clocks) for name in DAEMONS)
         for daemon in daemons:
-            daemon.write_settings(pool={"kind": kind})
+            if rules is not None:
+                daemon.write_settings(pool={"kind": "managed"}, requests=rules.settings())
         try:
             await daemons[0].start()
-            if kind == "managed":
-                await _put_routes_in_force(daemons[0])
+            if rules is not None:
+                await _put_in_force(daemons[0], rules)
             daemons[1].launch()
             yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons)
         finally:
@@ -122,9 +124,9 @@ async def pool_under_attack(directory: Path, *, image: str | None, kind: str) ->
                 await daemon.close()
 
 
-async def _put_routes_in_force(daemon: DaemonProcess) -> None:
+async def _put_in_force(daemon: DaemonProcess, rules: Rules) -> None:
     async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=CHANGE_TIMEOUT) as http:
-        (await http.put("/v1/routes", params={"author": POOL}, json={"routes": ROUTES})).raise_for_status()
+        (await http.put("/v1/routes", params={"author": POOL}, json={"routes": rules.routes()})).raise_for_status()
 
 
 def _make_daemon(

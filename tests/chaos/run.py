@@ -26,19 +26,21 @@ from tests.chaos.attacker import Attacker
 from tests.chaos.callers import Callers
 from tests.chaos.checker import Verdict, judge
 from tests.chaos.pool import POOL, PoolUnderAttack, pool_under_attack
+from tests.chaos.rules import Rules, draw_rules
 from tests.chaos.saboteur import lose_requests
 from tests.chaos.schedule import INTERVAL, Family, Fault, count_families, make_schedule
 from tests.chaos.watcher import Watcher
+from tests.log_tails import log_tails
 
 ANSWERS_TIMEOUT = 150.0
 """Seconds for the last answers: as long as a request may wait in two queues, and half a minute."""
 IDLE_TIMEOUT = 90.0
-EVENTS = ("leading", "worker started", "group ends", "request queue deleted")
+EVENTS = ("leading", "worker started", "group ends", "request queue deleted", "queue cleaned")
 """Log events of the daemons that show how much went on."""
 
 
 class Run:
-    """One schedule on one pool, with its history in a file of JSON lines."""
+    """One schedule on one pool, with its history in a file of JSON lines. A pool without rules is a direct one."""
 
     def __init__(
         self,
@@ -47,20 +49,24 @@ class Run:
         directory: Path,
         *,
         image: str | None = None,
-        kind: str = "direct",
+        rules: Rules | None = None,
         sabotaged: bool = False,
     ) -> None:
         self._seed = seed
         self._faults = faults
         self._directory = directory
         self._image = image
-        self._kind = kind
+        self._rules = rules
         self._sabotaged = sabotaged
         self._began_at = time.monotonic()
 
     async def execute(self) -> tuple[Verdict, Sequence[Fault]]:
-        async with pool_under_attack(self._directory, image=self._image, kind=self._kind) as pool:
-            callers = Callers(pool.through("clients"), POOL, seed=self._seed)
+        rules = self._rules
+        if rules is not None:
+            self._say(str(rules))
+        async with pool_under_attack(self._directory, image=self._image, rules=rules) as pool:
+            retry = None if rules is None else rules.retry
+            callers = Callers(pool.through("clients"), POOL, seed=self._seed, retry=retry)
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
             try:
                 async with watcher.watching(), callers.collecting():
@@ -75,8 +81,7 @@ class Run:
                 print(", ".join(f"{event}: {pool.count_events(event)}" for event in EVENTS))
             finally:
                 self._write_history(callers)
-        managed = self._kind == "managed"
-        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, managed=managed)
+        verdict = judge(callers.sent, callers.answers, aftermath, done=attacker.done, rules=rules)
         return verdict, [one.fault for one in attacker.done]
 
     @asynccontextmanager
@@ -121,6 +126,7 @@ def report(verdict: Verdict, faults: Sequence[Fault], *, seed: int) -> str:
         f"faults: {families}",
         f"answers: {statuses}",
         f"duplicates: {verdict.duplicates}",
+        f"tried again: {verdict.tried_again} requests, {verdict.further_attempts} times",
         f"lost: {len(verdict.lost)} {' '.join(verdict.lost[:10])}".rstrip(),
         f"unanswered: {len(verdict.unanswered)} {' '.join(verdict.unanswered[:10])}".rstrip(),
         *(f"problem: {problem}" for problem in verdict.problems),
@@ -150,7 +156,7 @@ def main() -> int:
             faults,
             directory,
             image=arguments.image,
-            kind=arguments.kind,
+            rules=draw_rules(arguments.seed) if arguments.kind == "managed" else None,
             sabotaged=arguments.sabotage,
         )
         verdict, done = asyncio.run(run.execute())
@@ -160,6 +166,8 @@ def main() -> int:
         if passed:
             shutil.rmtree(directory)
         else:
+            for name, tail in log_tails(directory):
+                print(f"---- end of {name}\n{tail}")
             print(f"The logs are in {directory}; the same again: python -m tests.chaos.run {shlex.join(sys.argv[1:])}")
     return 0 if passed else 1
 

@@ -25,6 +25,10 @@ NAMES = PoolNames(POOL)
 EMPTY = (NAMES.orphan_queue, NAMES.dead_letter_queue)
 
 
+def _should_be_empty(queue: str) -> bool:
+    return queue in EMPTY or queue.startswith(NAMES.wait_queue_prefix)
+
+
 class Watcher:
     def __init__(self, pool: PoolUnderAttack) -> None:
         self._pool = pool
@@ -79,7 +83,7 @@ class Watcher:
         messages = await self._messages()
         return Aftermath(
             queues=[name for name in messages if name.startswith((f"{POOL}-req-", f"{POOL}-ctl-"))],
-            messages={name: messages.get(name, 0) for name in EMPTY if messages.get(name)},
+            messages={name: count for name, count in messages.items() if count and _should_be_empty(name)},
             workers=[f"{key[:20]!r} {pid}" for key, pid in self._pool.workers()],
             groups=[key for leader in leaders for key in await leader.groups()],
             leaders=len(leaders),

@@ -6,12 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status
 from tests.chaos.checker import AFTER_EFFECTS, Aftermath, Answered, Sent, Verdict, allowed_statuses, judge
+from tests.chaos.rules import Rules
 from tests.chaos.schedule import JUMPS, Action, Done, Family, Fault, Target
 
 ASKED = Sent("1", "a", "right", confirmed=True, at=0.0)
 ANSWER = Answered("1", "ok", "right", at=1.0)
+FLAKY = replace(ASKED, attempts=3)
+FAILING = replace(FLAKY, expected=None, fails=True)
+FAILURE = replace(ANSWER, status="error")
+RULES = Rules(RetryTerms(("503",), 3, (1_000, 10_000)), None, cleans=False)
 
 
 def judged(
@@ -19,8 +25,9 @@ def judged(
     sent: tuple[Sent, ...] = (ASKED,),
     aftermath: Aftermath | None = None,
     done: tuple[Done, ...] = (),
+    rules: Rules | None = None,
 ) -> Verdict:
-    return judge(sent, answers, aftermath or Aftermath(), done=done)
+    return judge(sent, answers, aftermath or Aftermath(), done=done, rules=rules)
 
 
 def fault(family: Family, action: Action, target: Target, *, draw: float = 0.5) -> Fault:
@@ -136,7 +143,7 @@ def test_faults_say_which_statuses_they_allow(faults: list[Fault], allowed: set[
 @pytest.mark.parametrize("target", [Target.LEADER, Target.STANDBY])
 def test_every_request_of_a_managed_pool_needs_the_controllers(target: Target) -> None:
     stopped = [fault(Family.STOP, Action.STOP, target)]
-    assert allowed_statuses(stopped, waited=60.0, managed=True) == {Status.OK, Status.EXPIRED}
+    assert allowed_statuses(stopped, waited=60.0, rules=RULES) == {Status.OK, Status.EXPIRED}
 
 
 def test_request_cannot_expire_before_its_time() -> None:
@@ -159,3 +166,54 @@ def test_fault_explains_only_what_happens_in_its_time(began: float, ended: float
     request, answer = replace(ASKED, at=101.0), replace(ANSWER, status="start-failed", at=102.0)
     killed = Done(fault(Family.KILL, Action.KILL, Target.WORKER), began, ended)
     assert judged(answer, sent=(request,), done=(killed,)).passed is explains
+
+
+@pytest.mark.parametrize(("cleans", "allowed"), [(True, True), (False, False)])
+def test_only_a_controller_that_cleans_queues_can_use_up_deliveries(cleans: bool, allowed: bool) -> None:
+    killed = [fault(Family.KILL, Action.KILL, Target.LEADER)]
+    statuses = allowed_statuses(killed, waited=1.0, rules=replace(RULES, cleans=cleans))
+    assert (Status.DELIVERY_LIMIT in statuses) is allowed
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [(FLAKY, replace(ANSWER, attempts=3)), (FAILING, replace(FAILURE, attempts=3))],
+    ids=["comes right", "fails"],
+)
+def test_request_that_got_all_its_attempts_passes_and_is_counted(request_: Sent, answer: Answered) -> None:
+    verdict = judged(answer, answer, sent=(request_,), rules=RULES)
+    assert verdict.passed
+    assert (verdict.tried_again, verdict.further_attempts) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer", "problem"),
+    [
+        (FLAKY, replace(ANSWER, attempts=2), "wrong answers"),
+        (FLAKY, replace(FAILURE, attempts=3), "no fault explains"),
+        (FLAKY, replace(FAILURE, attempts=2), "no fault explains"),
+        (FAILING, replace(FAILURE, attempts=4), "no fault explains"),
+        (FAILING, replace(ANSWER, attempts=3), "wrong answers"),
+    ],
+    ids=["too few", "fails at the last", "given up", "too many", "no failure"],
+)
+def test_request_that_did_not_get_its_attempts_is_a_problem(request_: Sent, answer: Answered, problem: str) -> None:
+    verdict = judged(answer, sent=(request_,), rules=RULES)
+    assert [problem in found for found in verdict.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("during", "waited", "explained"),
+    [
+        (fault(Family.CUT, Action.STALL, Target.WORKERS), 1.0, True),
+        (fault(Family.ALARM, Action.DISK, Target.BROKER), 1.0, False),
+        (fault(Family.ALARM, Action.DISK, Target.BROKER), 41.0, True),
+        (fault(Family.CUT, Action.CUT, Target.MANAGEMENT), 41.0, False),
+    ],
+    ids=["no confirm", "in time", "too late", "nothing to do with it"],
+)
+def test_failure_before_the_last_attempt_needs_a_fault_that_explains_it(
+    during: Fault, waited: float, explained: bool
+) -> None:
+    answer = replace(FAILURE, attempts=2, at=waited)
+    assert judged(answer, sent=(FLAKY,), done=(Done(during, 0.0, 1.0),), rules=RULES).passed is explained

@@ -14,7 +14,7 @@ def test_good_run_says_that_nothing_is_lost_or_unanswered() -> None:
     answers = [Answered("abc", "ok", "right", at=1.0)]
     lines = report(judge([ASKED], answers, Aftermath(), done=()), FAULTS, seed=1).splitlines()
     assert {"seed: 1", "requests: 1 confirmed, 0 not confirmed", "answers: ok 1"} < set(lines)
-    assert {"duplicates: 0", "lost: 0", "unanswered: 0"} < set(lines)
+    assert {"duplicates: 0", "tried again: 0 requests, 0 times", "lost: 0", "unanswered: 0"} < set(lines)
 
 
 def test_bad_run_names_what_was_lost_and_every_problem() -> None:

@@ -29,6 +29,10 @@ class Progress(BaseModel):
     seconds: float = Field(0.0, ge=0, le=60)
 
 
+class Flaky(BaseModel):
+    failures: int = Field(1, ge=0)
+
+
 @dataclass
 class State:
     key: str
@@ -114,6 +118,14 @@ def fail(call: Call) -> None:
 def refuse(call: Call) -> None:
     """A request that the handler does not accept."""
     raise RequestError("no", code=403, error_code="refused", details={"hint": "ask somebody else"})
+
+
+@app.handler("/flaky")
+async def flaky(call: Call, request: Flaky) -> dict[str, int]:
+    """Fail with 503 at so many attempts: a route can have it tried again."""
+    if call.attempt <= request.failures:
+        raise RequestError(f"Attempt {call.attempt} fails.", code=503, error_code="flaky")
+    return {"attempt": call.attempt}
 
 
 @app.handler("/large")

@@ -1,0 +1,40 @@
+"""What a managed pool under attack is told: the same for the same seed, and no request runs out of time by it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from osrdyne.config.models import RequestSettings
+from osrdyne.ingress.manifest import load_manifest
+from tests.chaos.checker import LIFETIME
+from tests.chaos.rules import draw_rules
+
+SEEDS = range(30)
+
+
+def test_same_seed_gives_the_same_rules() -> None:
+    assert draw_rules(7) == draw_rules(7)
+
+
+def test_some_seeds_clean_queues_and_some_do_not() -> None:
+    assert {draw_rules(seed).cleans for seed in SEEDS} == {True, False}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_manifest_says_what_the_rules_are(seed: int) -> None:
+    rules = draw_rules(seed)
+    manifest = load_manifest(json.dumps({"routes": rules.routes()}))
+    assert [(route.retry, route.priority) for route in manifest.routes if route.retry] == [
+        (rules.retry, rules.priority)
+    ]
+    assert RequestSettings.model_validate(rules.settings()).check_entire_queue_on_cleanup is rules.cleans
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_request_gets_all_its_attempts_long_before_its_time_is_over(seed: int) -> None:
+    retry = draw_rules(seed).retry
+    delays = [retry.delay_ms(attempt) for attempt in range(1, retry.max_attempts)]
+    assert retry.covers(503)
+    assert sum(delays) / 1000 < LIFETIME / 1.5
