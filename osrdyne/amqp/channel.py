@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiormq
@@ -17,6 +16,7 @@ from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.faults import translated
 from osrdyne.amqp.message import Delivery, Message
 from osrdyne.amqp.silence import SilenceLimit
+from osrdyne.amqp.turns import Turns
 from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
 
 if TYPE_CHECKING:
@@ -37,14 +37,6 @@ class QueueInfo:
     consumers: int
 
 
-@dataclass(slots=True)
-class _Turn:
-    """Whose turn it is to publish a message of one id, and how many publish or wait."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-
-
 class Channel:
     """A channel of a `Connection`, with time-outs from the connection's options."""
 
@@ -55,7 +47,7 @@ class Channel:
         self._consumers: dict[str, Consumer] = {}
         self._receivers: dict[str, Consumer] = {}  # also those that are being cancelled
         self._consumer_numbers = itertools.count(1)
-        self._turns: dict[str, _Turn] = {}
+        self._turns = Turns()
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
         underlay.closing.add_done_callback(self._on_closed)
         # aiormq starts a task for every delivery, which here would only put it into a queue.
@@ -290,18 +282,19 @@ class Channel:
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         """Publish; on a channel with confirms, return once the broker has taken the message over.
 
-        Raises `PublishRefusedError` when it was refused, or `mandatory` and unroutable (the channel lives on), and
-        `BrokerUnavailableError` when no answer came: then nobody knows whether the broker has it. While the broker
-        blocks publishers (an alarm), no time-out runs. Raises `MessageTooLargeError`, and sends nothing, when the
-        headers are too large for the broker.
+        Messages to one place leave in the order of the calls. Raises `PublishRefusedError` when it was refused, or
+        `mandatory` and unroutable (the channel lives on), and `BrokerUnavailableError` when no answer came: then nobody
+        knows whether the broker has it. While the broker blocks publishers (an alarm), no time-out runs. Raises
+        `MessageTooLargeError`, and sends nothing, when the headers are too large for the broker.
         """
         properties = message.properties()
         self._check_size(message, properties)
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
-            if not message.message_id:
+            place = (exchange, routing_key)
+            if self._turns.is_free(message.message_id, place):
                 return await self._publish(message, properties, exchange, routing_key, mandatory)
-            async with self._turn_of(message.message_id):
+            async with self._turns.turn(message.message_id, place):
                 await self._publish(message, properties, exchange, routing_key, mandatory)
 
     async def _publish(
@@ -326,23 +319,6 @@ class Channel:
         size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
         if size > limit:
             raise MessageTooLargeError(f"The headers of the message have {size} bytes; the broker takes {limit}.")
-
-    @asynccontextmanager
-    async def _turn_of(self, message_id: str) -> AsyncIterator[None]:
-        """Publish messages of one id one after the other.
-
-        aiormq finds the publish that a returned message belongs to by its id alone: of two in flight with the same
-        id, the one that no queue took would count as confirmed, and be lost.
-        """
-        turn = self._turns.setdefault(message_id, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.users -= 1
-            if turn.users == 0:
-                del self._turns[message_id]
 
     async def close(self) -> None:
         """Close the channel; unacknowledged deliveries return to their queues."""

@@ -84,6 +84,14 @@ class TestPublish:
         ]
         assert (await channel.declare_queue(queue, passive=True)).ready == 20
 
+    async def test_repeated_id_lets_no_later_message_of_its_place_pass(self, channel: Channel, pool_id: str) -> None:
+        queue = await declared(channel, pool_id)
+        ids = ["same", "same", None, "other", "same", None]
+        messages = [Message(bytes([number]), message_id=one) for number, one in enumerate(ids)]
+        await asyncio.gather(*(channel.publish(message, exchange="", routing_key=queue) for message in messages))
+        received = [await channel.get(queue) for _ in messages]
+        assert [one and one.body for one in received] == [message.body for message in messages]
+
     async def test_cancelled_publish_leaves_the_channel_usable(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
         publishing = asyncio.create_task(published(channel, queue, b"1"))

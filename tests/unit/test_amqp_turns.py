@@ -1,0 +1,72 @@
+"""Turns of messages on one channel: by id, and by place."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from osrdyne.amqp.turns import Turns
+
+A, B = ("exchange", "a"), ("exchange", "b")
+
+
+class Publishes:
+    """Messages that are published until they are confirmed; `begun` tells their order."""
+
+    def __init__(self) -> None:
+        self.turns = Turns()
+        self.begun: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self._confirms: dict[str, asyncio.Event] = {}
+
+    async def start(self, name: str, message_id: str | None, place: tuple[str, str]) -> None:
+        self._confirms[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._publish(name, message_id, place))
+        await settled()
+
+    async def confirm(self, *names: str) -> None:
+        for name in names:
+            self._confirms[name].set()
+            await settled()
+
+    async def _publish(self, name: str, message_id: str | None, place: tuple[str, str]) -> None:
+        async with AsyncExitStack() as stack:
+            if not self.turns.is_free(message_id, place):
+                await stack.enter_async_context(self.turns.turn(message_id, place))
+            self.begun.append(name)
+            await self._confirms[name].wait()
+
+
+async def settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_message_of_an_id_in_flight_waits_and_so_does_what_follows_it_to_its_place() -> None:
+    publishes = Publishes()
+    for name, one in [("1", "x"), ("2", "x"), ("3", "y"), ("4", None)]:
+        await publishes.start(name, one, A)
+    assert publishes.begun == ["1"]
+    await publishes.confirm("1")
+    assert publishes.begun == ["1", "2", "3", "4"]
+    await publishes.confirm("2", "3", "4")
+    assert publishes.turns.is_free(None, A)
+
+
+async def test_other_places_do_not_wait_for_a_repeated_id() -> None:
+    publishes = Publishes()
+    for name, one, place in [("1", "x", A), ("2", "x", A), ("3", "y", B), ("4", None, B), ("5", "x", B)]:
+        await publishes.start(name, one, place)
+    assert publishes.begun == ["1", "3", "4"]
+    await publishes.confirm("1", "2", "3", "4", "5")
+    assert publishes.begun == ["1", "3", "4", "2", "5"]
+
+
+async def test_one_that_gives_up_while_it_waits_holds_nobody_up() -> None:
+    publishes = Publishes()
+    for name, one in [("1", "x"), ("2", "x"), ("3", None)]:
+        await publishes.start(name, one, A)
+    publishes.tasks["2"].cancel()
+    await settled()
+    assert publishes.begun == ["1", "3"]
+    await publishes.confirm("1", "3")
