@@ -42,7 +42,14 @@ _TO_BE_CHANGED_BY_THE_USER = (
     BrokerConflictError,
 )
 
-_WORDS_OF_PYDANTIC = {"Value error, ": "", "Input should": "it should"}
+_WORDS_OF_PYDANTIC = {
+    "Value error, ": "",
+    "Input should": "it should",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    ", unable to parse string as an integer": "",
+    ", unable to parse string as a number": "",
+}
 
 app = typer.Typer(
     name="osrdyne",

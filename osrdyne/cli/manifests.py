@@ -25,7 +25,7 @@ FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, J
 AuthorOption = Annotated[
     str | None, typer.Option("--author", metavar="NAME", help="Kept with the version; else user@host.")
 ]
-VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", help="A version that `history` shows.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A version that `history` shows.")]
 
 
 class ManifestCommands(Generic[D]):
@@ -138,9 +138,12 @@ def _told(change: Any) -> None:
     for warning in change["warnings"]:
         typer.echo(f"warning: {printable(warning)}", err=True)
     typer.echo(f"Version {change['version']} is in force.")
-    for word, name in (("new", "added_priorities"), ("no longer used", "removed_priorities")):
+    for text, name in (
+        ("New priorities, each group has a queue for each", "added_priorities"),
+        ("Priorities that no route has any more", "removed_priorities"),
+    ):
         if change.get(name):
-            typer.echo(f"Priorities {word}: {', '.join(map(str, change[name]))}.")
+            typer.echo(f"{text}: {', '.join(map(str, change[name]))}.")
     for priority, requests in change.get("pending", {}).items():
         typer.echo(f"Requests that still wait with priority {priority}, and are served: {requests}.")
 

@@ -86,6 +86,8 @@ def explain(
     own_key = arrival.request.key
     split = Split(own_key) if splitter is None else splitter.preview(arrival)
     beginning = [Step("source", f"The request comes from {arrival.source}."), *_told_split(own_key, split, splitter)]
+    if not own_key:
+        beginning.insert(0, Step("key", "The key is empty. That is a key like any other, with a group of its own."))
     arrival = split_arrival(arrival, split)
     try:
         arrival.check_key()

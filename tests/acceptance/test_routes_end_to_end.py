@@ -67,7 +67,7 @@ async def test_changed_routes_leave_pending_requests_as_they_are(
     await answers.send("P0_Alerts", before)
     await until_passed_on(daemon, 50, route="secCamAlerts")
     turned = {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]}  # type: ignore[dict-item]
-    assert "no longer used: 0, 1" in apply(daemon, tmp_path, turned)
+    assert "no route has any more: 0, 1" in apply(daemon, tmp_path, turned)
     await answers.send("anything", numbered("rest", 50))
     await answers.send("P0_Alerts", after)
     await until_passed_on(daemon, 50, route="data")

@@ -251,6 +251,11 @@ def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
+def test_explain_says_that_a_key_is_empty() -> None:
+    result = CliRunner().invoke(app, ["explain", "", "/p", "--routes", "-"], input=MANIFEST)
+    assert result.output.startswith("key       The key is empty. That is a key like any other")
+
+
 def test_explain_says_which_rule_splits() -> None:
     Path("s.json").write_text(RULES)
     shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--splitter", "s.json"]).stdout
@@ -304,7 +309,8 @@ def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.Mon
     daemon = routes_of(monkeypatch)
     result = CliRunner().invoke(app, ["routes", "apply", "-", "--author", "you"], input=MANIFEST)
     assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you"})]
-    assert "Version 2 is in force.\nPriorities new: 1.\nPriorities no longer used: 3.\n" in result.output
+    assert "Version 2 is in force.\nNew priorities, each group has a queue for each: 1.\n" in result.output
+    assert "Priorities that no route has any more: 3.\n" in result.output
     assert "Requests that still wait with priority 3, and are served: 40." in result.output
 
 
@@ -331,6 +337,18 @@ def test_routes_diff_shows_lines_and_says_so_with_its_exit_code(monkeypatch: pyt
 def test_routes_of_a_pool_without_a_manifest(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     routes_of(monkeypatch, None)
     assert "never been a manifest" in CliRunner().invoke(app, ["routes", *arguments]).stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [("x", "a whole number"), ("1.5", "a whole number"), ("", "a whole number"), ("0", "greater than or equal to 1")],
+    ids=repr,
+)
+def test_version_that_is_none_is_wrong_usage(version: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["routes", "rollback", version], debug=False) == 2
+    assert capsys.readouterr().err == (
+        f"Invalid value for 'VERSION': it should be {told}. Try `osrdyne routes rollback --help`.\n"
+    )
 
 
 def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
