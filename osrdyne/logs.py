@@ -33,14 +33,14 @@ def _mask_line(_: Any, __: str, line: Any) -> str:
 def configure_logging(*, level: str = "info", json: bool | None = None, stream: TextIO | None = None) -> None:
     """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
     terminal = (stream or sys.stderr).isatty()
-    _configure_events(level, as_json=not terminal if json is None else json, stream=stream)
+    configure_events(level, as_json=not terminal if json is None else json, stream=stream)
     # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
     # expected failures as errors; our own layers report those with context.
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 
 
-def _configure_events(level: str, *, as_json: bool, stream: TextIO | None) -> None:
-    """Set up structlog. `stream=None`: whatever standard error is when something is written."""
+def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
+    """Set up structlog, and no other logging. `stream=None`: whatever standard error is when something is written."""
     processors: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -69,6 +69,6 @@ def get_logger(name: str, **bound: Any) -> Logger:
     print everything to standard output.
     """
     if not structlog.is_configured():
-        _configure_events("warning", as_json=False, stream=None)
+        configure_events("warning", as_json=False)
     logger: Logger = structlog.get_logger(component=name, **bound)
     return logger

@@ -2,6 +2,8 @@
 
 `OSRDYNE_TEST_AMQP_URI` and `OSRDYNE_TEST_MANAGEMENT_URI` (set both) run the same tests against another RabbitMQ.
 A missing RabbitMQ fails the tests that need it; nothing is skipped.
+
+The report of a failed test holds what its process logged, and the ends of the log files below its `tmp_path`.
 """
 
 from __future__ import annotations
@@ -9,20 +11,23 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import httpx
 import pytest
+from log_tails import log_tails
 from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import BrokerSettings
+from osrdyne.logs import configure_events
 
 
 class Broker(Protocol):
@@ -45,6 +50,23 @@ def run_apart(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine function in a loop and a thread of its own, whatever loop the tests use."""
     with ThreadPoolExecutor(1) as executor:
         executor.submit(lambda: asyncio.run(coroutine())).result()
+
+
+@pytest.fixture(autouse=True)
+def events_in_reports() -> Iterator[None]:
+    """Log everything to standard error, which pytest shows of a failed test."""
+    configure_events("debug", as_json=False)
+    yield
+    configure_events("warning", as_json=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    directory = (getattr(item, "funcargs", None) or {}).get("tmp_path")
+    if report.failed and isinstance(directory, Path):
+        report.sections.extend((f"end of {name}", tail) for name, tail in log_tails(directory))
+    return report
 
 
 @pytest.fixture(scope="session")

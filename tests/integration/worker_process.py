@@ -55,6 +55,7 @@ class WorkerProcess:
         assert self.process.stderr is not None
         async for line in self.process.stderr:
             self.lines.append(line.decode(errors="replace").rstrip())
+            print(self.lines[-1], file=sys.stderr)  # for the report of a failed test
 
     async def until_line(self, text: str) -> None:
         """Wait until it has written a line that holds `text`."""

@@ -1,0 +1,17 @@
+"""The last lines of log files, for whoever reads the report of a failed test and has nothing else of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+FILES, LINES, LINE_LENGTH = 12, 120, 600
+"""At most so many files, so many lines of each, and so many characters of a line."""
+
+
+def log_tails(directory: Path) -> Iterator[tuple[str, str]]:
+    """Name and last lines of each log below the directory; of the latest ones, if there are many."""
+    found = [path for path in directory.rglob("*.log") if path.is_file() and path.stat().st_size]
+    for path in sorted(sorted(found, key=lambda path: path.stat().st_mtime)[-FILES:]):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        yield str(path.relative_to(directory)), "\n".join(line[:LINE_LENGTH] for line in lines[-LINES:])
