@@ -267,9 +267,14 @@ class Channel:
             return None
         return Delivery.from_aiormq(self, message)
 
-    async def ack(self, tag: int) -> None:
+    async def ack(self, tag: int, *, multiple: bool = False) -> None:
+        """Settle one delivery, or with `multiple` every one up to it.
+
+        RabbitMQ may still hold back acknowledgements one by one when it closes the channel, and they are forgotten;
+        those of one call take effect together.
+        """
         with translated("acknowledge a message"):
-            await self._underlay.basic_ack(tag, wait=False)
+            await self._underlay.basic_ack(tag, multiple=multiple, wait=False)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
         with translated("give a message back"):

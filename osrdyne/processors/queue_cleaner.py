@@ -2,14 +2,13 @@
 
 One queue at a time: hold back what the ingress has for it; attach a consumer of a high priority, to which RabbitMQ
 hands everything that is ready in one step, so that no worker gets ahead; let go of the consumer; hand what has expired
-to the dead letters; publish the others anew in their order, each with a confirm; only then acknowledge them, the last
-one first.
+to the dead letters; publish the others anew in their order, each with a confirm; only then acknowledge all of them, in
+one step.
 
-What a crash leaves, whenever it comes: everything that was not acknowledged goes back to the head of the queue, in its
-order. Before the first copy, nothing has changed. Between copies, the copies are behind what they are copies of.
-Between acknowledgements, those that are left are the first ones, and their copies begin the rest. So a request may be
-there twice, and the copy says so; none is lost, and none overtakes another. What was handed to the dead letters and
-came back is answered again, with the same status. A failure ends the same way, by closing the channel; RabbitMQ may
+What a crash leaves, whenever it comes: before the acknowledgement everything goes back to the head of the queue, in its
+order. Before the first copy, nothing has changed. After it, the copies are behind what they are copies of. So a request
+may be there twice, and the copy says so; none is lost, and none overtakes another. What was handed to the dead letters
+and came back is answered again, with the same status. A failure ends the same way, by closing the channel; RabbitMQ may
 count it as a delivery, so that a queue is tried a few times only. Source: INGRESS, "Cleaning".
 """
 
@@ -164,8 +163,15 @@ class QueueCleaner:
             now = now_ms(self._clock)
             cleaning = decide(taken, delivery_limit=self._delivery_limit, now_ms=now, skew_ms=self._skew_ms)
             await self._bury(cleaning, store, queue)
-            await self._put_back(cleaning.kept, store)
-            await channel.ping()  # the acknowledgements have arrived
+            try:
+                await self._put_back(cleaning.kept, store)
+            except OsrdyneError:
+                for held, _ in cleaning.dead:  # they are answered, whatever becomes of the others
+                    await held.delivery.ack()
+                raise
+            if taken:  # as one: of many, RabbitMQ forgets those it has not passed on when the channel closes
+                await channel.ack(taken[-1].tag, multiple=True)
+            await channel.ping()  # the acknowledgement has arrived
         finally:
             await channel.close()
         del self._failures[store]
@@ -204,19 +210,15 @@ class QueueCleaner:
         await channel.cancel(consumer)
 
     async def _bury(self, cleaning: Cleaning, store: Store, queue: QueueName) -> None:
-        """Hand over to the dead letter responder, with confirm, and then acknowledge."""
+        """Hand over to the dead letter responder, with confirms."""
         letters = [dead_letter_of(held, reason, queue) for held, reason in cleaning.dead]
         await self._publish(letters, exchange=self._names.dead_letter_exchange, store=store)
-        for held, _ in cleaning.dead:
-            await held.delivery.ack()
 
     async def _put_back(self, kept: Sequence[Held], store: Store) -> None:
-        """Publish copies, to the exchange and never to the queue (LIFECYCLE 14); then acknowledge, the last first."""
+        """Publish copies, to the exchange and never to the queue (LIFECYCLE 14), with confirms."""
         now = now_ms(self._clock)
         copies = [copy_of(held, now_ms=now, skew_ms=self._skew_ms) for held in kept]
         await self._publish(copies, exchange=self._names.work_exchange(store[1]), store=store)
-        for held in reversed(kept):
-            await held.delivery.ack()
 
     async def _publish(self, messages: Sequence[Message], *, exchange: str, store: Store) -> None:
         """In their order, with confirms. Raises `BrokerError` or `MessageTooLargeError` when one was not taken."""

@@ -208,8 +208,12 @@ class FakeChannel(Channel):
             properties=properties,
         )
 
-    async def ack(self, tag: int) -> None:
-        await self._command("ack", self._queue_of(tag), lambda: self._settle(tag, counted=None))
+    async def ack(self, tag: int, *, multiple: bool = False) -> None:
+        def settle() -> None:
+            for one in [held for held in self._held if held <= tag] if multiple else [tag]:
+                self._settle(one, counted=None)
+
+        await self._command("ack", self._queue_of(tag), settle)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
         await self._command("nack", self._queue_of(tag), lambda: self._settle(tag, counted=False))
