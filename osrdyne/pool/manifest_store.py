@@ -64,27 +64,38 @@ class ManifestStore(Generic[D]):
 
     def __init__(self, parameters: Parameters, *, pool: str, kind: ManifestKind, load: Callable[[str], D]) -> None:
         self.kind = kind
-        self.load = load
+        self._load = load
+        self._in_force: tuple[str, D] | None = None
         self._parameters = parameters
         self._current = f"osrdyne-{pool}-{kind}"
         self._history = f"osrdyne-{pool}-{kind}-history"
         self._log: Logger = get_logger(kind.value, pool=pool)
 
+    def load(self, text: str) -> D:
+        """Read a manifest; the one in force was read when it came into force. Raises `InvalidDocumentError`."""
+        if self._in_force is not None and self._in_force[0] == text:
+            return self._in_force[1]
+        return self._load(text)
+
     async def current(self) -> KeptManifest | None:
-        """The version in force; None when there has never been one."""
+        """The version in force; None when there has never been one. It is asked for again and again, and read when it
+        is another one than before."""
         value = await self._parameters.get_global_parameter(self._current)
-        kept = self._read(value)
-        if kept is None and value is not None:
+        kept = _read(value)
+        if kept is not None and (document := self._document_of(kept)) is not None:
+            self._in_force = kept.manifest, document
+            return kept
+        if value is not None:
             self._log.error("the kept manifest cannot be read, the pool does without", parameter=self._current)
-        return kept
+        return None
 
     async def history(self) -> list[KeptManifest]:
         """Every version that is kept, the newest first; the one in force is the first."""
         current = await self.current()
         found = {} if current is None else {current.version: current}
         value = await self._parameters.get_global_parameter(self._history)
-        for kept in map(self._read, value if isinstance(value, list) else []):
-            if kept is not None:
+        for kept in map(_read, value if isinstance(value, list) else []):
+            if kept is not None and self._document_of(kept) is not None:
                 found.setdefault(kept.version, kept)
         return sorted(found.values(), key=lambda kept: -kept.version)
 
@@ -95,22 +106,26 @@ class ManifestStore(Generic[D]):
         new = KeptManifest(before[0].version + 1 if before else 1, author, at, text)
         await self._parameters.put_global_parameter(self._history, [asdict(kept) for kept in before[:KEPT_VERSIONS]])
         await self._parameters.put_global_parameter(self._current, asdict(new))
+        self._in_force = text, manifest  # what is kept loads to the same
         return new
 
-    def _read(self, value: object) -> KeptManifest | None:
-        """A version as kept; None for anything else."""
-        match value:
-            case {
-                "version": int(version),
-                "author": str(author),
-                "at": int() | float() as at,
-                "manifest": str(manifest),
-            }:
-                kept = KeptManifest(version, author, float(at), manifest)
-            case _:
-                return None
+    def _document_of(self, kept: KeptManifest) -> D | None:
+        """None for a text that is no manifest: somebody else wrote it."""
         try:
-            self.load(kept.manifest)
+            return self.load(kept.manifest)
         except InvalidDocumentError:
             return None
-        return kept
+
+
+def _read(value: object) -> KeptManifest | None:
+    """A version as kept; None for anything else."""
+    match value:
+        case {
+            "version": int(version),
+            "author": str(author),
+            "at": int() | float() as at,
+            "manifest": str(manifest),
+        }:
+            return KeptManifest(version, author, float(at), manifest)
+        case _:
+            return None

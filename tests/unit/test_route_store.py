@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.pool.manifest_store import KEPT_VERSIONS
+from osrdyne.pool.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.testing.parameters import Parameters
 
@@ -33,6 +33,23 @@ async def test_latest_version_is_in_force_and_earlier_ones_are_kept() -> None:
         (1, "a0", 0.0),
     ]
     assert [route.name for route in load_manifest(versions[0].manifest).routes] == ["r2"]
+
+
+async def test_kept_manifest_is_read_once_until_another_one_is_kept() -> None:
+    read: list[str] = []
+
+    def load(text: str) -> Manifest:
+        read.append(text)
+        return load_manifest(text)
+
+    parameters = Parameters()
+    kept = await RouteStore(parameters, pool="p").save(manifest("a"), author="me", at=0.0)
+    store = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=load)
+    assert [await store.current() for _ in range(3)] == [kept] * 3
+    assert store.load(kept.manifest) == load_manifest(kept.manifest)
+    await store.save(manifest("b"), author="me", at=1.0)
+    await store.current()
+    assert read == [kept.manifest]
 
 
 async def test_only_the_last_versions_are_kept() -> None:
