@@ -23,7 +23,7 @@ from osrdyne.protocol.messages import PATH_HEADER, Response
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import RetryTerms, read_attempts
 from tests.chaos.checker import LIFETIME, Answered, Sent
-from tests.chaos.rules import FLAKY_PATH
+from tests.chaos.rules import APP_ID, FLAKY_PATH
 
 KEYS = tuple(map(Key, ("a", "infra=42,timetable=24", "é 漢 🚄", "A", "%41", "/ # * . :\n'\"", "x" * 255)))
 HEARTBEAT = 5
@@ -143,6 +143,7 @@ class Callers:
             correlation_id=secrets.token_hex(8),
             reply_to=self.replies,
             content_type="application/json",
+            app_id=APP_ID,
             expiration=str(int(LIFETIME * 1000)) if work.limit is Limit.EXPIRATION else None,
         )
 

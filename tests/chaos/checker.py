@@ -19,6 +19,8 @@ MAX_CLOCK_SKEW = 5.0
 """Seconds by which the clocks of a pool may differ."""
 AFTER_EFFECTS = 60.0
 """Seconds for which a fault that is over may still explain what becomes of a request."""
+CONFIRM_TIME = 15.0
+"""Seconds for which a fault that is over may still keep a worker from sending a request to wait."""
 SHOWN = 10
 """So many examples of each problem are named."""
 
@@ -200,14 +202,20 @@ def _is_right(answer: Answered, request: Sent) -> bool:
 
 
 def _is_explained(answer: Answered, request: Sent, done: Sequence[Done], rules: Rules | None) -> bool:
-    faults = [one.fault for one in done if one.began <= answer.at and one.ended >= request.at - AFTER_EFFECTS]
     waited = answer.at - request.at
     if answer.status != Status.ERROR:
+        faults = _faults_meanwhile(answer, request, done, after_effects=AFTER_EFFECTS)
         return answer.status in allowed_statuses(faults, waited=waited, rules=rules)
-    if answer.attempts == request.attempts:
-        return request.fails
-    is_early = answer.attempts < request.attempts
-    return is_early and rules is not None and may_fail_early(faults, waited=waited, rules=rules)
+    if rules is None or answer.attempts >= request.attempts:
+        return request.fails and answer.attempts == request.attempts
+    faults = _faults_meanwhile(answer, request, done, after_effects=CONFIRM_TIME)
+    return may_fail_early(faults, waited=waited, rules=rules)
+
+
+def _faults_meanwhile(
+    answer: Answered, request: Sent, done: Sequence[Done], *, after_effects: float
+) -> Sequence[Fault]:
+    return [one.fault for one in done if one.began <= answer.at and one.ended >= request.at - after_effects]
 
 
 def _problems_of_aftermath(aftermath: Aftermath) -> Iterable[str]:

@@ -13,11 +13,14 @@ from typing import Any
 from osrdyne.ingress.retry_settings import shown_retry, told_retry
 from osrdyne.protocol.retries import RetryTerms, class_name
 
+APP_ID = "callers"
+"""What the callers call themselves: only then their requests have a path that routes see."""
 FLAKY_PATH = "/flaky"
 """Requests for it fail with 503 as often as they say."""
+OUTPUTS = f"/messages/modules/{APP_ID}/outputs"
 ROUTES: Mapping[str, Any] = {
-    "echo": {"route": "FROM /messages/echo INTO $upstream", "priority": 1},
-    "crash": {"route": "FROM /messages/crash INTO $upstream", "priority": 9},
+    "echo": {"route": f"FROM {OUTPUTS}/echo INTO $upstream", "priority": 1},
+    "crash": {"route": f"FROM {OUTPUTS}/crash INTO $upstream", "priority": 9},
     "rest": "FROM /messages/* INTO $upstream",
 }
 PRIORITIES = (None, 1, 5)
@@ -43,7 +46,7 @@ class Rules:
 
     def routes(self) -> dict[str, Any]:
         """The routes of the manifest; the one with retries is before those that it has to beat."""
-        flaky = {"route": f"FROM /messages{FLAKY_PATH} INTO $upstream", "retry": shown_retry(self.retry)}
+        flaky = {"route": f"FROM {OUTPUTS}{FLAKY_PATH} INTO $upstream", "retry": shown_retry(self.retry)}
         return {"flaky": flaky if self.priority is None else {**flaky, "priority": self.priority}, **ROUTES}
 
     def settings(self) -> Mapping[str, Any]:
