@@ -9,6 +9,7 @@ The report of a failed test holds what its process logged, and the ends of the l
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -62,7 +63,13 @@ def events_in_reports() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
+    # pytest parses source code here. What the garbage collector ends meanwhile may do so too, which Python 3.11 takes
+    # badly (gh-106905): it would end the whole run, and with it the reports of all failures.
+    gc.disable()
+    try:
+        report = yield
+    finally:
+        gc.enable()
     directory = (getattr(item, "funcargs", None) or {}).get("tmp_path")
     if report.failed and isinstance(directory, Path):
         report.sections.extend((f"end of {name}", tail) for name, tail in log_tails(directory))
