@@ -12,8 +12,12 @@ import pytest
 from docker.errors import APIError
 
 from osrdyne.aio.clock import SystemClock
+from osrdyne.drivers.base import DriverContext
+from osrdyne.drivers.docker import DockerDriver
 from osrdyne.drivers.docker.events import EventReader
 from osrdyne.drivers.docker.images import Images
+from osrdyne.drivers.docker.options import DockerOptions
+from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 
 PATIENCE = 10.0
@@ -122,6 +126,42 @@ async def test_engine_that_falls_silent_in_a_pull_is_away_for_every_start_that_w
     pulling = images(registry)
     results = await asyncio.gather(*(pulling.pull() for _ in range(3)), return_exceptions=True)
     assert {(type(result), str(result)) for result in results} == {(DriverUnavailableError, "away")}
+
+
+async def test_no_more_calls_than_the_limit_run_at_once_also_when_nobody_waits_for_them():
+    threads, go_on, begun = Threads("calls", limit=2), threading.Event(), []
+
+    def call():
+        begun.append(None)
+        go_on.wait(PATIENCE)
+
+    calls = [asyncio.ensure_future(threads.run(call)) for _ in range(4)]
+    while len(begun) < 2:
+        await asyncio.sleep(0)
+    calls[0].cancel()
+    await asyncio.sleep(0)
+    assert len(begun) == 2
+    go_on.set()
+    await asyncio.gather(*calls[1:])
+    assert len(begun) == 4
+
+
+async def test_driver_is_closed_although_its_engine_hangs(monkeypatch):
+    monkeypatch.setattr("osrdyne.drivers.docker.driver._CLOSE_PATIENCE", 0.01)
+    context = DriverContext(pool="p", stack="s", clock=SystemClock(), worker_command=("here",), worker_app="my:app")
+    driver, begun, go_on = DockerDriver(DockerOptions(image="worker:1"), context), threading.Event(), threading.Event()
+
+    def hang(_stopping):
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(driver._containers, "instances", hang)
+    listing = asyncio.ensure_future(driver.list_instances())
+    await asyncio.to_thread(begun.wait, PATIENCE)
+    await driver.close()
+    assert not listing.done()
+    listing.cancel()
+    go_on.set()
 
 
 class Streams(FakeEngine):

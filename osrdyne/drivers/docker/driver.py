@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import ClassVar, TypeVar
 
@@ -35,6 +34,7 @@ from osrdyne.drivers.docker.images import Images
 from osrdyne.drivers.docker.labels import Identity
 from osrdyne.drivers.docker.launch import explain, shape
 from osrdyne.drivers.docker.options import DockerOptions, Pull
+from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ _LOOK_INTERVAL = 1.0
 """Seconds between two looks at a container that is being stopped, when no event comes."""
 _KILL_PATIENCE = 30.0
 """Seconds within which a killed container must be gone."""
+_CLOSE_PATIENCE = 3.0
+"""Seconds that a call of the engine may still take when the driver is closed; the next daemon sees what came of it."""
 
 
 class DockerDriver(Driver):
@@ -67,7 +69,7 @@ class DockerDriver(Driver):
             clock=context.clock,
         )
         self._images = Images(Engine(options, timeout=options.pull_timeout), options.image)
-        self._executor = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="docker-driver")
+        self._threads = Threads("docker-driver", limit=THREADS)
         self._changes = WatchCell(0)
         self._reader: EventReader | None = None
         self._stopping: set[str] = set()
@@ -123,10 +125,7 @@ class DockerDriver(Driver):
             yield
 
     async def check(self) -> list[Finding]:
-        findings = asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: examine(self._engine, self._options, broker=self.context.stack)
-        )
-        return await findings
+        return await self._threads.run(lambda: examine(self._engine, self._options, broker=self.context.stack))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._close)
@@ -166,7 +165,7 @@ class DockerDriver(Driver):
 
     async def _call(self, function: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+            return await self._threads.run(function)
         except APIError as error:
             raise DriverUnavailableError(f"The Docker engine refused: {explain(error)}.") from error
 
@@ -188,6 +187,6 @@ class DockerDriver(Driver):
     def _close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        self._executor.shutdown(cancel_futures=True)
+        self._threads.join(_CLOSE_PATIENCE)
         self._images.close()
         self._engine.close()

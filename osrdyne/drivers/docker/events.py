@@ -25,7 +25,8 @@ _BACKOFF = Backoff(initial=0.2, maximum=10.0)
 _LASTING = 10.0
 """Seconds that a stream must have lasted to count as one that works: some break as soon as they are opened."""
 _KINDS = ["create", "start", "die", "oom", "destroy", "pause", "unpause"]
-_JOIN_TIMEOUT = 5.0
+_JOIN_TIMEOUT = 2.0
+"""Seconds that closing waits for the thread: an engine that hangs does not let it go."""
 
 
 class EventReader:
@@ -45,7 +46,7 @@ class EventReader:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; blocks until it has ended."""
+        """End the thread; blocks until it has ended, or not in time."""
         self._closed.set()
         self._close_stream()
         self._thread.join(_JOIN_TIMEOUT)

@@ -1,26 +1,20 @@
 """Pulls the image of the workers, in a thread of its own: a pull may take minutes, and nothing else waits for it.
 
-Used by the Docker driver. Starts that ask while a pull is under way share the outcome of the next one. The thread is a
-daemon's: not even the end of the process waits for a registry that has fallen silent.
+Used by the Docker driver. Starts that ask while a pull is under way share the outcome of the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from docker.errors import APIError
 
-from osrdyne.drivers.docker.engine import Engine
+from osrdyne.drivers.docker.engine import THREADS, Engine
 from osrdyne.drivers.docker.launch import explain
+from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import Logger, get_logger, mask_uri
-
-T = TypeVar("T")
 
 
 class Images:
@@ -29,6 +23,7 @@ class Images:
     def __init__(self, engine: Engine, image: str) -> None:
         self._engine = engine
         self._image = image
+        self._threads = Threads("docker-pull", limit=THREADS)
         self._turn = asyncio.Lock()
         self._begun = 0
         self._finished = 0
@@ -43,7 +38,7 @@ class Images:
         async with self._turn:
             if self._finished <= begun:
                 self._begun += 1
-                self._failure = await _in_daemon_thread(self._pull)
+                self._failure = await self._threads.run(self._pull)
                 self._finished = self._begun
             if self._failure is not None:
                 raise type(self._failure)(self._failure.message)
@@ -77,24 +72,3 @@ class Images:
             if self._closed:
                 return "the daemon is being stopped"
         return None
-
-
-async def _in_daemon_thread(function: Callable[[], T]) -> T:
-    """Like an executor's, but of a thread that nobody ever waits for."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(work: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            loop.call_soon_threadsafe(lambda: None if outcome.done() else work())
-
-    def run() -> None:
-        try:
-            result = function()
-        except Exception as error:
-            settle(partial(outcome.set_exception, error))
-        else:
-            settle(partial(outcome.set_result, result))
-
-    threading.Thread(target=run, name="docker-pull", daemon=True).start()
-    return await outcome
