@@ -100,7 +100,13 @@ class DaemonInspector:
         return None if announced == own else announced
 
     def components(self) -> list[ComponentView]:
-        return sorted(self._state.components.values(), key=lambda component: component.name)
+        found = [*self._state.components.values()]
+        if self._state.term is not None and (off := self._state.term.routing.retries_off):
+            reason = " ".join(sorted(set(off.values())))
+            found.append(
+                ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
+            )
+        return sorted(found, key=lambda component: component.name)
 
     def groups(self) -> list[GroupView]:
         term = self._state.term

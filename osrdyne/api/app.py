@@ -66,10 +66,10 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
     async def health() -> models.Health:
         return models.Health()
 
-    @router.get("/ready", summary="Every component is well; 503 when one is not")
+    @router.get("/ready", summary="Every component that is needed is well; 503 when one is not")
     async def ready(response: Response) -> models.Readiness:
         components = [models.Component.of(view) for view in inspector.components()]
-        is_ready = bool(components) and all(component.ok for component in components)  # none: it is still starting
+        is_ready = bool(components) and all(one.ok or not one.fatal for one in components)  # none: it is still starting
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
         return models.Readiness(
             ready=is_ready,

@@ -29,19 +29,20 @@ class Version(BaseModel):
 
 
 class Component(BaseModel):
-    """One part of the daemon and whether it does its work."""
+    """One part of the daemon and whether it does its work. Where `fatal`, the daemon is not ready while it does not."""
 
     name: str
     ok: bool
+    fatal: bool
     detail: Masked
 
     @classmethod
     def of(cls, view: ComponentView) -> Component:
-        return cls(name=view.name, ok=view.ok, detail=view.detail)
+        return cls(name=view.name, ok=view.ok, fatal=view.fatal, detail=view.detail)
 
 
 class Readiness(BaseModel):
-    """Whether every component is well. A standby is ready: it stands by."""
+    """Whether every component that is needed is well. A standby is ready: it stands by."""
 
     ready: bool
     pool: str

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from osrdyne.broker.facts import NodeStatus, Permissions, QueueTotals, Whoami
 from osrdyne.broker.topology import pool_topology
 from osrdyne.broker.version import BrokerVersion
+from osrdyne.broker.wait_queues import wait_queue_arguments
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
@@ -169,6 +170,21 @@ def _check_node(node: NodeStatus) -> Iterable[Finding]:
     if node.files_used is not None and node.files_limit and node.files_used > _MANY_FILES * node.files_limit:
         message = f"{node.name} has {node.files_used} of at most {node.files_limit} files open."
         yield Finding("file descriptors", False, message, "Raise its limit (ulimit -n, LimitNOFILE).", fatal=False)
+
+
+def check_wait_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:
+    """Whether a queue has the name of one where requests wait for their next attempt, and is another one."""
+    names, subject = PoolNames(pool), "wait queues"
+    delays = {names.delay_of_wait_queue(queue.name): queue for queue in queues}
+    others = [
+        queue.name
+        for delay_ms, queue in delays.items()
+        if delay_ms is not None and dict(queue.arguments) != wait_queue_arguments(names, delay_ms)
+    ]
+    if not others:
+        return []
+    message = f"Retries are off where they need {', '.join(sorted(others))}: the queue exists with other arguments."
+    return [Finding(subject, False, message, "Drain and delete it, or use another pool.id.", fatal=False)]
 
 
 def check_policy(queues: Iterable[QueueTotals], *, pool: str) -> Finding:

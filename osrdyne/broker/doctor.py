@@ -89,6 +89,7 @@ async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
         findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
+        findings += await _guarded("wait queues", lambda: _check_wait_queues(management, settings))
         if whoami.may_monitor:
             findings += await _guarded("nodes", lambda: _check_nodes(management))
         return findings
@@ -118,6 +119,14 @@ async def _check_policy(management: ManagementClient, settings: Settings) -> lis
     except BrokerNotFoundError:
         return []  # the virtual host: others have said so already
     return [checks.check_policy(queues, pool=settings.pool.id)]
+
+
+async def _check_wait_queues(management: ManagementClient, settings: Settings) -> list[Finding]:
+    try:
+        queues = await management.list_queues(PoolNames(settings.pool.id).wait_queue_prefix)
+    except BrokerNotFoundError:
+        return []  # as above
+    return checks.check_wait_queues(queues, pool=settings.pool.id)
 
 
 async def _check_nodes(management: ManagementClient) -> list[Finding]:

@@ -46,23 +46,24 @@ def retry_exchanges(names: PoolNames, priorities: Iterable[int]) -> Topology:
 
 
 def wait_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
-    """The queues of these delays. They keep a request until it is confirmed where it goes (BROKER 0.8)."""
+    """The queues of these delays."""
     return Topology(
         tuple(
-            Queue(
-                names.wait_queue(delay_ms),
-                {
-                    "x-queue-type": "quorum",
-                    "x-message-ttl": delay_ms,
-                    "x-dead-letter-exchange": names.retried_exchange,
-                    "x-dead-letter-strategy": "at-least-once",
-                    "x-overflow": "reject-publish",
-                    "x-delivery-limit": NEVER,
-                },
-            )
-            for delay_ms in sorted(delays_ms)
+            Queue(names.wait_queue(delay_ms), wait_queue_arguments(names, delay_ms)) for delay_ms in sorted(delays_ms)
         )
     )
+
+
+def wait_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
+    """Such a queue keeps a request until it is confirmed where it goes (BROKER 0.8)."""
+    return {
+        "x-queue-type": "quorum",
+        "x-message-ttl": delay_ms,
+        "x-dead-letter-exchange": names.retried_exchange,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": NEVER,
+    }
 
 
 def wait_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
@@ -105,16 +106,24 @@ class WaitQueueCommands:
         self._clock = clock
         self._log: Logger = get_logger("wait_queues", pool=names.pool)
 
-    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
+    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
         """Have a queue for each of these delays, and the way back to these classes, whose exchanges exist.
 
-        Raises `BrokerConflictError` when something of these names is not ours to use.
+        The delays whose queue is not ours to use, and why; the others have theirs. Raises `BrokerConflictError` when
+        an exchange is not ours to use.
         """
         await self._declare(retry_exchanges(self._names, priorities))
-        if delays_ms:
-            await self._declare(wait_queues(self._names, delays_ms))
+        refused: dict[int, str] = {}
+        for delay_ms in sorted(delays_ms):
+            try:
+                await self._declare(wait_queues(self._names, [delay_ms]))
+            except BrokerConflictError as error:
+                refused[delay_ms] = error.message
+        usable = set(delays_ms) - refused.keys()
+        if usable:
             await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
-            await self._declare(wait_bindings(self._names, delays_ms))
+            await self._declare(wait_bindings(self._names, usable))
+        return refused
 
     async def leave_default_class(self) -> None:
         """In a direct pool: what has waited becomes an orphan, as what finds no class does. It would go on coming into

@@ -9,7 +9,7 @@ from osrdyne.cli.output import ago, print_json, print_table, printable
 
 
 def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show whether the daemon is well, and who leads the pool. Exit code 1 when a component is not well."""
+    """Show whether the daemon is well, and who leads the pool. Exit code 1 when something that it needs is not."""
     daemon = remote(api, config)
     ready = daemon.get("/ready")
     if output is Output.JSON:
@@ -20,6 +20,9 @@ def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOpt
         typer.echo(f"pool {ready['pool']}: {ready['role']}{term}")
         if ready["role"] == "standby":
             typer.echo(f"leader: {printable(ready['leader'] or 'nobody is known to lead')}")
-        rows = [("✔" if one["ok"] else "✘", one["name"], one["detail"]) for one in ready["components"]]
+        rows = [
+            ("✔" if one["ok"] else "✘" if one["fatal"] else "!", one["name"], one["detail"])
+            for one in ready["components"]
+        ]
         print_table(("", "component", "detail"), rows, empty="It reports no component.")
     raise typer.Exit(0 if ready["ready"] else 1)

@@ -7,8 +7,8 @@ One error refuses the whole document, and every error is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -49,6 +49,12 @@ class Manifest:
     def retry_delays(self) -> frozenset[int]:
         """The delays, in milliseconds, after which requests of some route are tried again."""
         return different_delays(route.retry for route in self.routes)
+
+    def without_retries(self, names: Collection[str]) -> Manifest:
+        """The same, but that requests of these routes are not tried again."""
+        return replace(
+            self, routes=tuple(replace(one, retry=None) if one.name in names else one for one in self.routes)
+        )
 
     @property
     def named_keys(self) -> frozenset[Key]:

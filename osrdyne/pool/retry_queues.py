@@ -8,13 +8,13 @@ request: workers send them there, and RabbitMQ takes them out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.facts import QueueTotals
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.roles import WaitQueues
 
@@ -55,7 +55,10 @@ def plan_wait_queue(
 
 
 class RetryQueuesLoop:
-    """The wait queues of one pool in one term. A direct pool uses none, and may have some from before."""
+    """The wait queues of one pool in one term. A direct pool uses none, and may have some from before.
+
+    `refused`: the delays in use whose queue is not ours to use, and why. It is tried again at every look.
+    """
 
     def __init__(self, queues: WaitQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
         self._queues = queues
@@ -64,19 +67,24 @@ class RetryQueuesLoop:
         self._clock = clock
         self._used: frozenset[int] = frozenset()
         self._classes: frozenset[int] = frozenset()
+        self.refused: Mapping[int, str] = {}
         self._unused: dict[int, Unused] = {}
         self._changing = asyncio.Lock()
         self._log: Logger = get_logger("retry_queues")
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
-        """Have these queues, whoever is going to use them. Raises `BrokerConflictError`."""
+        """Have these queues, whoever is going to use them. Raises `BrokerConflictError` for one that is not ours to
+        use, unless that is known of a delay in use."""
         async with self._changing:
-            await self._queues.declare(delays_ms, priorities)
+            refused = await self._queues.declare(delays_ms, priorities)
+        for delay_ms in sorted(refused.keys() - self.refused.keys()):
+            raise BrokerConflictError(refused[delay_ms])
 
     async def use(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
-        """From now on there is a queue for each of these delays, and the way back to these classes."""
+        """From now on there is a queue for each of these delays but those that are refused, and the way back to these
+        classes."""
         async with self._changing:
-            await self._queues.declare(delays_ms, priorities)
+            self.refused = await self._queues.declare(delays_ms, priorities)
             now = self._clock.monotonic()
             self._unused |= {delay_ms: Unused(now) for delay_ms in self._used.difference(delays_ms)}
             self._used, self._classes = frozenset(delays_ms), frozenset(priorities)
@@ -86,12 +94,14 @@ class RetryQueuesLoop:
         """The pool is a direct one: what waits from before passes the controller when it comes back."""
         await self._queues.leave_default_class()
 
-    async def run(self) -> None:
-        """Look after the queues that there are, for ever."""
+    async def run(self, on_change: Callable[[], None]) -> None:
+        """Look after the queues that there are, for ever. `on_change` is called when what is refused may have
+        changed."""
         while True:
             await self._clock.sleep(LOOK_INTERVAL)
             try:
                 await self.look()
+                on_change()
             except BrokerError as error:
                 self._log.warning("wait queues cannot be looked at", error=str(error))
 
@@ -100,10 +110,11 @@ class RetryQueuesLoop:
         used_before = self._used
         listed = await self._queues.list()
         async with self._changing:
-            missing = (used_before & self._used) - listed.keys()
+            missing = (used_before & self._used) - listed.keys() - self.refused.keys()
             if missing:
                 self._log.error("wait queue is gone, somebody else deleted it", delays_ms=sorted(missing))
-                await self._queues.declare(self._used, self._classes)
+            if missing or self.refused:
+                self.refused = await self._queues.declare(self._used, self._classes)
             now = self._clock.monotonic()
             found = listed.keys() - self._used
             self._unused = {delay_ms: self._unused.get(delay_ms, Unused(now)) for delay_ms in sorted(found)}

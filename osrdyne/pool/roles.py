@@ -51,8 +51,9 @@ class RequestQueues(Protocol):
 class WaitQueues(Protocol):
     """The queues where failed requests wait for their next attempt, by their delays in milliseconds."""
 
-    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
-        """Have a queue for each of these delays, and the way back to these classes. Raises `BrokerConflictError`."""
+    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
+        """Have a queue for each of these delays, and the way back to these classes. The delays whose queue is not ours
+        to use, and why."""
         ...
 
     async def leave_default_class(self) -> None: ...

@@ -15,6 +15,8 @@ from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
 from osrdyne.errors import BrokerError
 from osrdyne.ingress.manifest import Manifest
+from osrdyne.ingress.problems import Problem
+from osrdyne.ingress.retry_settings import different_delays
 from osrdyne.ingress.table import RouteTable
 from osrdyne.metrics import Metrics
 from osrdyne.pool.classes import PriorityClasses
@@ -61,6 +63,9 @@ class RoutesInForce(ManifestInForce[Manifest]):
         self._count_ready = count_ready
         self._metrics = metrics
         self.table: RouteTable | None = None
+        self.retries_off: Mapping[str, str] = {}
+        """The routes whose requests are not tried again although they should be, and why."""
+        self._manifest: Manifest | None = None
 
     async def load(self) -> None:
         """Before any group is looked at: the manifest in force and its exchanges."""
@@ -76,7 +81,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
         queues of both kinds from before."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.classes.run(), name="queues for workers")
-            group.create_task(self._retries.run(), name="unused wait queues")
+            group.create_task(self._retries.run(self._look_at_retries), name="unused wait queues")
             if self._layout.managed:
                 await super().run()
 
@@ -91,8 +96,23 @@ class RoutesInForce(ManifestInForce[Manifest]):
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.use(manifest.retry_delays, manifest.priorities)
         self.classes.use(manifest.priorities)
-        self.table = RouteTable(manifest)
+        self._decide_by(manifest)
         self._metrics.know_routes(route.name for route in manifest.routes)
+
+    def _decide_by(self, manifest: Manifest) -> None:
+        """Without the retries for which there is no queue."""
+        off = _retries_off(manifest, self._retries.refused)
+        for name in off.keys() - self.retries_off.keys():
+            self._log.error("requests of a route are not tried again", route=name, reason=off[name])
+        for name in self.retries_off.keys() - off.keys():
+            self._log.info("requests of a route are tried again, or need not be", route=name)
+        self._manifest, self.retries_off = manifest, off
+        self.table = RouteTable(manifest.without_retries(off))
+
+    def _look_at_retries(self) -> None:
+        """What wait queues there are may have changed."""
+        if self._manifest is not None and _retries_off(self._manifest, self._retries.refused) != self.retries_off:
+            self._decide_by(self._manifest)
 
     async def _change(self, manifest: Manifest, *, author: str) -> RouteChange:
         before = self.classes.of_routes
@@ -100,9 +120,12 @@ class RoutesInForce(ManifestInForce[Manifest]):
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.declare(manifest.retry_delays, manifest.priorities)
         change = await super()._change(manifest, author=author)
+        off = (
+            Problem(f"not tried again for now. {why}", path=f"routes.{name}") for name, why in self.retries_off.items()
+        )
         return RouteChange(
             change.kept,
-            change.warnings,
+            (*change.warnings, *off),
             added=tuple(sorted(manifest.priorities - before)),
             removed=tuple(sorted(before - manifest.priorities)),
             pending=await self._count_pending(),
@@ -116,3 +139,12 @@ class RoutesInForce(ManifestInForce[Manifest]):
             except BrokerError as error:  # the change is made; what cannot be told of it is no reason to say it failed
                 self._log.warning("requests cannot be counted", key=key, priority=priority, error=str(error))
         return {priority: count for priority, count in sorted(pending.items()) if count}
+
+
+def _retries_off(manifest: Manifest, refused: Mapping[int, str]) -> dict[str, str]:
+    """The routes that need a delay that is refused, and why it is."""
+    return {
+        route.name: refused[min(delays)]
+        for route in manifest.routes
+        if (delays := refused.keys() & different_delays([route.retry]))
+    }

@@ -100,6 +100,8 @@ class ComponentView:
     name: str
     ok: bool
     detail: str
+    fatal: bool = True
+    """Whether the daemon cannot do its work while it is not ok."""
 
 
 @dataclass(frozen=True, slots=True)

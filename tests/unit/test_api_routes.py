@@ -56,8 +56,13 @@ async def test_ready_lists_every_component(api: httpx.AsyncClient) -> None:
         "pool": "fake",
         "role": "leader",
         "leader": "http://leader:4242",
-        "components": [{"name": "broker", "ok": True, "detail": "connected"}],
+        "components": [{"name": "broker", "ok": True, "fatal": True, "detail": "connected"}],
     }
+
+
+async def test_daemon_is_ready_without_what_it_does_not_need(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.component_views.append(ComponentView("retries", False, "off", fatal=False))
+    assert (await api.get("/ready")).json()["ready"]
 
 
 async def test_ready_fails_with_one_component_and_hides_secrets(api: httpx.AsyncClient, pool: FakeInspector) -> None:

@@ -9,8 +9,10 @@ import pytest
 from osrdyne.broker import checks
 from osrdyne.broker.facts import NodeStatus, Permissions, Whoami, read_totals
 from osrdyne.broker.version import BrokerVersion
+from osrdyne.broker.wait_queues import wait_queue_arguments
 from osrdyne.config.models import RequestSettings, Settings, WorkerSettings
 from osrdyne.findings import Finding
+from osrdyne.protocol.names import PoolNames
 
 NODE = NodeStatus("rabbit@a", True, False, False, 100, 1000, 10_000, 50, 40, 1000)
 
@@ -143,3 +145,12 @@ def test_a_policy_that_displaces_ours_is_found(policy: str | None, ok: bool) -> 
     queue = read_totals({"name": "p-req-a", "policy": policy}, asked_at=0.0)
     assert queue is not None
     assert checks.check_policy([queue], pool="p").ok is ok
+
+
+def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
+    ours, theirs = wait_queue_arguments(PoolNames("p"), 1000), {"x-queue-type": "quorum"}
+    named = {"p-retry-1000": ours, "p-retry-2000": theirs, "p-retry-x": theirs, "p-retry-02000": theirs}
+    queues = [read_totals({"name": name, "arguments": one}, asked_at=0.0) for name, one in named.items()]
+    [finding] = checks.check_wait_queues(filter(None, queues), pool="p")
+    assert (finding.ok, finding.fatal, "p-retry-2000" in finding.message) == (False, False, True)
+    assert "p-retry-1000" not in finding.message

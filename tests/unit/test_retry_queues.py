@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
+import structlog
 from managed_pool import REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
@@ -13,6 +15,7 @@ from osrdyne.amqp import ConnectionOptions, Delivery, Message
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.errors import BrokerConflictError, BrokerError
+from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.pool.retry_queues import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
@@ -236,6 +239,65 @@ class TestQueues:
             await stack.publish("a", b"1")
             await clock.settle()
             assert waiting(stack, None) == [b"1"]
+
+    async def test_kept_route_whose_queue_is_not_ours_goes_on_without_retries(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN, urgent={**URGENT, "retry": RETRY | {"delays": [30]}}):
+            pass
+        broker.delete_queue(WAIT)
+        broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+        with structlog.testing.capture_logs() as logs:
+            async with managing(clock, broker) as stack:
+                await stack.publish("a", b"1")
+                await clock.settle()
+                urgent, told = waiting(stack, 3), headers_of(stack, 3)
+        assert (urgent, TERMS_HEADER in told) == ([b"1"], True)
+        assert stack.term.routing.retries_off.keys() == {"plain"}
+        assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
+
+    async def test_status_says_which_retries_are_off_and_why(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, plain=PLAIN):
+            broker.delete_queue(WAIT)
+            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+        nobody: Any = None
+        async with managing(clock, broker) as stack:
+            inspector = DaemonInspector(
+                pool=POOL,
+                state=DaemonState(term=stack.term),
+                driver=nobody,
+                management=nobody,
+                pins=nobody,
+                leader=nobody,
+                own_url=str,
+                clock=clock,
+            )
+            [told] = inspector.components()
+        assert (told.name, told.ok, told.fatal) == ("retries", False, False)
+        assert told.detail.startswith("off for routes plain. The queue pool-retry-1000 exists with other arguments")
+
+    async def test_retries_are_on_again_once_the_queue_in_the_way_is_gone(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, plain=PLAIN):
+            broker.delete_queue(WAIT)
+            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+        async with managing(clock, broker) as stack:
+            assert "pool-retry-1000" in stack.term.routing.retries_off["plain"]
+            broker.delete_queue(WAIT)
+            await clock.advance(LOOK_INTERVAL + 1)
+            assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (TERMS_HEADER in headers_of(stack), stack.term.routing.retries_off) == (True, {})
+
+    async def test_change_of_another_route_is_made_and_warns(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, plain=PLAIN):
+            broker.delete_queue(WAIT)
+            broker.declare_queue(WAIT, {"x-queue-type": "classic"})
+        async with managing(clock, broker) as stack:
+            changed = await change(stack, plain=PLAIN, rest=REST)
+        assert [(one.path, "pool-retry-1000" in one.message) for one in changed.warnings] == [("routes.plain", True)]
 
     async def test_new_queue_is_written_down_before_it_is_bound(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """Decision 0020."""
