@@ -30,6 +30,9 @@ from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.logs import configure_events
 
+PATIENCE = 120.0
+"""Seconds for one answer of RabbitMQ."""
+
 
 class Broker(Protocol):
     """What tests know of the RabbitMQ they run against. Tests that stop it bring an `EmbeddedBroker` of their own."""
@@ -93,7 +96,15 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def broker_settings(broker: Broker) -> BrokerSettings:
-    return BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri))
+    """With limits that no machine is too slow for: a daemon that shares its event loop with a test keeps its lead."""
+    return BrokerSettings(
+        uri=SecretStr(broker.amqp_uri),
+        management_uri=SecretStr(broker.management_uri),
+        leader_heartbeat=30.0,
+        connect_timeout=PATIENCE,
+        rpc_timeout=PATIENCE,
+        management_timeout=PATIENCE,
+    )
 
 
 @pytest.fixture
@@ -101,7 +112,7 @@ def pool_id(broker: Broker) -> Iterator[str]:
     """A fresh pool id; what carries it on the broker, or begins with it and `_`, is deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
-    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=PATIENCE) as client:
         for kind in ("queues", "exchanges", "policies", "global-parameters"):
             delete_all(client, kind, pool)
 
@@ -123,7 +134,10 @@ async def management(broker_settings: BrokerSettings) -> AsyncIterator[Managemen
 @pytest.fixture
 async def connection(broker: Broker) -> AsyncIterator[amqp.Connection]:
     """A plain connection of the test's own."""
-    opened = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne test"))
+    options = amqp.ConnectionOptions(
+        uri=broker.amqp_uri, name="osrdyne test", connect_timeout=PATIENCE, rpc_timeout=PATIENCE
+    )
+    opened = await amqp.connect(options)
     yield opened
     await opened.close()
 

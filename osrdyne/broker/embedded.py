@@ -40,6 +40,8 @@ wait $server
 kill $mapper $lifeline
 """
 _POLL_INTERVAL = 0.1
+START_TIMEOUT = 180.0
+"""Seconds: a small machine that is busy takes more than one minute."""
 _STOP_TIMEOUT = 20.0
 
 
@@ -125,7 +127,7 @@ class EmbeddedBroker:
             raise RuntimeError("the embedded broker has not been started")
         return self._identity
 
-    async def start(self, timeout: float = 60.0) -> None:
+    async def start(self, timeout: float = START_TIMEOUT) -> None:
         """Start the node and return once it serves AMQP and the HTTP API; a running one is left alone.
 
         Raises `ConfigurationError` when RabbitMQ is not installed, `PortTakenError` when the ports that belong to
@@ -227,7 +229,7 @@ class EmbeddedBroker:
         ports = self._known().ports()
         await _until(lambda: all(map(node_files.is_free, ports)), timeout=_STOP_TIMEOUT)
 
-    async def restart(self, timeout: float = 60.0) -> None:
+    async def restart(self, timeout: float = START_TIMEOUT) -> None:
         """Stop and start again: same ports, same data."""
         await self.stop()
         await self.start(timeout)

@@ -16,6 +16,7 @@ from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.testing.ruin import delete_exchange
 
+PATIENCE = 120.0
 Answer = Callable[[Request], Iterable[Response]]
 
 
@@ -79,7 +80,7 @@ class Responder:
 
     async def next_cancel(self) -> Delivery:
         """The next message on the cancel queue."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while (delivery := await self.channel.get(self.names.cancel_queue)) is None:
                 await asyncio.sleep(0.02)
         return delivery
@@ -129,8 +130,8 @@ def responder_in_a_thread(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         yield cancels
     finally:
         done.set()
-        thread.join(20)
+        thread.join(PATIENCE)

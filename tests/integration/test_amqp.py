@@ -22,6 +22,8 @@ from osrdyne.errors import (
 from osrdyne.testing.ruin import delete_exchange, purge_queue
 
 QUORUM: dict[str, object] = {"x-queue-type": "quorum"}
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
 NOT_UTF8 = b"\xff\xfe key".decode("utf-8", "surrogateescape")
 
 
@@ -37,7 +39,7 @@ async def published(channel: Channel, queue: str, *bodies: bytes) -> None:
 
 
 async def first(consumer: amqp.Consumer) -> Delivery:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await consumer.get()
 
 
@@ -174,7 +176,7 @@ class TestConsumer:
         await kill_connection(management, f"{pool_id} doomed")
         with pytest.raises(BrokerUnavailableError):
             await first(consumer)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await doomed.wait_closed() is not None
         assert doomed.is_closed
         with pytest.raises(BrokerUnavailableError):
@@ -381,7 +383,7 @@ class TestConnection:
             port = server.sockets[0].getsockname()[1]
             with pytest.raises(BrokerUnavailableError, match="in time"):
                 await amqp.connect(ConnectionOptions(uri=f"amqp://127.0.0.1:{port}/", connect_timeout=0.2))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE):
                 await gone.wait()
 
     async def test_connection_tells_its_name_and_the_version(
@@ -424,7 +426,7 @@ def broker_uri(broker: object) -> Iterator[str]:
 
 async def connection_names(management: ManagementClient, name: str) -> list[str]:
     """RabbitMQ's own names of the connections called `name`; waits until it lists one (its statistics lag)."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             listed = (await management._client.get("connections")).json()
             found = [

@@ -14,7 +14,9 @@ from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 
-RPC_TIMEOUT = 0.5
+RPC_TIMEOUT = 3.0
+"""Of the publishing connection, which waits longer than that; it is opened and declares with the ordinary one."""
+PATIENCE = 120.0
 
 
 @asynccontextmanager
@@ -33,11 +35,25 @@ async def blockable() -> AsyncIterator[EmbeddedBroker]:
 
 @pytest.fixture
 async def publisher(blockable: EmbeddedBroker) -> AsyncIterator[tuple[Connection, Channel]]:
+    patient = await amqp.connect(ConnectionOptions(uri=blockable.amqp_uri, rpc_timeout=PATIENCE))
+    await (await patient.channel()).declare_queue("q", arguments={"x-queue-type": "quorum"})
+    await patient.close()
     connection = await amqp.connect(ConnectionOptions(uri=blockable.amqp_uri, rpc_timeout=RPC_TIMEOUT))
-    channel = await connection.channel(confirms=True)
-    await channel.declare_queue("q", arguments={"x-queue-type": "quorum"})
-    yield connection, channel
+    yield connection, await connection.channel(confirms=True)
     await connection.close()
+
+
+async def publish_until_blocked(connection: Connection, channel: Channel) -> tuple[asyncio.Task[None], int]:
+    """A publish that waits, and how many were taken before it: the alarm reaches the connection a little later."""
+    taken = 0
+    while True:
+        publishing = asyncio.create_task(channel.publish(Message(b"x"), exchange="", routing_key="q", mandatory=True))
+        while not (publishing.done() or connection.is_blocked):
+            await asyncio.wait({publishing}, timeout=0.05)
+        if not publishing.done():
+            return publishing, taken
+        await publishing
+        taken += 1
 
 
 async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
@@ -45,15 +61,14 @@ async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
 ) -> None:
     connection, channel = publisher
     async with alarm(blockable):
-        publishing = asyncio.create_task(channel.publish(Message(b"1"), exchange="", routing_key="q", mandatory=True))
-        await asyncio.wait({publishing}, timeout=4 * RPC_TIMEOUT)
+        publishing, taken = await publish_until_blocked(connection, channel)
+        await asyncio.wait({publishing}, timeout=1.5 * RPC_TIMEOUT)
         assert not publishing.done()
-        assert connection.is_blocked
         unblocked = asyncio.create_task(connection.wait_unblocked())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         await publishing
         await unblocked
-    assert (await channel.declare_queue("q", passive=True)).ready == 1
+    assert (await channel.declare_queue("q", passive=True)).ready == taken + 1
 
 
 async def test_blocked_connection_can_be_closed_and_ends_what_waits(
@@ -61,10 +76,9 @@ async def test_blocked_connection_can_be_closed_and_ends_what_waits(
 ) -> None:
     connection, channel = publisher
     async with alarm(blockable):
-        publishing = asyncio.create_task(channel.publish(Message(b"2"), exchange="", routing_key="q"))
-        await asyncio.wait({publishing}, timeout=2 * RPC_TIMEOUT)
+        publishing, _ = await publish_until_blocked(connection, channel)
         unblocked = asyncio.create_task(connection.wait_unblocked())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await connection.close()
             await unblocked
         with pytest.raises(BrokerUnavailableError):

@@ -19,6 +19,7 @@ from osrdyne.errors import ConfigurationError, PortTakenError
 from osrdyne.metrics import Metrics
 from osrdyne.testing.inspector import FakeInspector
 
+PATIENCE = 120.0
 JSON = {"content-type": "application/json"}
 
 
@@ -39,7 +40,7 @@ async def serving(pool: FakeInspector) -> AsyncIterator[str]:
 @pytest.mark.parametrize("key", ["infra=42,timetable=24", "a/b", "%41", "A", "é漢🚄", "\n", "a b+c", "#?&", "x" * 255])
 async def test_odd_key_goes_through_the_path(key: str) -> None:
     pool = FakeInspector()
-    async with serving(pool) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         answer = await client.post(f"/v1/groups/{quote(key, safe='')}/start", headers=JSON)
     assert (answer.status_code, list(pool.group_views)) == (202, [key])
 
@@ -47,7 +48,7 @@ async def test_odd_key_goes_through_the_path(key: str) -> None:
 @pytest.mark.parametrize("key", [".", "..", "", "../..", "/", "\0"])
 async def test_key_that_clients_change_in_a_path_goes_through_the_query(key: str) -> None:
     pool = FakeInspector()
-    async with serving(pool) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(pool) as url, httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
         answer = await client.post("/v1/group/start", params={"key": key}, headers=JSON)
     assert (answer.status_code, list(pool.group_views)) == (202, [key])
 
@@ -62,7 +63,7 @@ async def test_request_under_way_is_answered_before_the_server_stops() -> None:
         return {"w": ("late",)}
 
     pool.logs = slow_logs  # type: ignore[method-assign]
-    async with httpx.AsyncClient() as client, asyncio.TaskGroup() as group, serving(pool) as url:
+    async with httpx.AsyncClient(timeout=PATIENCE) as client, asyncio.TaskGroup() as group, serving(pool) as url:
         request = group.create_task(client.get(f"{url}/v1/groups/k/logs"))
         await started.wait()
         asyncio.get_running_loop().call_later(0.05, released.set)

@@ -11,11 +11,13 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.amqp import Channel
+from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.doctor import run_broker_checks
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.node_files import free_ports
 from osrdyne.broker.policies import PolicySpec
+from osrdyne.broker.wait_queues import wait_queues
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
@@ -31,7 +33,7 @@ async def limited_user(broker_settings: BrokerSettings) -> AsyncIterator[BrokerS
     """A user that may log in to the HTTP API and nothing else."""
     user, password = f"limited-{secrets.token_hex(4)}", secrets.token_hex(8)
     amqp_uri, http_uri = broker_settings.uri.get_secret_value(), broker_settings.effective_management_uri()
-    async with httpx.AsyncClient(base_url=http_uri, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=http_uri, trust_env=False, timeout=120.0) as client:
         await client.put(f"/api/users/{user}", json={"password": password, "tags": "management"})
         await client.put(
             f"/api/permissions/%2F/{user}", json={"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
@@ -81,6 +83,15 @@ async def test_a_policy_of_somebody_else_is_found(
     await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     await management.put_policy(PolicySpec(f"{pool_id}-other", f"^{pool_id}", "queues", {"max-length": 9}, 200))
     assert wrong(await run_broker_checks(settings)) == {"queue policy"}
+
+
+async def test_a_queue_in_the_place_of_a_wait_queue_is_found(
+    settings: Settings, pool_id: str, channel: Channel
+) -> None:
+    await declare_topology(channel, wait_queues(PoolNames(pool_id), [1000, 2000]))
+    assert wrong(await run_broker_checks(settings)) == set()
+    await channel.declare_queue(PoolNames(pool_id).wait_queue(3000), arguments={"x-queue-type": "quorum"})
+    assert wrong(await run_broker_checks(settings)) == {"wait queues"}
 
 
 async def test_a_user_without_rights_is_told_what_is_missing(limited_user: BrokerSettings, pool_id: str) -> None:

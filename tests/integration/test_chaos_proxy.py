@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.proxy import Proxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -57,11 +57,17 @@ def url(pool: FakeInspector) -> Iterator[str]:
         server.bind()
         return server
 
+    async def start(server: ApiServer) -> asyncio.Task[None]:
+        return asyncio.create_task(server.run())
+
+    async def end(serving: asyncio.Task[None]) -> None:
+        serving.cancel()
+        await asyncio.wait({serving})
+
     server = asyncio.run_coroutine_threadsafe(build(), loop).result()
-    serving = asyncio.run_coroutine_threadsafe(server.run(), loop)
+    serving = asyncio.run_coroutine_threadsafe(start(server), loop).result()
     yield server.url
-    serving.cancel()
-    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.3), loop).result()
+    asyncio.run_coroutine_threadsafe(end(serving), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

@@ -16,6 +16,9 @@ from osrdyne.client import Client, ClientClosed, ConnectionLost, PoolNotFound, R
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
 
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
+
 
 def test_calls_from_several_threads_get_their_own_answers(broker: EmbeddedBroker, pool_id: str) -> None:
     with (
@@ -23,13 +26,13 @@ def test_calls_from_several_threads_get_their_own_answers(broker: EmbeddedBroker
         Client(broker.amqp_uri, pool_id) as client,
         ThreadPoolExecutor(8) as threads,
     ):
-        replies = list(threads.map(lambda number: client.call("k", "/echo", number, timeout=20), range(64)))
+        replies = list(threads.map(lambda number: client.call("k", "/echo", number, timeout=PATIENCE), range(64)))
     assert [reply.json() for reply in replies] == list(range(64))
 
 
 async def test_call_works_where_a_loop_is_running(broker: EmbeddedBroker, pool_id: str) -> None:
     with responder_in_a_thread(broker.amqp_uri, pool_id), Client(broker.amqp_uri, pool_id) as client:
-        assert client.call("k", "/echo", b"notebook", timeout=20).body == b"notebook"
+        assert client.call("k", "/echo", b"notebook", timeout=PATIENCE).body == b"notebook"
 
 
 def _progress(request: Request) -> list[Response]:
@@ -41,16 +44,16 @@ def test_progress_and_stream_run_in_the_callers_thread(broker: EmbeddedBroker, p
     with responder_in_a_thread(broker.amqp_uri, pool_id, _progress), Client(broker.amqp_uri, pool_id) as client:
 
         def ask_again(reply: Reply) -> None:
-            seen.append(client.call("k", timeout=20))  # would wait for itself in the client's own thread
+            seen.append(client.call("k", timeout=PATIENCE))  # would wait for itself in the client's own thread
 
-        assert client.call("k", on_progress=ask_again, timeout=20).text == "done"
-        assert [reply.text for reply in client.stream("k", timeout=20)] == ["half", "done"]
+        assert client.call("k", on_progress=ask_again, timeout=PATIENCE).text == "done"
+        assert [reply.text for reply in client.stream("k", timeout=PATIENCE)] == ["half", "done"]
     assert [reply.text for reply in seen] == ["done"]
 
 
 def test_errors_arrive_in_the_callers_thread(broker: EmbeddedBroker, pool_id: str) -> None:
     with Client(broker.amqp_uri, pool_id) as client, pytest.raises(PoolNotFound):
-        client.call("k", timeout=10)
+        client.call("k", timeout=PATIENCE)
 
 
 def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id: str) -> None:
@@ -62,11 +65,11 @@ def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id
 
     client = Client(broker.amqp_uri, pool_id).open()
     with responder_in_a_thread(broker.amqp_uri, pool_id, keep_waiting), ThreadPoolExecutor(1) as threads:
-        call = threads.submit(client.call, "k", timeout=60)
-        assert arrived.wait(20)
+        call = threads.submit(client.call, "k", timeout=PATIENCE)
+        assert arrived.wait(PATIENCE)
         client.close()
         with pytest.raises(ConnectionLost):
-            call.result(20)
+            call.result(PATIENCE)
 
 
 def test_closed_client_refuses_calls(broker: EmbeddedBroker, pool_id: str) -> None:
@@ -86,14 +89,14 @@ _FORGETS_TO_CLOSE = """
 import sys
 from osrdyne.client import Client
 client = Client(sys.argv[1], sys.argv[2]).open()
-print(client.call("k", "/echo", "hello", timeout=20).json(), flush=True)
+print(client.call("k", "/echo", "hello", timeout=120).json(), flush=True)
 """
 
 
 def test_interpreter_ends_cleanly_when_nobody_closes_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
     with responder_in_a_thread(broker.amqp_uri, pool_id):
         command = [sys.executable, "-W", "error", "-c", _FORGETS_TO_CLOSE, broker.amqp_uri, pool_id]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
 
 
@@ -101,7 +104,7 @@ _WAITS = """
 import sys
 from osrdyne.client import Client
 with Client(sys.argv[1], sys.argv[2]) as client:
-    client.call("k", timeout=60)
+    client.call("k", timeout=120)
 """
 
 
@@ -115,8 +118,8 @@ def test_ctrl_c_ends_a_blocking_call(broker: EmbeddedBroker, pool_id: str) -> No
     with responder_in_a_thread(broker.amqp_uri, pool_id, keep_waiting):
         command = [sys.executable, "-c", _WAITS, broker.amqp_uri, pool_id]
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            assert arrived.wait(20)
+            assert arrived.wait(PATIENCE)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")

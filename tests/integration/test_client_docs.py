@@ -34,7 +34,7 @@ def test_example_of_the_client_page_runs(broker: EmbeddedBroker, pool_id: str, n
     code = EXAMPLES[number].replace("amqp://guest:guest@localhost:5672/", broker.amqp_uri)
     code = code.replace('"osrdyne")', f'"{pool_id}")')
     with responder_in_a_thread(broker.amqp_uri, pool_id, answer, keys=("tpch/sf=0.01", "tpch/sf=0.1")):
-        done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"42|2|refused", done.stdout)
 

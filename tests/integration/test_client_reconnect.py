@@ -20,14 +20,16 @@ from osrdyne.client import AsyncClient, ConnectionLost, ConnectionStatus, PoolNo
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
 
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
 FAST = Backoff(initial=0.05, maximum=0.2)
 
 
 async def kill_connection(broker: EmbeddedBroker, name: str) -> None:
     """Close the connection that calls itself `name` through the management API, once that lists it."""
     async with (
-        httpx.AsyncClient(base_url=broker.management_uri, timeout=10, trust_env=False) as api,
-        asyncio.timeout(30),
+        httpx.AsyncClient(base_url=broker.management_uri, timeout=PATIENCE, trust_env=False) as api,
+        asyncio.timeout(PATIENCE),
     ):
         while True:
             for connection in (await api.get("/api/connections")).json():
@@ -38,7 +40,7 @@ async def kill_connection(broker: EmbeddedBroker, name: str) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -54,12 +56,12 @@ async def test_call_under_way_is_told_that_its_outcome_is_unknown(broker: Embedd
         error = await call
         assert isinstance(error, ConnectionLost)
         assert error.retryable
-        assert (await client.call("k", timeout=20)).text == "after"
+        assert (await client.call("k", timeout=PATIENCE)).text == "after"
 
 
 async def _outcome(client: AsyncClient) -> Exception | None:
     try:
-        await client.call("k", timeout=30)
+        await client.call("k", timeout=PATIENCE)
     except Exception as error:
         return error
     return None
@@ -70,7 +72,7 @@ async def test_idempotent_call_is_sent_again(broker: EmbeddedBroker, pool_id: st
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
     client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
     async with responder, client, asyncio.TaskGroup() as group:
-        call = group.create_task(client.call("k", timeout=30, idempotent=True))
+        call = group.create_task(client.call("k", timeout=PATIENCE, idempotent=True))
         first = (await responder.requests.get()).properties
         await kill_connection(broker, f"{pool_id} client")
         second = (await responder.requests.get()).properties
@@ -87,17 +89,17 @@ async def test_without_reconnect_the_loss_is_final(broker: EmbeddedBroker, pool_
         await kill_connection(broker, f"{pool_id} client")
         await until(lambda: client.status is ConnectionStatus.CLOSED)
         with pytest.raises(BrokerUnavailableError):
-            await client.call("k", timeout=5)
+            await client.call("k", timeout=PATIENCE)
 
 
 async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id, reconnect=FAST) as client:
         async with Responder(broker.amqp_uri, pool_id):
-            assert (await client.call("k", timeout=10)).ok
+            assert (await client.call("k", timeout=PATIENCE)).ok
         with pytest.raises(PoolNotFound):
-            await client.call("k", timeout=10)
+            await client.call("k", timeout=PATIENCE)
         async with Responder(broker.amqp_uri, pool_id):
-            assert (await client.call("k", timeout=10)).ok
+            assert (await client.call("k", timeout=PATIENCE)).ok
 
 
 async def test_wrong_password_is_told_when_entering_without_the_password(broker: EmbeddedBroker, pool_id: str) -> None:
@@ -115,21 +117,21 @@ async def own_broker() -> AsyncIterator[EmbeddedBroker]:
         yield broker
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_client_lives_through_a_restart_of_the_broker(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(
         own_broker.amqp_uri, pool_id, reconnect=FAST, answer_slack=3600
     )  # what is not sent gets no answer
     async with client:
         async with Responder(own_broker.amqp_uri, pool_id, keep=True):
-            assert (await client.call("k", timeout=20)).ok
+            assert (await client.call("k", timeout=PATIENCE)).ok
         await own_broker.stop()
         await until(lambda: client.status is ConnectionStatus.RECONNECTING)
         with pytest.raises(RequestTimeout, match="not sent") as raised:
             await client.call("k", timeout=0.2)
         assert not raised.value.sent
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(client.call("k", "", b"waited", timeout=90))
+            waiting = group.create_task(client.call("k", "", b"waited", timeout=240))
             await own_broker.start()
             async with Responder(own_broker.amqp_uri, pool_id):
                 assert (await waiting).body == b"waited"
@@ -152,7 +154,7 @@ async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
     assert await process.wait() == 0
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_blocked_broker_is_told_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
     async with (
@@ -161,7 +163,7 @@ async def test_blocked_broker_is_told_and_requests_wait_for_it(own_broker: Embed
         asyncio.TaskGroup() as group,
     ):
         await set_memory_limit(own_broker, 0)
-        waiting = group.create_task(client.cast("k", "", b"waited", timeout=90))
+        waiting = group.create_task(client.cast("k", "", b"waited", timeout=240))
         await until(lambda: client.status is ConnectionStatus.BLOCKED)
         with pytest.raises(RequestTimeout, match="alarm") as raised:
             await client.call("k", timeout=0.2)
