@@ -19,6 +19,8 @@ from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.node_files import NodeIdentity, is_free
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
 
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
 QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}
 
 PROGRAM = """
@@ -54,7 +56,7 @@ async def publish(broker: EmbeddedBroker) -> None:
 
 
 async def until_free(ports: list[int]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not all(map(is_free, ports)):
             await asyncio.sleep(0.1)
 
@@ -108,7 +110,7 @@ async def test_a_node_that_crashed_is_started_again(directory: Path) -> None:
             if process.name() == "beam.smp" and process.environ().get("HOME") == str(directory)
         ]
         node.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while broker.is_running:
                 await asyncio.sleep(0.05)
         await broker.start()
@@ -128,7 +130,7 @@ async def test_a_node_ends_with_the_process_that_started_it(how: signal.Signals,
         ports = [int(port) for port in (await asyncio.to_thread(process.stdout.readline)).split()]
         assert ports and not any(map(is_free, ports))
         process.send_signal(how)
-        await asyncio.to_thread(process.wait, 60)
+        await asyncio.to_thread(process.wait, PATIENCE)
         await until_free(ports)
     finally:
         process.kill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from raw_amqp import raw_publisher
-from test_term import daemon_of, publish, settings_of, take
+from test_term import SOON, daemon_of, publish, settings_of, take
 from worker_process import stage
 
 from osrdyne.amqp import Channel, Connection, Message
@@ -29,7 +29,7 @@ def places(names: PoolNames) -> list[tuple[str, bytes | None]]:
 
 
 async def until_empty(channel: Channel, *queues: str) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(SOON):
         for queue in queues:
             while (await channel.declare_queue(queue, passive=True)).ready:
                 await asyncio.sleep(0.05)

@@ -19,12 +19,21 @@ from osrdyne.broker.token import Token
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerError, LeadershipLostError
 
-SOON = 60.0
+SOON = 120.0
 
 
 @pytest.fixture
 def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
     return Settings(pool=PoolSettings(id=pool_id), broker=broker_settings)
+
+
+class StandingClock(SystemClock):
+    """Its time stands still until the test moves it; sleeping is real."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 def session_of(settings: Settings) -> LeaderSession:
@@ -33,13 +42,13 @@ def session_of(settings: Settings) -> LeaderSession:
 
 @pytest.fixture
 async def broker_api(broker) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=SOON) as client:
         yield client
 
 
 async def listed_connection(api: httpx.AsyncClient, name: str) -> str:
     """What the HTTP API calls the connection that calls itself so; it is listed some seconds after it was opened."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(SOON):
         while True:
             for item in (await api.get("/api/connections")).raise_for_status().json():
                 if item.get("user_provided_name", "").startswith(name):
@@ -99,7 +108,7 @@ class TestAcquire:
             await session.__aenter__()
         waiting = {asyncio.create_task(session.token.acquire()): session for session in sessions}
         leaders = []
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SOON):
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 assert len(done) == 1
@@ -242,15 +251,16 @@ class TestKeep:
 
     async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
         """LIFECYCLE 23."""
-        async with session_of(settings) as leader:
+        clock = StandingClock()
+        async with LeaderSession(settings, clock=clock) as leader:
             _, own = await leader.token.acquire()
             async with kept(leader, own):
-                await asyncio.sleep(settings.broker.leader_heartbeat / 2 + 0.1)
-                before = leader.token._answered_at
+                clock.now = asked = clock.now + settings.broker.leader_heartbeat / 2 + 0.1
                 await leader.token.confirm()
-                asked = leader.token._answered_at
+                assert leader.token._answered_at == asked
+                clock.now += 0.1
                 await leader.token.confirm()
-                assert before < asked == leader.token._answered_at
+                assert leader.token._answered_at == asked
 
     async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
         """Channels are being opened then; a cancellation that gets lost would leave the term waiting for ever."""

@@ -14,6 +14,8 @@ from osrdyne.broker.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError
 
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -30,7 +32,7 @@ async def test_whoami_tells_the_tags(management: ManagementClient) -> None:
 
 
 async def test_nodes_tell_their_limits(management: ManagementClient) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while (node := (await management.nodes())[0]).files_limit is None:
             await asyncio.sleep(0.5)
     assert node.running and not node.memory_alarm and not node.disk_alarm
@@ -84,7 +86,7 @@ async def test_listing_counts_messages(pool_id: str, channel: Channel, managemen
     for _ in range(3):
         await channel.publish(Message(), exchange="", routing_key=queue)
     assert await channel.get(queue) is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             [listed] = await management.list_queues(queue)
             if (listed.messages, listed.ready, listed.unacknowledged) == (3, 2, 1):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from flaky_app import DEATH_VARIABLE
-from worker_process import Stage, WorkerProcess, stage
+from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.broker.declare import declare_topology
@@ -126,7 +126,7 @@ async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int =
 
 async def taken(channel: Channel, queue: str) -> Delivery:
     """The next message of a queue."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         delivery = await (await channel.consume(queue)).get()
         await delivery.ack()
         return delivery
@@ -137,7 +137,7 @@ async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool
     for key in keys:
         await wait(pool, key)
     consumer = await pool.channel.consume(names.orphan_queue)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         orphans = [await consumer.get() for _ in keys]
     assert {orphan.routing_key for orphan in orphans} == set(keys)
     told = {(orphan.exchange, orphan.headers[CLASS_HEADER], orphan.headers[ATTEMPTS_HEADER]) for orphan in orphans}
@@ -166,7 +166,7 @@ async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: s
     await pool.channel.bind_queue(dying, names.work_exchange(URGENT), "mortal")
     await wait(pool, "mortal")
     channel = await pool.connection.channel()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         delivery = await (await channel.consume(dying)).get()
         await delivery.reject(requeue=True)
     headers = (await taken(pool.channel, names.dead_letter_queue)).headers

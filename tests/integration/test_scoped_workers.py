@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from daemon_in_process import echo_settings, group_of, running_daemon, until
+from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
 from pydantic import SecretStr
 
 from osrdyne.broker.credentials import user_prefix
@@ -43,7 +43,7 @@ async def worker_ids(management: ManagementClient, pool: str) -> list[str]:
 @asynccontextmanager
 async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
     uri = settings.broker.effective_uri()
-    async with AsyncClient(uri, settings.pool.id, name="osrdyne test", default_timeout=60.0) as client:
+    async with AsyncClient(uri, settings.pool.id, name="osrdyne test", default_timeout=PATIENCE) as client:
         yield client
 
 
@@ -64,7 +64,7 @@ async def test_worker_answers_reports_and_hears_as_a_user_of_its_own(
 
 
 async def cancelled_call(client: AsyncClient) -> None:
-    call = asyncio.create_task(client.call(KEY, "/sleep", {"seconds": 50}, correlation_id="wanted"))
+    call = asyncio.create_task(client.call(KEY, "/sleep", {"seconds": PATIENCE}, correlation_id="wanted"))
     while not call.done():
         await client.cancel("wanted")
         await asyncio.wait({call}, timeout=0.2)
@@ -96,7 +96,9 @@ async def test_worker_whose_user_was_removed_is_replaced(settings: Settings, man
 async def test_idle_group_leaves_no_user(settings: Settings, management: ManagementClient) -> None:
     async with running_daemon(settings) as daemon, client_of(settings) as client:
         await client.call(KEY, "/echo", b"x")
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, timeout=PATIENCE
+        ) as http:
             headers = {"content-type": "application/json"}
             (await http.post("/v1/group/stop", params={"key": KEY}, headers=headers)).raise_for_status()
 
@@ -129,7 +131,7 @@ async def test_worker_outlives_its_controller_and_its_connection(
 async def cut_connection(broker: BrokerSettings, user: str) -> None:
     """Close the connections of this user, once RabbitMQ's statistics know them; with the first the worker may close
     the other one itself."""
-    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=30.0) as http:
+    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=PATIENCE) as http:
 
         async def find() -> list[str]:
             listed = (await http.get("/api/connections")).raise_for_status().json()
@@ -157,7 +159,7 @@ async def policymaker(settings: Settings, management: ManagementClient, pool_id:
 async def test_controller_that_may_not_make_users_tells_callers(policymaker: Settings) -> None:
     async with running_daemon(policymaker), client_of(policymaker) as client:
         with pytest.raises(StartFailed, match="credentials of the worker cannot be made"):
-            await client.call(KEY, "/echo", b"x", timeout=30.0)
+            await client.call(KEY, "/echo", b"x", timeout=PATIENCE)
 
 
 async def test_doctor_says_that_the_user_may_not_make_users(policymaker: Settings) -> None:

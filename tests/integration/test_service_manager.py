@@ -16,7 +16,7 @@ def manager(request, tmp_path):
     name = str(tmp_path / "notify") if request.param == "path" else f"@osrdyne-test-{secrets.token_hex(4)}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(name.replace("@", "\0", 1))
-        listening.settimeout(5)
+        listening.settimeout(60)
         yield listening, name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from daemon_in_process import echo_settings, group_of, running_daemon, until
+from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Delivery
@@ -31,7 +31,7 @@ async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) 
 
 
 def api_of(daemon: Daemon) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False)
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, timeout=PATIENCE)
 
 
 async def publish(connection: amqp.Connection, names: PoolNames, key: str, *bodies: bytes, **headers: object) -> None:

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.topology import pool_topology, request_queue_arguments
 from osrdyne.config.models import (
     ApiSettings,
@@ -97,7 +98,7 @@ def names(pool_id: str) -> PoolNames:
 
 @pytest.fixture
 async def api(broker) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=30.0) as client:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=SOON) as client:
         yield client
 
 
@@ -175,13 +176,15 @@ async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
             body = b"%d" % len(sent)
             await publish(channel, names, f"k{len(sent) % 20}", body)
             sent.append(body)
+            await asyncio.sleep(0.01)  # not so many that to read them takes longer than everything else
 
     async with daemon_of(settings) as running:
         publishing = asyncio.create_task(keep_publishing())
         term = await running.leads()
         for purpose in ("leader", "publisher"):
-            name = await listed_connection(api, f"osrdyne {names.pool} {purpose}")
-            await api.delete(f"/api/connections/{quote(name, safe='')}")
+            async with asyncio.timeout(SOON):
+                while not await closed_by_an_operator(api, f"osrdyne {names.pool} {purpose}"):
+                    await asyncio.sleep(0.1)
             term = await running.leads(after=term)
         publishing.cancel()
         await asyncio.wait({publishing})
@@ -204,14 +207,15 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
     return found
 
 
-async def listed_connection(client: httpx.AsyncClient, name: str) -> str:
-    """What the HTTP API calls the connection that calls itself so; it is listed some seconds after it was opened."""
-    async with asyncio.timeout(SOON):
-        while True:
-            for item in (await client.get("/api/connections")).raise_for_status().json():
-                if item.get("user_provided_name", "").startswith(name):
-                    return str(item["name"])
-            await asyncio.sleep(0.1)
+async def closed_by_an_operator(client: httpx.AsyncClient, name: str) -> bool:
+    """Close the connections that call themselves so. They are listed some seconds after they were opened, and perhaps
+    when they are gone: False if none was there."""
+    closed = False
+    for item in (await client.get("/api/connections")).raise_for_status().json():
+        if item.get("user_provided_name", "").startswith(name):
+            answer = await client.delete(f"/api/connections/{quote(item['name'], safe='')}")
+            closed = closed or answer.is_success
+    return closed
 
 
 async def test_idle_group_goes_and_its_queue_with_it(
@@ -221,7 +225,7 @@ async def test_idle_group_goes_and_its_queue_with_it(
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
         await publish(channel, names, "a")
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SOON):
             while running.term.tracker.keys() or running.term.queue_board.keys():
                 await asyncio.sleep(0.1)
         with pytest.raises(BrokerNotFoundError):
@@ -271,14 +275,18 @@ class NOTHING:
     detail = ""
 
 
-async def test_state_of_the_groups_survives_a_restart(settings: Settings, names: PoolNames, channel: Channel) -> None:
+async def test_state_of_the_groups_survives_a_restart(
+    settings: Settings, names: PoolNames, channel: Channel, management: ManagementClient
+) -> None:
     """LIFECYCLE 9: bound, or with requests, is active; the others are unbound. All from the broker alone."""
     await declare_topology(channel, pool_topology(names.pool))
     for key in (Key("bound"), Key("full"), Key("empty")):
         await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
     await channel.bind_queue(names.request_queue(Key("bound")), names.requests_exchange, "bound")
     await channel.publish(Message(body=b"1"), exchange="", routing_key=names.request_queue(Key("full")))
-    await asyncio.sleep(6.0)  # a listing tells how much is ready some seconds later
+    async with asyncio.timeout(SOON):  # a listing tells how much is ready some seconds later
+        while [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))] != [1]:
+            await asyncio.sleep(0.2)
     async with daemon_of(settings) as running:
         keys = running.term.tracker.keys()
         assert {key: running.term.tracker.status(key) for key in keys} == {

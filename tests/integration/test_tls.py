@@ -83,7 +83,7 @@ def settings(tls_broker: EmbeddedBroker, files: TlsFiles, tmp_path: Path) -> Set
 async def connect(uri: str) -> str:
     """The version of RabbitMQ, or the sentence that says why it was not reached."""
     try:
-        connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=10.0))
+        connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE))
     except BrokerUnavailableError as error:
         return error.message
     await connection.close()
@@ -187,7 +187,7 @@ async def test_daemon_worker_and_client_speak_tls(settings: Settings, scoped: bo
     """The worker gets nothing but a URI, and the files are in it."""
     broker = settings.broker.model_copy(update={"scoped_credentials": scoped})
     async with running_daemon(settings.model_copy(update={"broker": broker})):
-        async with AsyncClient(broker.effective_uri(), POOL, default_timeout=60.0) as client:
+        async with AsyncClient(broker.effective_uri(), POOL, default_timeout=PATIENCE) as client:
             assert (await client.call("a=1", "/echo", b"over TLS")).body == b"over TLS"
         async with ManagementClient(broker) as management:
             listed = await management._request("GET", "connections")
@@ -212,7 +212,7 @@ def call_by_command(settings: Settings) -> tuple[int, str, str]:
         cwd=str(settings.driver.options["state_directory"]),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr

@@ -48,7 +48,7 @@ async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str)
 
 
 async def test_worker_says_ready_only_after_loading(pool: Stage) -> None:
-    worker = await pool.start(config={"load_seconds": 0.5}, ready=False)
+    worker = await pool.start(config={"load_seconds": 3}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
     assert Event.READY not in pool.events(worker)
     await pool.until_reported(worker, Event.READY)
@@ -57,7 +57,7 @@ async def test_worker_says_ready_only_after_loading(pool: Stage) -> None:
 async def test_ready_file_is_there_while_the_worker_takes_requests(pool: Stage, tmp_path: Path) -> None:
     file = tmp_path / "ready"
     file.touch()  # left behind by a former run
-    worker = await pool.start(config={"load_seconds": 0.5}, ready=False, variables={"WORKER_READY_FILE": str(file)})
+    worker = await pool.start(config={"load_seconds": 3}, ready=False, variables={"WORKER_READY_FILE": str(file)})
     await pool.until_reported(worker, Event.STARTED)
     assert not file.exists()
     await pool.caller.call("/info")
@@ -123,7 +123,7 @@ async def test_queue_that_goes_and_comes_back_is_served_again(pool: Stage) -> No
 
 async def test_killed_worker_leaves_its_request_to_the_next(pool: Stage) -> None:
     first = await pool.start()
-    asked = await pool.caller.send("/sleep_thread", {"seconds": 2})
+    asked = await pool.caller.send("/sleep_thread", {"seconds": 5})
     await pool.until_reported(first, Event.REQUEST_RECEIVED)
     first.signal(signal.SIGKILL)
     second = await pool.start()
@@ -199,10 +199,10 @@ async def test_session_that_runs_tasks_of_nobody_ends_the_worker(pool: Stage) ->
 
 
 async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool: Stage) -> None:
-    worker = await pool.start(runtime={"blocked_timeout": 3})
+    worker = await pool.start(runtime={"blocked_timeout": 6})
     await pool.caller.send("/block", json.dumps({"seconds": 600}).encode())
     assert await worker.wait() == 4
-    assert "The event loop has been blocked for 3 s" in worker.lines[-1]
+    assert "The event loop has been blocked for 6 s" in worker.lines[-1]
     assert "block (" in worker.lines[-1]
 
 
@@ -236,20 +236,23 @@ async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage) -> No
 
 
 async def test_highest_priority_runs_next(pool: Stage) -> None:
+    """Both arrive while the first one runs."""
     queues = tuple(pool.names.request_queue(Key("k"), priority) for priority in (0, 5))
     for queue in queues:
         await pool.declare_request_queue(queue)
     worker = await pool.start(queues=queues)
-    first = await pool.caller.send("/sleep", {"seconds": 0.5}, queue=queues[1])
+    first = await pool.caller.send("/sleep", {"seconds": 4}, queue=queues[1])
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)
     low = await pool.caller.send("/info", queue=queues[1])
     high = await pool.caller.send("/info", queue=queues[0])
-    finished = [asyncio.create_task(pool.caller.answer(asked), name=asked) for asked in (first, high, low)]
-    order = []
-    for task in finished:
-        await task
-        order.append(task.get_name())
-        assert order == [first, high, low][: len(order)]
+    order: list[str] = []
+
+    async def answered(asked: str) -> None:
+        await pool.caller.answer(asked)
+        order.append(asked)
+
+    await asyncio.gather(*map(answered, (low, high, first)))
+    assert order == [first, high, low]
 
 
 async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
@@ -264,14 +267,14 @@ async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
 
 async def test_request_of_a_caller_that_is_gone_is_not_run(pool: Stage) -> None:
     worker = await pool.start(runtime={"skip_abandoned": True})
-    first = await pool.caller.send("/sleep", {"seconds": 1})
-    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    await pool.send_control(Command.PAUSE)
+    await pool.until_told(worker, paused=True)
     gone = await pool.connection.channel(confirms=True)
     await gone.consume("amq.rabbitmq.reply-to", no_ack=True)
     message = amqp.Message(headers={"x-rpc-path": "/crash"}, reply_to="amq.rabbitmq.reply-to")
     await gone.publish(message, exchange=pool.names.requests_exchange, routing_key=pool.key)
     await gone.close()
-    assert (await pool.caller.answer(first)).status == Status.OK
+    await pool.send_control(Command.RESUME)
     report = await pool.until(worker, lambda report: report.headers.get("x-path") == "/crash")
     assert report.headers["x-status"] == b"abandoned"
 
@@ -297,7 +300,7 @@ async def until_consumers(pool: Stage, number: int) -> bool:
 async def close_connection(broker: EmbeddedBroker, worker: WorkerProcess) -> None:
     """Close it through the management API, once that has heard of it."""
     wanted = f"osrdyne-worker {worker.environment.worker_id}"
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=PATIENCE) as client:
         async with asyncio.timeout(PATIENCE):
             while True:
                 connections = (await client.get("/api/connections")).json()

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from worker_process import Stage, WorkerProcess, stage
+from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne import amqp
 from osrdyne.broker.embedded import EmbeddedBroker
@@ -91,7 +91,7 @@ async def test_past_deadline_is_answered_expired_and_not_run(pool: Stage) -> Non
 
 @pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
 async def test_deadline_during_the_work_is_answered_expired(pool: Stage, path: str) -> None:
-    response = await pool.caller.call(path, {"seconds": 60}, expiration="300")
+    response = await pool.caller.call(path, {"seconds": 60}, expiration="3000")
     assert (response.status, response.code) == (Status.EXPIRED, 504)
 
 
@@ -188,7 +188,7 @@ async def send_with_reply_to(pool: Stage, path: str, reply_to: str) -> None:
 
 
 async def status_in(pool: Stage, queue: str) -> bytes:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (delivery := await pool.channel.get(queue)) is None:
             await asyncio.sleep(0.05)
     await delivery.ack()

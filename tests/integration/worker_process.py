@@ -23,7 +23,7 @@ from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0
+PATIENCE = 150.0
 """Seconds for anything that must happen; a test that needs them has failed."""
 
 
