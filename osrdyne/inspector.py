@@ -126,6 +126,10 @@ class DaemonInspector:
         term = self._state.term
         return [] if term is None else self._waiting(term.backlog.waiting())
 
+    def retrying(self) -> Mapping[int, int]:
+        term = self._state.term
+        return {} if term is None else term.routing.retrying
+
     def _waiting(self, classes: Mapping[int | None, Waiting]) -> list[WaitingView]:
         """The most urgent class first."""
         now = self._clock.monotonic()
@@ -187,7 +191,14 @@ class DaemonInspector:
         term = await self._leading()
         routing, splitter = term.routing, term.splitting.splitter
         routing.require_managed()
-        return explain(arrival, routing.table, splitter=splitter, names=self._names, pool_ttl=routing.pool_ttl)
+        return explain(
+            arrival,
+            routing.table,
+            splitter=splitter,
+            names=self._names,
+            pool_ttl=routing.pool_ttl,
+            retrying=routing.retrying,
+        )
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         return await (await self._leading()).poison.page(query)

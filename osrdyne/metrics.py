@@ -121,6 +121,12 @@ class Metrics:
             ["priority"],
             registry=registry,
         )
+        self.retrying = Gauge(
+            "osrdyne_retrying_requests",
+            "Requests that wait for their next attempt, by how long such ones wait in seconds, over all groups.",
+            ["delay"],
+            registry=registry,
+        )
 
     def know_routes(self, names: Iterable[str]) -> None:
         """Names of routes that may be labels from now on."""

@@ -22,6 +22,7 @@ from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.errors import OsrdyneError
+from osrdyne.ingress.retry_settings import in_seconds
 from osrdyne.metrics import Metrics, priority_label
 from osrdyne.pool.view import GroupState, PoolInspector, WorkerState, WorkerView
 from osrdyne.protocol.names import Key
@@ -113,6 +114,9 @@ def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> Non
 def _tell_what_waits(inspector: PoolInspector, metrics: Metrics) -> None:
     metrics.waiting.clear()
     metrics.oldest.clear()
+    metrics.retrying.clear()
+    for delay_ms, requests in inspector.retrying().items():
+        metrics.retrying.labels(delay=in_seconds(delay_ms)).set(requests)
     for view in inspector.waiting():
         labels = {"priority": priority_label(view.priority)}
         metrics.waiting.labels(**labels).set(view.requests)

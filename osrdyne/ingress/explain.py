@@ -5,7 +5,7 @@ Used by `osrdyne explain` and `POST /v1/explain`. Pure; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -80,9 +80,16 @@ class Explanation:
 
 
 def explain(
-    arrival: Arrival, table: RouteTable | None, *, splitter: Splitter | None, names: PoolNames, pool_ttl: float
+    arrival: Arrival,
+    table: RouteTable | None,
+    *,
+    splitter: Splitter | None,
+    names: PoolNames,
+    pool_ttl: float,
+    retrying: Mapping[int, int] | None = None,
 ) -> Explanation:
-    """What would happen to this request, the key of which is valid, in a managed pool."""
+    """What would happen to this request, the key of which is valid, in a managed pool. `retrying`: how many requests
+    wait for their next attempt, by delay in milliseconds, where that is known."""
     own_key = arrival.request.key
     split = Split(own_key) if splitter is None else splitter.preview(arrival)
     beginning = [Step("source", f"The request comes from {arrival.source}."), *_told_split(own_key, split, splitter)]
@@ -100,6 +107,8 @@ def explain(
     steps = [*beginning, *_told_routes(table, routes)]
     for passage in passages:
         steps += _told_passage(passage, names)
+        if passage.retry is not None:
+            steps.append(Step("retry", told_retry(passage.retry, retrying=retrying)))
     if not passages:
         steps.append(Step("refusal", "No route takes the request: its caller is answered no-route."))
     return Explanation(
@@ -152,8 +161,6 @@ def _told_passage(passage: Passage, names: PoolNames) -> Iterator[Step]:
     yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")
     moment = datetime.fromtimestamp(passage.deadline.at_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
     yield Step("deadline", f"{moment}, by {_LIMITS[passage.deadline.limiter]}.")
-    if passage.retry is not None:
-        yield Step("retry", told_retry(passage.retry))
 
 
 def _class_name(priority: int | None) -> str:

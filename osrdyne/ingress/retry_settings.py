@@ -79,15 +79,21 @@ def shown_retry(terms: RetryTerms) -> dict[str, Any]:
     return {
         "codes": [int(code) if code.isdigit() else code for code in terms.codes],
         "max_attempts": terms.max_attempts,
-        "delays": [_seconds(delay) for delay in terms.delays_ms],
+        "delays": [in_seconds(delay) for delay in terms.delays_ms],
     }
 
 
-def _seconds(milliseconds: int) -> float:
+def in_seconds(milliseconds: int) -> float:
+    """Whole ones without a decimal point."""
     return milliseconds // 1000 if milliseconds % 1000 == 0 else milliseconds / 1000
 
 
-def told_retry(terms: RetryTerms) -> str:
-    """The terms in a sentence."""
-    delays = ", then ".join(f"{_seconds(delay)} s" for delay in terms.delays_ms)
-    return f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."
+def told_retry(terms: RetryTerms, *, retrying: Mapping[int, int] | None = None) -> str:
+    """The terms in a sentence, and how many requests of the pool wait for their next attempt, where that is known."""
+    delays = ", then ".join(f"{in_seconds(delay)} s" for delay in terms.delays_ms)
+    told = f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."
+    known = [delay for delay in sorted(set(terms.delays_ms)) if delay in (retrying or {})]
+    if not retrying or not known:
+        return told
+    counts = ", ".join(f"{retrying[delay]} for {in_seconds(delay)} s" for delay in known)
+    return f"{told} Requests of the pool that wait for that: {counts}."

@@ -57,7 +57,8 @@ def plan_wait_queue(
 class RetryQueuesLoop:
     """The wait queues of one pool in one term. A direct pool uses none, and may have some from before.
 
-    `refused`: the delays in use whose queue is not ours to use, and why. It is tried again at every look.
+    `refused`: the delays in use whose queue is not ours to use, and why. It is tried again at every look. `waiting`:
+    how many requests wait, by delay, at the latest look.
     """
 
     def __init__(self, queues: WaitQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
@@ -68,6 +69,7 @@ class RetryQueuesLoop:
         self._used: frozenset[int] = frozenset()
         self._classes: frozenset[int] = frozenset()
         self.refused: Mapping[int, str] = {}
+        self.waiting: Mapping[int, int] = {}
         self._unused: dict[int, Unused] = {}
         self._changing = asyncio.Lock()
         self._log: Logger = get_logger("retry_queues")
@@ -98,17 +100,19 @@ class RetryQueuesLoop:
         """Look after the queues that there are, for ever. `on_change` is called when what is refused may have
         changed."""
         while True:
-            await self._clock.sleep(LOOK_INTERVAL)
             try:
                 await self.look()
                 on_change()
             except BrokerError as error:
                 self._log.warning("wait queues cannot be looked at", error=str(error))
+            await self._clock.sleep(LOOK_INTERVAL)
 
     async def look(self) -> None:
         """One pass."""
         used_before = self._used
         listed = await self._queues.list()
+        counts = {delay_ms: totals.messages for delay_ms, totals in listed.items() if delay_ms not in self.refused}
+        self.waiting = {delay_ms: count for delay_ms, count in sorted(counts.items()) if count is not None}
         async with self._changing:
             missing = (used_before & self._used) - listed.keys() - self.refused.keys()
             if missing:

@@ -67,6 +67,11 @@ class RoutesInForce(ManifestInForce[Manifest]):
         """The routes whose requests are not tried again although they should be, and why."""
         self._manifest: Manifest | None = None
 
+    @property
+    def retrying(self) -> Mapping[int, int]:
+        """How many requests wait for their next attempt, by delay in milliseconds; up to a minute old."""
+        return self._retries.waiting
+
     async def load(self) -> None:
         """Before any group is looked at: the manifest in force and its exchanges."""
         if self._layout.managed:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -243,6 +243,10 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
 
     def waiting(self) -> list[WaitingView]:
         """What waits in queues by priority class, over all groups; empty while not leading."""
+        ...
+
+    def retrying(self) -> Mapping[int, int]:
+        """Requests that wait for their next attempt, by delay in milliseconds; empty while not leading."""
         ...
 
     async def start_group(self, key: Key) -> None:

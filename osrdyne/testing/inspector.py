@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +49,7 @@ class FakeInspector:
     component_views: list[ComponentView] = field(default_factory=lambda: [ComponentView("broker", True, "connected")])
     group_views: dict[Key, GroupView] = field(default_factory=dict)
     waiting_views: list[WaitingView] = field(default_factory=list)
+    retrying_requests: dict[int, int] = field(default_factory=dict)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     poison_views: list[PoisonView] = field(default_factory=list)
     replayed: list[PoisonView] = field(default_factory=list)
@@ -73,6 +74,9 @@ class FakeInspector:
 
     def waiting(self) -> list[WaitingView]:
         return self.waiting_views if self.leading else []
+
+    def retrying(self) -> Mapping[int, int]:
+        return self.retrying_requests if self.leading else {}
 
     async def start_group(self, key: Key) -> None:
         self._fail()

@@ -106,13 +106,21 @@ async def test_metrics_tell_what_waits_now(api: httpx.AsyncClient, pool: FakeIns
     ]
 
 
+async def test_metrics_tell_what_waits_for_another_attempt(api: httpx.AsyncClient, pool: FakeInspector) -> None:
+    pool.retrying_requests = {500: 3, 30_000: 0}
+    text = (await api.get("/metrics")).text
+    assert 'osrdyne_retrying_requests{delay="0.5"} 3.0' in text
+    assert 'osrdyne_retrying_requests{delay="30"} 0.0' in text
+
+
 async def test_metrics_of_a_daemon_that_stands_by_tell_nothing_that_waits(
     api: httpx.AsyncClient, pool: FakeInspector
 ) -> None:
-    pool.waiting_views = [WaitingView(0, 3, 12.5)]
+    pool.waiting_views, pool.retrying_requests = [WaitingView(0, 3, 12.5)], {500: 3}
     await api.get("/metrics")
     pool.leading = False
-    assert "osrdyne_waiting_requests{" not in (await api.get("/metrics")).text
+    text = (await api.get("/metrics")).text
+    assert ("osrdyne_waiting_requests{" in text, "osrdyne_retrying_requests{" in text) == (False, False)
 
 
 async def test_metrics_are_in_the_format_of_prometheus(api: httpx.AsyncClient) -> None:

@@ -350,6 +350,14 @@ class TestQueues:
             await clock.advance(TTL + 5 * LOOK_INTERVAL)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
+    async def test_requests_that_wait_are_counted_by_their_delay(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with managing(clock, broker, plain=PLAIN) as stack:
+            await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            await fail(stack)
+            await clock.advance(LOOK_INTERVAL)
+            assert stack.term.routing.retrying == {1000: 1, 30_000: 0}
+
     async def test_wait_queue_that_somebody_deleted_is_made_again(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:

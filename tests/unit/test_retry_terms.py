@@ -88,6 +88,12 @@ class TestManifest:
     def test_terms_are_told_in_a_sentence(self) -> None:
         text = "After 503 or 5xx it is tried again: 3 times in all, after 1 s, then 2.5 s, then 60 s."
         assert told_retry(TERMS) == text
+        assert told_retry(TERMS, retrying={2000: 3}) == text
+        counts = {1000: 0, 2000: 7, 2500: 12}
+        assert (
+            told_retry(TERMS, retrying=counts)
+            == f"{text} Requests of the pool that wait for that: 0 for 1 s, 12 for 2.5 s."
+        )
 
 
 class TestHeaders:
