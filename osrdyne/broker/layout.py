@@ -37,6 +37,7 @@ class QueueLayout:
         self.managed = managed
         self._used = frozenset(priorities)
         self._stores: defaultdict[Key, set[int]] = defaultdict(set)
+        self._bases: set[Key] = set()
         self._let_go: set[tuple[Key, int]] = set()
 
     @property
@@ -103,16 +104,20 @@ class QueueLayout:
 
     def note(self, key: Key, priority: int | None) -> None:
         """There is such a queue."""
-        if priority is not None:
+        if priority is None:
+            self._bases.add(key)
+        else:
             self._stores[key].add(priority)
 
     def is_new(self, key: Key, priority: int | None) -> bool:
-        """Whether nobody has seen this store of the group yet. That the group has its base queue is known elsewhere."""
-        return priority is not None and priority not in self._stores.get(key, set())
+        """Whether nobody has seen this queue of the group yet. A group may have stores and no base queue: that is the
+        last to be declared, and a leader may be killed before."""
+        return key not in self._bases if priority is None else priority not in self._stores.get(key, set())
 
     def forget(self, key: Key, priority: int | None) -> None:
         """The queue is deleted; the base queue is the last to go."""
         if priority is None:
+            self._bases.discard(key)
             self._stores.pop(key, None)
             return
         self._let_go.discard((key, priority))

@@ -216,7 +216,7 @@ class RequestQueueCommands:
         """
         await self._replace_stillborn(key)
         for queue in self._layout.queues(key):
-            if self._layout.is_new(key, queue.priority):
+            if queue.priority is not None and self._layout.is_new(key, queue.priority):
                 continue  # a class came into use after the group was unbound: what has this name is not ours
             outcome = await self._delete(key, queue)
             if outcome is not DeleteOutcome.DELETED:

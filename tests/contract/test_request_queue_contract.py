@@ -326,6 +326,19 @@ class TestPriorityClasses:
         await self.publish(leader, 3, b"1")
         assert await leader.drain(leader.names.request_queue(A, 3)) == [b"1"]
 
+    async def test_queue_that_a_killed_leader_had_not_come_to_is_there_after_the_next_bind(
+        self, leader: Leader
+    ) -> None:
+        """It declares the stores first: a group may be listed that has no queue of the default class."""
+        before = await self.managed(leader, 3)
+        await before.queues.declare(A)
+        await (await leader.channel()).delete_queue(leader.names.request_queue(A))
+        after = await self.managed(leader, 3)
+        await after.listing.list_request_queues()
+        await after.queues.bind(A)
+        await self.publish(after, None, b"1")
+        assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
+
     async def test_group_is_listed_once_with_what_all_classes_hold(self, leader: Leader) -> None:
         leader = await self.managed(leader, 0)
         await leader.queues.declare(A)

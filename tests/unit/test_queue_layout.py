@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.protocol.names import Key, PoolNames
 
@@ -57,9 +59,16 @@ def test_workers_let_go_of_an_unused_store_until_it_is_used_again() -> None:
     assert (layout.unused(), layout.served(A)) == ([], ["p-req-a_Pri1", "p-req-a"])
 
 
-def test_deleted_store_is_new_again() -> None:
+@pytest.mark.parametrize("priority", [1, None])
+def test_deleted_queue_is_new_again(priority: int | None) -> None:
+    layout = QueueLayout(NAMES, managed=True, priorities=[1])
+    layout.note(A, priority)
+    assert not layout.is_new(A, priority)
+    layout.forget(A, priority)
+    assert layout.is_new(A, priority)
+
+
+def test_base_queue_is_new_although_a_store_is_there() -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, 1)
-    assert not layout.is_new(A, 1)
-    layout.forget(A, 1)
-    assert layout.is_new(A, 1)
+    assert layout.is_new(A, None)
