@@ -184,6 +184,7 @@ class LeaderSession:
             group.create_task(self.scratch.run(), name="scratch channels")
             group.create_task(self.probing.run(), name="probe channels")
             group.create_task(self._watch_publishing(), name="publishing channel")
+            group.create_task(self.publisher.run(), name="channels of trials")
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()

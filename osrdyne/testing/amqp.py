@@ -296,6 +296,9 @@ class FakeConnection(Connection):
     def is_blocked(self) -> bool:
         return False
 
+    async def wait_unblocked(self) -> None:
+        return
+
     @property
     def server_version(self) -> str:
         return "4.3.0"

@@ -33,7 +33,7 @@ class Pool:
         self.names = PoolNames(pool)
         self.channel = channel
         self.connection = connection
-        self.publisher = LeaderPublisher(channel)
+        self.publisher = LeaderPublisher(channel, connection, clock=SystemClock())
         self.inventory = self.make_inventory(self.publisher)
 
     def make_inventory(self, publisher: LeaderPublisher, renew_at: int = 500_000) -> PoisonInventory:
@@ -175,8 +175,9 @@ async def test_crash_in_a_replay_duplicates_and_loses_nothing(pool: Pool) -> Non
     await pool.poison(Message(b"two"))
     names = [view.id for view in await pool.views()]
     await pool.serve("k")
+    crashing = CrashingPublisher(pool.channel, pool.connection, clock=SystemClock())
     with pytest.raises(BrokerUnavailableError):
-        await pool.make_inventory(CrashingPublisher(pool.channel)).replay(names)
+        await pool.make_inventory(crashing).replay(names)
     assert [view.id for view in await pool.views()] == names
     assert await pool.served() is not None
     assert await pool.served() is None

@@ -2,39 +2,244 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.broker.publisher import LeaderPublisher
-from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
+from osrdyne.broker.trials import FORGET_AFTER, FRESH, MAX_UNCONFIRMED, SPARE
+from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
 
 SILENT = BrokerSilentError("RabbitMQ did not answer in time.")
+TIMEOUT, HELD_UP = 30.0, 65.0
 
 
-class SilentChannel:
-    """Confirms nothing; answers other questions if `alive`."""
+class Node:
+    """Queues in memory, some of which have no leader, and the channels to them."""
 
-    def __init__(self, *, alive: bool) -> None:
-        self._alive = alive
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.without_leader: set[str] = set()
+        self.taken: list[tuple[str, bytes]] = []
+        self.channels: list[HeldChannel] = []
+        self.is_blocked = False
+        self.blocks_at_open = False
+        self.unblocked = asyncio.Event()
 
-    async def publish(self, *_: object, **__: object) -> None:
-        raise SILENT
+    async def wait_unblocked(self) -> None:
+        if self.is_blocked:
+            await self.unblocked.wait()
+
+    async def channel(self, *, confirms: bool = False) -> HeldChannel:
+        self.is_blocked |= self.blocks_at_open
+        if self.is_blocked:
+            raise SILENT
+        self.channels.append(HeldChannel(self))
+        return self.channels[-1]
+
+    def publisher(self) -> LeaderPublisher:
+        shared: Any = HeldChannel(self)
+        connection: Any = self
+        self.shared = shared
+        return LeaderPublisher(shared, connection, clock=self.clock)
+
+
+class HeldChannel:
+    """As a channel of RabbitMQ 3.10: the first message for a queue without a leader holds up all that comes later."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known: set[str] = set()
+        self._free_at = 0.0
+        self.sent: list[bytes] = []
+        self.is_closed = False
+
+    async def publish(self, message: Message, *, routing_key: str, **_: object) -> None:
+        self.sent.append(message.body)
+        await self._turn()
+        if routing_key in self._node.without_leader:
+            self._free_at = self._now + (0.0 if routing_key in self._known else HELD_UP)
+            await self._node.clock.sleep(TIMEOUT)
+            raise SILENT
+        self._known.add(routing_key)
+        self._node.taken.append((routing_key, message.body))
 
     async def ping(self) -> None:
-        if not self._alive:
+        await self._turn()
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    @property
+    def _now(self) -> float:
+        return self._node.clock.monotonic()
+
+    async def _turn(self) -> None:
+        wait = self._free_at - self._now
+        if wait > 0:
+            await self._node.clock.sleep(min(wait, TIMEOUT))
+        if wait > TIMEOUT:
             raise SILENT
 
 
+class Callers:
+    """Who publishes, and what became of it."""
+
+    def __init__(self, publisher: LeaderPublisher, group: asyncio.TaskGroup) -> None:
+        self._publisher = publisher
+        self._group = group
+        self.errors: dict[bytes, BrokerError] = {}
+
+    def publish(self, queue: str, *bodies: bytes) -> None:
+        for body in bodies:
+            self._group.create_task(self._publish(queue, body))
+
+    async def _publish(self, queue: str, body: bytes) -> None:
+        try:
+            await self._publisher.publish(Message(body=body), exchange="", routing_key=queue)
+        except BrokerError as error:
+            self.errors[body] = error
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def node(clock: VirtualClock) -> Node:
+    return Node(clock)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
 @pytest.mark.parametrize(("alive", "is_silence"), [(True, True), (False, False)], ids=["queue", "connection"])
-async def test_silence_is_told_apart_from_a_lost_connection(alive: bool, is_silence: bool) -> None:
-    channel: Any = SilentChannel(alive=alive)
-    with pytest.raises(BrokerUnavailableError) as caught:
-        await LeaderPublisher(channel).publish(Message(), exchange="", routing_key="q")
-    assert isinstance(caught.value, BrokerSilentError) is is_silence
+async def test_silence_is_told_apart_from_a_lost_connection(
+    clock: VirtualClock, node: Node, alive: bool, is_silence: bool
+) -> None:
+    node.without_leader.add("a")
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        node.shared._free_at = clock.monotonic() + (0.0 if alive else 10 * HELD_UP)
+        callers.publish("a", b"1")
+        await clock.advance(3 * TIMEOUT)
+    assert isinstance(callers.errors[b"1"], BrokerSilentError) is is_silence
+    assert isinstance(callers.errors[b"1"], BrokerUnavailableError)
+
+
+async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, node: Node) -> None:
+    node.without_leader |= {"a", "b"}
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        callers.publish("a", b"1")
+        callers.publish("b", b"2")
+        callers.publish("c", b"3", b"4", b"5")
+        await clock.settle()
+        assert node.taken == [("c", b"3"), ("c", b"4"), ("c", b"5")]
+        await clock.advance(TIMEOUT)
+    assert set(callers.errors) == {b"1", b"2"}
+
+
+async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(clock: VirtualClock, node: Node) -> None:
+    """Else they would overtake it, if the queue had its leader again in between."""
+    node.without_leader.add("a")
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        callers.publish("a", b"1", b"2", b"3")
+        await clock.advance(TIMEOUT / 2)
+        node.without_leader.clear()
+        await clock.advance(TIMEOUT)
+        assert ([*callers.errors], node.taken) == ([b"1", b"2", b"3"], [])
+        await clock.advance(HELD_UP)
+        callers.publish("a", b"1", b"2", b"3")
+        await clock.settle()
+        assert [body for _, body in node.taken] == [b"1", b"2", b"3"]
+
+
+async def test_queue_that_loses_its_leader_under_load_gets_a_few_messages_at_most(
+    clock: VirtualClock, node: Node
+) -> None:
+    """With 32 of them unconfirmed, RabbitMQ would hold up the whole connection."""
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        callers.publish("a", b"first", b"second")
+        await clock.settle()
+        node.without_leader.add("a")
+        callers.publish("a", *numbered(10 * MAX_UNCONFIRMED))
+        callers.publish("b", b"3", b"4")
+        await clock.settle()
+        assert node.taken == [("a", b"first"), ("a", b"second"), ("b", b"3"), ("b", b"4")]
+        await clock.advance(TIMEOUT)
+        assert len(callers.errors) == 10 * MAX_UNCONFIRMED
+        assert set(node.shared.sent) & set(callers.errors) == set(numbered(MAX_UNCONFIRMED))
+
+
+async def test_repeats_to_a_silent_queue_go_on_one_channel_of_their_own(clock: VirtualClock, node: Node) -> None:
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        callers.publish("a", b"first", b"second")
+        await clock.settle()
+        node.without_leader.add("a")
+        for body in numbered(5):
+            callers.publish("a", body)
+            await clock.advance(TIMEOUT)
+        assert (node.shared.sent, len(node.channels)) == ([b"second", b"0"], 1)
+
+
+async def test_confirm_that_is_not_fresh_opens_the_shared_channel_for_nothing(clock: VirtualClock, node: Node) -> None:
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        for body in numbered(3):
+            callers.publish("a", body)
+            await clock.advance(2 * FRESH)
+    assert (node.shared.sent, len(node.channels), len(node.taken)) == ([], 1, 3)
+
+
+async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> None:
+    publisher = node.publisher()
+
+    async def refuse(channel: Any) -> None:
+        raise PublishRefusedError("unroutable")
+
+    with pytest.raises(PublishRefusedError):
+        await publisher._destinations.publish("", "a", refuse)
+    await publisher.publish(Message(body=b"2"), exchange="", routing_key="a")
+    assert (node.taken, len(node.channels)) == ([("a", b"2")], 1)
+
+
+async def test_trial_waits_while_an_alarm_blocks_the_connection(clock: VirtualClock, node: Node) -> None:
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        node.blocks_at_open = True
+        callers.publish("a", b"1")
+        await clock.advance(10 * HELD_UP)
+        assert (node.taken, callers.errors) == ([], {})
+        node.blocks_at_open = node.is_blocked = False
+        node.unblocked.set()
+        await clock.settle()
+        assert node.taken == [("a", b"1")]
+
+
+async def test_channels_that_nobody_needs_are_closed(clock: VirtualClock, node: Node) -> None:
+    node.without_leader.add("a")
+    async with asyncio.TaskGroup() as group:
+        publisher = node.publisher()
+        running = group.create_task(publisher.run())
+        callers = Callers(publisher, group)
+        callers.publish("a", b"1")
+        await clock.advance(TIMEOUT)
+        for queue in map(str, range(SPARE + 5)):
+            callers.publish(queue, b"")
+        await clock.advance(3 * FORGET_AFTER)
+        assert sum(not channel.is_closed for channel in node.channels) <= SPARE
+        assert (node.channels[0].is_closed, publisher._destinations._destinations) == (True, {})
+        running.cancel()
 
 
 async def test_queue_that_confirms_nothing_holds_up_its_own_key_only(monkeypatch: pytest.MonkeyPatch) -> None:
