@@ -55,6 +55,7 @@ from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.orphan_queue import build_orphan_processor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
@@ -244,6 +245,7 @@ class Term:
         names, clock, metrics = self.names, self._clock, self._metrics
         publisher = self._session.publisher
         replier = Replier(publisher, metrics=metrics)
+        kept_cancels = KeptCancels(clock)
         self._orphans = build_orphan_processor(
             self._settings,
             session=self._session,
@@ -255,6 +257,7 @@ class Term:
             backlog=self.backlog,
             routing=self.routing,
             splitting=self.splitting,
+            cancels=kept_cancels,
             replier=replier,
             clock=clock,
             metrics=metrics,
@@ -269,21 +272,23 @@ class Term:
             clock=clock,
             metrics=metrics,
         )
-        self._activity = activity.ActivityProcessor(
-            tracker=self.tracker,
-            board=self.queue_board,
-            registry=self.registry,
-            window=self._settings.lifecycle.extra_lifetime,
-            clock=clock,
-            metrics=metrics,
-        )
         self.poison = PoisonInventory(names=names, publisher=publisher, open_channel=self._session.channel, clock=clock)
         self._cancels = cancels.CancelProcessor(
             names=names,
             tracker=self.tracker,
             routing=self.routing,
             splitting=self.splitting,
+            kept=kept_cancels,
             publisher=publisher,
+            metrics=metrics,
+        )
+        self._activity = activity.ActivityProcessor(
+            tracker=self.tracker,
+            board=self.queue_board,
+            registry=self.registry,
+            on_report=self._cancels.heard_of,
+            window=self._settings.lifecycle.extra_lifetime,
+            clock=clock,
             metrics=metrics,
         )
         self._start_failures = StartFailureResponder(

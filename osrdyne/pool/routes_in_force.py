@@ -72,6 +72,13 @@ class RoutesInForce(ManifestInForce[Manifest]):
         """How many requests wait for their next attempt, by delay in milliseconds; up to a minute old."""
         return self._retries.waiting
 
+    @property
+    def longest_wait(self) -> float:
+        """Seconds for which an accepted request may wait for its next attempt: no longer than it may live. 0: none
+        waits."""
+        in_use = self.table is not None and bool(self.table.manifest.retry_delays)
+        return self.pool_ttl if in_use or any(self.retrying.values()) else 0.0
+
     async def load(self) -> None:
         """Before any group is looked at: the manifest in force and its exchanges."""
         if self._layout.managed:

@@ -7,6 +7,8 @@ alone never creates a group.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
@@ -25,14 +27,14 @@ from osrdyne.protocol.activity import (
     report_from_wire,
 )
 from osrdyne.protocol.messages import STATUS_HEADER
-from osrdyne.protocol.names import PRIORITIES, Key, parse_key
+from osrdyne.protocol.names import PRIORITIES, Key, WorkerId, parse_key
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
 
 
 class ActivityProcessor:
-    """Consumes `P-activity`."""
+    """Consumes `P-activity`. `on_report` is told of each report of a group that is known."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class ActivityProcessor:
         tracker: PoolStateTracker,
         board: QueueBoard,
         registry: WorkerRegistry,
+        on_report: Callable[[Key, WorkerId], Awaitable[None]],
         window: float,
         clock: Clock,
         metrics: Metrics,
@@ -47,6 +50,7 @@ class ActivityProcessor:
         self._tracker = tracker
         self._board = board
         self._registry = registry
+        self._on_report = on_report
         self._window = window
         self._clock = clock
         self._metrics = metrics
@@ -57,14 +61,16 @@ class ActivityProcessor:
         """Process reports until the consumer ends."""
         async for delivery in consumer:
             try:
-                self.process(delivery)
+                report = self.process(delivery)
+                if report is not None and report.event is not Event.STOPPING:
+                    await self._on_report(Key(report.key), WorkerId(report.worker_id))
             except Exception:  # or it would end this term and, as it comes back, each one that follows
                 self._count_invalid()
                 self._log.exception("activity report that cannot be processed")
             await delivery.ack()
 
-    def process(self, delivery: Delivery) -> None:
-        """One report."""
+    def process(self, delivery: Delivery) -> ActivityReport | None:
+        """One report; None for what is none, or of a group that nobody knows."""
         report = report_from_wire(routing_key=delivery.routing_key, headers=delivery.headers, body=delivery.body)
         try:
             if report is None:
@@ -73,13 +79,15 @@ class ActivityProcessor:
         except InvalidKeyError as error:
             self._count_invalid()
             self._log.debug("activity report ignored", error=str(error))
-            return
+            return None
         self._metrics.activity.labels(event=report.event.value).inc()
-        if self._is_known(key):
-            self._registry.report(report)
-            if report.event is Event.REQUEST_COMPLETED:
-                self._count_completed(report)
-            self._count_use(key, report)
+        if not self._is_known(key):
+            return None
+        self._registry.report(report)
+        if report.event is Event.REQUEST_COMPLETED:
+            self._count_completed(report)
+        self._count_use(key, report)
+        return report
 
     def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="activity").inc()

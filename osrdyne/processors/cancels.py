@@ -1,10 +1,14 @@
 """The cancel processor: clients ask for the end of a request, the controller tells the group's workers.
 
 Knowing the correlation id and the reply address of a request is the right to cancel it (PROTOCOL, "Control messages").
-A cancel that gets lost costs nothing but the work it would have saved.
+A cancel that gets lost costs nothing but the work it would have saved. Where requests may wait for another attempt, it
+is kept, for workers that come later and for the ingress.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
@@ -16,10 +20,13 @@ from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.edge import contained
+from osrdyne.processors.kept_cancels import KeptCancels, RequestName
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import Key, PoolNames, parse_key
+from osrdyne.protocol.names import Key, PoolNames, WorkerId, parse_key
 
 PREFETCH = 100
+MAX_WORKER_ID_BYTES = 200
+"""What calls itself by a longer name is none of ours, and its routing key would be none."""
 
 
 class CancelProcessor:
@@ -32,6 +39,7 @@ class CancelProcessor:
         tracker: PoolStateTracker,
         routing: RoutesInForce,
         splitting: SplitterInForce,
+        kept: KeptCancels,
         publisher: Publisher,
         metrics: Metrics,
     ) -> None:
@@ -39,6 +47,7 @@ class CancelProcessor:
         self._tracker = tracker
         self._routing = routing
         self._splitting = splitting
+        self._kept = kept
         self._publisher = publisher
         self._metrics = metrics
         self._log: Logger = get_logger("cancels")
@@ -63,13 +72,38 @@ class CancelProcessor:
             await self._count_invalid(delivery)
             self._log.debug("cancel ignored", error=str(error))
             return
-        message = ControlMessage(
-            Command.CANCEL,
-            self._tracker.generation,
-            {"correlation_id": properties.correlation_id, "reply_to": properties.reply_to},
-        )
+        name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait
+        self._kept.keep(name, key, seconds=keep_for)
+        message = self._message(name, keep_for=keep_for)
         for group in self._groups_of(key):
-            await self._tell(group, message)
+            await self._tell(self._names.control_group_routing_key(group), message)
+
+    async def heard_of(self, group: Key, worker: WorkerId) -> None:
+        """A worker of the group has reported: tell it what was cancelled before it was there."""
+        if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
+            return
+        untold = self._kept.untold(worker, self._concerning(group))
+        await asyncio.gather(*(self._tell_worker(worker, name, keep_for) for name, keep_for in untold))
+
+    async def _tell_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
+        message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
+        if await self._tell(routing_key, message, mandatory=True):
+            self._kept.note_told(name, worker)
+
+    def _message(self, name: RequestName, *, keep_for: float) -> ControlMessage:
+        kept = {"keep_for": round(keep_for, 3)} if keep_for > 0 else {}
+        return ControlMessage(Command.CANCEL, self._tracker.generation, {**name._asdict(), **kept})
+
+    def _concerning(self, group: Key) -> Callable[[Key], bool]:
+        """Whether a request with a key may be in this group."""
+        splitter, table = self._splitting.splitter, self._routing.table
+        is_named = table is not None and group in table.manifest.named_keys
+
+        def concerns(key: Key) -> bool:
+            prefix = None if splitter is None else splitter.prefix_of(key)
+            return is_named or group == key or (prefix is not None and group.startswith(prefix))
+
+        return concerns
 
     def _groups_of(self, key: Key) -> set[Key]:
         """Where a request with this key may be: in its own group, in one that the splitter makes, in one that a route
@@ -80,12 +114,17 @@ class CancelProcessor:
         split = [one for one in known if one.startswith(prefix or "")]
         return {key, *split, *(() if table is None else table.manifest.named_keys)}
 
-    async def _tell(self, group: Key, message: ControlMessage) -> None:
+    async def _tell(self, routing_key: str, message: ControlMessage, *, mandatory: bool = False) -> bool:
+        """Whether RabbitMQ has taken the message; if `mandatory`, whether somebody gets it."""
         try:
             await self._publisher.publish(
                 Message(body=message.wire_body(), persistent=False),
                 exchange=self._names.control_exchange,
-                routing_key=self._names.control_group_routing_key(group),
+                routing_key=routing_key,
+                mandatory=mandatory,
             )
         except (PublishRefusedError, BrokerSilentError) as error:
-            self._log.warning("cancel not passed on", key=group, error=str(error))
+            if not mandatory:
+                self._log.warning("cancel not passed on", to=routing_key, error=str(error))
+            return False
+        return True

@@ -34,6 +34,7 @@ from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
+from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.lanes import Lanes, Place
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on, was_accepted
 from osrdyne.processors.queue_cleaner import QueueCleaner
@@ -49,6 +50,7 @@ COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group has no place, or cannot be had: the request itself goes on."""
 FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
 """What nobody foresaw: the request becomes a dead letter, which the dead letter responder answers, or keeps."""
+CANCELLED = Refusal(Status.CANCELLED, "The caller cancelled the request.")
 NO_ROUTE = Refusal(Status.NO_ROUTE, "None of the routes of this pool fits it; `osrdyne explain` says why.")
 
 
@@ -67,6 +69,7 @@ class IngressProcessor:
         splitting: SplitterInForce,
         lanes: Lanes,
         cleaner: QueueCleaner | None,
+        cancels: KeptCancels,
         publisher: Publisher,
         replier: Replier,
         max_clock_skew: float,
@@ -88,6 +91,7 @@ class IngressProcessor:
         self._window: Window
         self._lanes = lanes
         self._cleaner = cleaner
+        self._cancels = cancels
         self._log: Logger = get_logger("ingress")
 
     async def run(self, consumer: Consumer) -> None:
@@ -148,6 +152,10 @@ class IngressProcessor:
         if refusal is not None and not (delivery.redelivered and refusal.status is Status.EXPIRED):
             return refusal
         again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
+        if again is None:
+            self._cancels.forget(request)
+        elif self._cancels.was_cancelled(request):
+            return CANCELLED
         passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
         # What was perhaps answered no-route before it was delivered again, and expired meanwhile, gets the same answer.
         return refusal or passages if passages else NO_ROUTE

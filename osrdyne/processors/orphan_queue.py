@@ -18,6 +18,7 @@ from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.ingress import IngressProcessor
+from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.lanes import Lanes
 from osrdyne.processors.orphans import OrphanProcessor
 from osrdyne.processors.queue_cleaner import QueueCleaner, Ready
@@ -36,6 +37,7 @@ def build_orphan_processor(
     backlog: ClassBacklog,
     routing: RoutesInForce,
     splitting: SplitterInForce,
+    cancels: KeptCancels,
     replier: Replier,
     clock: Clock,
     metrics: Metrics,
@@ -55,18 +57,6 @@ def build_orphan_processor(
             metrics=metrics,
         )
     lanes = Lanes()
-    cleaner = _build_cleaner(
-        settings,
-        session=session,
-        layout=layout,
-        ready=RequestQueueListing(management, layout.names, layout),
-        tracker=tracker,
-        board=board,
-        routing=routing,
-        lanes=lanes,
-        clock=clock,
-        metrics=metrics,
-    )
     return IngressProcessor(
         names=layout.names,
         tracker=tracker,
@@ -76,7 +66,19 @@ def build_orphan_processor(
         routing=routing,
         splitting=splitting,
         lanes=lanes,
-        cleaner=cleaner,
+        cleaner=_build_cleaner(
+            settings,
+            session=session,
+            layout=layout,
+            ready=RequestQueueListing(management, layout.names, layout),
+            tracker=tracker,
+            board=board,
+            routing=routing,
+            lanes=lanes,
+            clock=clock,
+            metrics=metrics,
+        ),
+        cancels=cancels,
         publisher=session.publisher,
         replier=replier,
         max_clock_skew=skew,

@@ -15,7 +15,7 @@ from osrdyne.pool.view import WorkerState
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors.activity import ActivityProcessor
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -36,10 +36,14 @@ class Setting:
             tracker=self.tracker,
             board=self.board,
             registry=self.registry,
+            on_report=self.note_report,
             window=WINDOW,
             clock=self.clock,
             metrics=self.metrics,
         )
+
+    async def note_report(self, key: Key, worker_id: WorkerId) -> None:
+        pass
 
     def process(self, message: Message, key: str = A) -> None:
         channel = FakeChannel(FakeBroker(self.clock))

@@ -143,10 +143,26 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
     bench: RetryBench, attempts: int, delay: float
 ) -> None:
     await bench.fail(**{ATTEMPTS_HEADER: attempts} if attempts else {})
-    bench.processor.cancel("c", REPLIES)
+    bench.processor.cancel("c", REPLIES, keep_for=600.0)
     await bench.clock.advance(delay)
     await bench.fail(**{ATTEMPTS_HEADER: attempts + 1})
     assert bench.statuses() == ["cancelled"]
+
+
+async def test_cancel_told_to_a_worker_that_was_not_there_counts_when_the_request_comes_back(
+    bench: RetryBench,
+) -> None:
+    bench.processor.cancel("c", REPLIES, keep_for=600.0)
+    await bench.clock.advance(599.0)
+    await bench.fail(**{ATTEMPTS_HEADER: 2})
+    assert bench.statuses() == ["cancelled"]
+
+
+async def test_cancel_of_a_request_that_waits_leaves_a_later_one_of_its_name_alone(bench: RetryBench) -> None:
+    bench.processor.cancel("c", REPLIES, keep_for=600.0)
+    await bench.clock.advance(61.0)
+    await bench.fail()
+    assert (bench.statuses(), len(bench.waiting())) == ([], 1)
 
 
 async def test_cancel_that_comes_while_a_request_goes_to_wait_is_kept(bench: RetryBench) -> None:

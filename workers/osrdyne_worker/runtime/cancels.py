@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 from osrdyne.aio.clock import Clock
@@ -16,38 +17,42 @@ Name = tuple[str, str]
 
 
 class CancelMemory:
-    """What was cancelled and has not come yet; and what was completed a moment ago, whose cancels come too late."""
+    """What was cancelled and has not come yet; and what was completed a moment ago, whose cancels come too late.
+
+    A cancel may say for how long its request may wait for another attempt. For so long it is meant for a request that
+    was tried before: no later one of the same name was.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._cancelled: OrderedDict[Name, float] = OrderedDict()
         self._completed: OrderedDict[Name, float] = OrderedDict()
-        self._expected: OrderedDict[Name, float] = OrderedDict()
+        self._cancelled_between: OrderedDict[Name, float] = OrderedDict()
 
-    def remember(self, correlation_id: str | None, reply_to: str | None) -> None:
-        """A cancel of a request that is not here."""
+    def remember(self, correlation_id: str | None, reply_to: str | None, *, keep_for: float = 0.0) -> None:
+        """A cancel of a request that is not here, and may wait for another attempt for `keep_for` seconds."""
         if not correlation_id or not reply_to:
             return
-        name = (correlation_id, reply_to)
+        name, now = (correlation_id, reply_to), self._clock.monotonic()
         if not self._is_recent(self._completed.get(name)):
-            now = self._clock.monotonic()
-            self._put(self._cancelled, name, max(now, self._expected.get(name, now)))
+            self._put(self._cancelled, name, now)
+            if keep_for > 0:
+                self._put(self._cancelled_between, name, now + keep_for)
 
     def completed(self, correlation_id: str | None, reply_to: str | None) -> None:
         """A request was answered; a cancel that is still on its way is meant for this one."""
         if correlation_id and reply_to:
             self._put(self._completed, (correlation_id, reply_to), self._clock.monotonic())
 
-    def expect(self, correlation_id: str | None, reply_to: str | None, *, seconds: float) -> None:
-        """A request goes to wait and comes back after so long: a cancel until then is meant for it."""
-        if correlation_id and reply_to:
-            self._put(self._expected, (correlation_id, reply_to), self._clock.monotonic() + seconds)
-
-    def take(self, correlation_id: str | None, reply_to: str | None) -> bool:
+    def take(self, correlation_id: str | None, reply_to: str | None, *, tried_before: bool = False) -> bool:
         """Whether the request that comes now was cancelled; the cancel is used up then."""
-        if not self._cancelled or not correlation_id or not reply_to:
+        if not correlation_id or not reply_to:
             return False
-        return self._is_recent(self._cancelled.pop((correlation_id, reply_to), None))
+        name = (correlation_id, reply_to)
+        was_cancelled = self._is_recent(self._cancelled.pop(name, None))
+        if tried_before:
+            was_cancelled |= self._clock.monotonic() <= self._cancelled_between.pop(name, -math.inf)
+        return was_cancelled
 
     def _put(self, times: OrderedDict[Name, float], name: Name, moment: float) -> None:
         times[name] = moment

@@ -7,6 +7,7 @@ Source: PROTOCOL, "Control messages".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,13 @@ def parse_queues(value: object) -> tuple[QueueName, ...]:
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         return ()
     return tuple(QueueName(name) for name in dict.fromkeys(value))
+
+
+def parse_seconds(value: object) -> float:
+    """The seconds of a message; 0 where it says none, or anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return 0.0
+    return float(value) if 0 < value < math.inf else 0.0
 
 
 async def listen(

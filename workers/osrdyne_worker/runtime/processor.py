@@ -17,6 +17,7 @@ from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import ROUTE_HEADER, Request, Response, header_text
+from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.runtime.activity import Outcome, Reporter
 from osrdyne_worker.runtime.app import Context
@@ -107,14 +108,15 @@ class Processor:
         job.task = self._spawn(self._process(job, self._count))
         self._reporter.received()
 
-    def cancel(self, correlation_id: str | None, reply_to: str | None) -> None:
-        """The caller wants no answer any more. A request that has not come yet is answered when it does."""
+    def cancel(self, correlation_id: str | None, reply_to: str | None, *, keep_for: float = 0.0) -> None:
+        """The caller wants no answer any more. A request that has not come yet is answered when it does; it may wait
+        for another attempt for `keep_for` seconds."""
         for job in self._jobs.values():
             if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
                 self._interrupt(job, Interruption.CANCELLED)
                 if not job.goes_to_wait:
                     return
-        self._cancels.remember(correlation_id, reply_to)
+        self._cancels.remember(correlation_id, reply_to, keep_for=keep_for)
 
     def give_back(self, *, channel: Channel | None = None, also_running: bool = False) -> None:
         """Give requests back to the queue: those that wait, or all; only what came over `channel` when it is given."""
@@ -195,7 +197,8 @@ class Processor:
     def _first_look(self, job: InFlight) -> Result | None:
         request = job.request
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
-        was_cancelled = self._cancels.take(request.correlation_id, request.reply_to)
+        tried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
+        was_cancelled = self._cancels.take(request.correlation_id, request.reply_to, tried_before=tried)
         early = first_look(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
         if early is None and left is not None:
             self._arm(job, left)
@@ -290,9 +293,8 @@ class Processor:
         retry = self._retries.plan(job.request, outcome, now_ms=now_ms(self._clock))
         if retry is None:
             return False
-        request, job.goes_to_wait = job.request, True
-        self._cancels.expect(request.correlation_id, request.reply_to, seconds=retry.delay_ms / 1000)
-        job.goes_to_wait = await self._retries.send(job.link, job.delivery, request, retry)
+        job.goes_to_wait = True
+        job.goes_to_wait = await self._retries.send(job.link, job.delivery, job.request, retry)
         return job.goes_to_wait
 
     async def _settle_without_reply(self, job: InFlight, settlement: Settlement) -> None:

@@ -25,7 +25,7 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import QueueName
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.app import App
-from osrdyne_worker.runtime.control import WantedState, apply_control, listen
+from osrdyne_worker.runtime.control import WantedState, apply_control, listen, parse_seconds
 from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.ending import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
 from osrdyne_worker.runtime.failures import describe_with_place
@@ -225,7 +225,8 @@ class Worker:
             case Command.CANCEL:
                 correlation_id, reply_to = message.details.get("correlation_id"), message.details.get("reply_to")
                 if isinstance(correlation_id, str) and isinstance(reply_to, str):
-                    self._processor.cancel(correlation_id, reply_to)
+                    keep_for = parse_seconds(message.details.get("keep_for"))
+                    self._processor.cancel(correlation_id, reply_to, keep_for=keep_for)
             case Command.DRAIN:
                 if message.generation >= self._wanted.generation:
                     self.end(Stop(None))

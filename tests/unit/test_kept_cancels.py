@@ -1,0 +1,144 @@
+"""Cancels of requests that wait for another attempt, in the leader: told to workers that come, and answered there."""
+
+from __future__ import annotations
+
+import pytest
+from managed_pool import REST, managing, waiting
+from replies import REPLIES, answers, broker_with_replies
+from test_retry_queues import PLAIN, fail, time_out
+
+from osrdyne.amqp import Message
+from osrdyne.processors.kept_cancels import MAX_KEPT, KeptCancels, RequestName
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.control import Command, control_from_wire
+from osrdyne.protocol.messages import Request
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.testing.amqp import FakeChannel
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack
+
+A, W = Key("a"), WorkerId("later")
+NAME = RequestName("c", REPLIES)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
+
+
+async def send(stack: Stack) -> None:
+    await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+    await stack.clock.settle()
+
+
+async def cancel(stack: Stack) -> None:
+    message = Message(correlation_id="c", reply_to=REPLIES)
+    await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="a")
+    await stack.clock.settle()
+
+
+async def report(stack: Stack, worker: str = W) -> None:
+    told = ActivityReport(A, Event.READY, worker)
+    message = Message(told.wire_body(), headers=told.wire_headers())
+    await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key=A)
+    await stack.clock.settle()
+
+
+def listen(stack: Stack, worker: WorkerId = W) -> None:
+    stack.broker.declare_queue(f"ctl-{worker}", {})
+    key = stack.names.control_worker_routing_key(worker)
+    stack.broker.bind(f"ctl-{worker}", stack.names.control_exchange, key)  # type: ignore[arg-type]
+
+
+def heard(stack: Stack, worker: WorkerId = W) -> list[dict[str, object]]:
+    messages = [control_from_wire(body) for body in stack.broker.bodies(f"ctl-{worker}")]
+    return [dict(one.details) for one in messages if one is not None and one.command is Command.CANCEL]
+
+
+async def test_worker_that_comes_later_is_told_once(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack)
+        await fail(stack)
+        await cancel(stack)
+        await report(stack)  # it does not listen yet
+        listen(stack)
+        await clock.advance(100.0)
+        await report(stack)
+        await report(stack)
+        assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
+
+
+async def test_worker_of_another_group_is_not_told(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack)
+        message = Message(correlation_id="c", reply_to=REPLIES)
+        await FakeChannel(broker).publish(message, exchange=stack.names.cancel_exchange, routing_key="b")
+        listen(stack)
+        await report(stack)
+        assert heard(stack) == []
+
+
+async def test_nothing_is_kept_where_no_request_waits(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, rest=REST) as stack:
+        await send(stack)
+        await cancel(stack)
+        listen(stack)
+        await report(stack)
+        assert heard(stack) == []
+
+
+async def test_cancelled_request_whose_group_is_gone_is_answered_without_a_worker(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack)
+        await fail(stack)
+        stack.term.tracker.retire(A)
+        await clock.advance(120.0)
+        await cancel(stack)
+        await time_out(stack)
+        assert (answers(broker), stack.running("a"), stack.orphans()) == ([("c", "cancelled")], 0, [])
+
+
+async def test_new_request_of_the_name_is_another_one(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack)
+        await cancel(stack)
+        await send(stack)
+        listen(stack)
+        await report(stack)
+        assert (heard(stack), waiting(stack, None)) == ([], [b"1", b"1"])
+
+
+@pytest.mark.parametrize("worker", ["x" * 5000, "漢" * 200, "#", ""], ids=["long", "wide", "pattern", "empty"])
+async def test_odd_name_of_a_worker_harms_nobody(clock: VirtualClock, broker: FakeBroker, worker: str) -> None:
+    async with managing(clock, broker, plain=PLAIN) as stack:
+        await send(stack)
+        await cancel(stack)
+        await report(stack, worker)
+        listen(stack)
+        await report(stack)
+        assert (len(heard(stack)), stack.task.done()) == (1, False)
+
+
+async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: VirtualClock) -> None:
+    kept = KeptCancels(clock)
+    for number in range(MAX_KEPT + 1):
+        kept.keep(RequestName(str(number), "r"), A, seconds=10.0)
+    assert len(kept.untold(W, lambda _: True)) == MAX_KEPT
+    await clock.advance(11.0)
+    assert kept.untold(W, lambda _: True) == []
+
+
+@pytest.mark.parametrize("reply_to", ["r", "other", None])
+def test_cancel_is_of_one_request(clock: VirtualClock, reply_to: str | None) -> None:
+    kept = KeptCancels(clock)
+    kept.keep(RequestName("c", "r"), A, seconds=10.0)
+    request = Request(key="a", path="", body=b"", correlation_id="c", reply_to=reply_to)
+    assert kept.was_cancelled(request) is (reply_to == "r")
