@@ -12,6 +12,7 @@ import asyncio
 import gc
 import os
 import secrets
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.logs import configure_events
+
+# A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 120.0
 """Seconds for one answer of RabbitMQ."""

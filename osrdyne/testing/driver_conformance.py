@@ -42,6 +42,7 @@ from osrdyne.testing.driver_harness import (
     is_ready,
     is_refused,
     make_spec,
+    until_events_come,
 )
 from osrdyne.testing.keys import ODD_KEYS
 
@@ -233,7 +234,7 @@ class DriverConformance(DriverContract):
         assert stopped.exit is not None
         assert stopped.exit.signal == "SIGKILL" or stopped.exit.code == 128 + 9
 
-    async def test_worker_being_stopped_is_listed_so(self, driver: Driver) -> None:
+    async def test_worker_being_stopped_is_listed_so(self, driver: Driver, harness: DriverHarness) -> None:
         started = await driver.start(make_spec(behaviour=Behaviour.STUBBORN))
         await is_ready(driver, started)
 
@@ -242,8 +243,9 @@ class DriverConformance(DriverContract):
             return found is not None and found.state is InstanceState.STOPPING
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(driver.stop(started.instance_id, grace=2.0), name="stop")
+            group.create_task(driver.stop(started.instance_id, grace=PATIENCE), name="stop")
             await eventually(is_stopping, what="the worker is listed as stopping")
+            await harness.kill(started)  # rather than wait for so long
 
     async def test_worker_killed_from_outside_is_seen_through_events(
         self, driver: Driver, harness: DriverHarness
@@ -251,15 +253,19 @@ class DriverConformance(DriverContract):
         started = await driver.start(make_spec())
         await is_ready(driver, started)
 
+        listening = asyncio.Event()
+
         async def watch() -> None:
             async for _ in driver.events():
+                listening.set()
                 found = await find(driver, started.instance_id)
                 if found is not None and found.state is InstanceState.EXITED:
                     return
 
         async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
             group.create_task(watch(), name="watch")
-            group.create_task(harness.kill(started), name="kill")
+            await until_events_come(driver, listening, first_slot=1)
+            await harness.kill(started)
 
     async def test_every_odd_key_has_a_worker_of_its_own(self, driver: Driver) -> None:
         await asyncio.gather(*(driver.start(make_spec(key)) for key in ODD_KEYS.values()))
@@ -375,11 +381,9 @@ class BackendConformance:
 
         async with asyncio.timeout(2 * (PATIENCE + harness.absence)), asyncio.TaskGroup() as group:
             group.create_task(watch(), name="watch")
-            await asyncio.sleep(0.1)  # until it listens
-            await driver.start(make_spec(slot=2))
-            await listening.wait()
+            free_slot = await until_events_come(driver, listening, first_slot=2)
             async with harness.away():
                 await harness.kill(ends)
                 await is_refused(driver, seconds=harness.absence)
         assert await find(driver, stays.instance_id) == stays
-        await driver.start(make_spec(slot=3))
+        await driver.start(make_spec(slot=free_slot))

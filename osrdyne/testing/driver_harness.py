@@ -6,12 +6,13 @@ Used by `driver_conformance`, which also offers these names, and by tests of one
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -30,7 +31,7 @@ OTHER_POOL = "conformance_two"
 KEY = Key("infra=42,timetable=24")
 SECRET = "p4ssw0rd-of-the-broker"
 AMQP_URI = f"amqp://worker:{SECRET}@broker.example:5672/"
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that should have happened has not."""
 
 
@@ -118,6 +119,17 @@ async def is_refused(driver: Driver, *, seconds: float) -> None:
         with pytest.raises(DriverUnavailableError):
             await driver.list_instances()
         await asyncio.sleep(0.2)
+
+
+async def until_events_come(driver: Driver, come: asyncio.Event, *, first_slot: int) -> int:
+    """Start workers, slot after slot, until one is seen through events: who listens may do so a little late. Returns
+    the next free slot."""
+    for slot in itertools.count(first_slot):
+        await driver.start(make_spec(slot=slot))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(come.wait(), 1.0)
+            return slot + 1
+    raise AssertionError("slots do not come to an end")
 
 
 async def exited(driver: Driver, instance: Instance) -> Instance:

@@ -185,8 +185,16 @@ class FakeDriver(Driver):
         worker.instance = replace(worker.instance, state=InstanceState.STOPPING)
         self.backend.changed()
         if worker.stubborn:
-            await self._clock.sleep(grace)
+            await self._until_gone(worker, grace)
         self.backend.end(worker, Exit(signal="SIGKILL") if worker.stubborn else Exit(code=0))
+
+    async def _until_gone(self, worker: FakeWorker, grace: float) -> None:
+        waits = {asyncio.ensure_future(worker.gone.wait()), asyncio.ensure_future(self._clock.sleep(grace))}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
 
     async def remove(self, instance_id: InstanceId) -> None:
         worker = self._record_call("remove", instance_id)

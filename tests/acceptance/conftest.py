@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,6 @@ from durable_caller import DurableCaller, durable_caller
 from own_home import own_home
 
 from osrdyne.config.models import BrokerSettings
-
-# A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

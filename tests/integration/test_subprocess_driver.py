@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,7 +245,7 @@ def unkillable(monkeypatch):
     pids = set()
     send = ProcessHandle.send
     monkeypatch.setattr(ProcessHandle, "send", lambda self, number: None if self.pid in pids else send(self, number))
-    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 0.2)
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 1.0)
     monkeypatch.setattr(workers, "_LEFTOVER_GRACE", 0.1)
     return pids
 
@@ -315,6 +316,18 @@ async def test_slot_is_free_when_the_child_has_ended_at_last(driver, stuck, unki
     unkillable.clear()
     ended = await exited(driver, instance)
     assert ended.exit.signal == "SIGKILL"
+
+
+def test_killed_process_has_ended_although_looking_for_it_took_all_the_time(monkeypatch):
+    monkeypatch.setattr(processes, "_KILL_TIMEOUT", 0.0)
+    victim = subprocess.Popen(["/bin/sleep", "600"])
+
+    def look_slowly():
+        time.sleep(0.5)
+        return {victim.pid}
+
+    processes.kill_all(look_slowly)
+    assert victim.wait() == -signal.SIGKILL
 
 
 # --- controllers that die

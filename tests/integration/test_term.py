@@ -195,11 +195,14 @@ async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
 async def everything(channel: Channel, names: PoolNames, running: Running, count: int) -> set[bytes]:
     """All bodies in all request queues, once no orphan is left."""
     found: set[bytes] = set()
+    keys = [Key(f"k{number}") for number in range(min(20, count))]
+    await running.leads()
+    await eventually(lambda: all(running.term.queue_board[key].is_bound for key in keys))
     reading = await channel._connection.channel()
     async with asyncio.timeout(SOON):
         while len(found) < count:
-            for number in range(20):
-                queue = names.request_queue(Key(f"k{number}"))
+            for key in keys:
+                queue = names.request_queue(key)
                 while (delivery := await reading.get(queue)) is not None:
                     found.add(delivery.body)
                     await delivery.ack()

@@ -141,11 +141,14 @@ def ask_all_to_end(list_pids: Callable[[], set[int]], *, grace: float) -> None:
 def kill_all(list_pids: Callable[[], set[int]], *, patient: bool = True) -> None:
     """Kill what `list_pids` names, again until it names nothing that runs, so that nobody escapes by forking.
 
-    Raises `DriverUnavailableError` when something does not end within a few seconds; at once if not `patient`.
+    Raises `DriverUnavailableError` when something does not end within a few seconds; at once if not `patient`. It looks
+    once more when the time is over: on a busy machine to look takes long, and what was killed has ended meanwhile.
     """
-    deadline = time.monotonic() + (_KILL_TIMEOUT if patient else 0.0)
+    deadline, is_over = time.monotonic() + (_KILL_TIMEOUT if patient else 0.0), False
     while pids := _signal_all(list_pids, signal.SIGKILL, timeout=max(0.0, deadline - time.monotonic())):
-        if time.monotonic() > deadline:
+        if not is_over:
+            is_over = time.monotonic() > deadline
+        else:
             names = ", ".join(map(str, pids))
             raise DriverUnavailableError(f"The processes {names} of a worker do not end although they were killed.")
 
