@@ -62,7 +62,7 @@ async def kept(session: LeaderSession, token: Token) -> AsyncIterator[asyncio.Ta
     keeping = asyncio.create_task(session.run(token))
     yield keeping
     keeping.cancel()
-    await asyncio.wait({keeping})
+    await asyncio.gather(keeping, return_exceptions=True)  # an error that nobody asks for would be logged much later
 
 
 def reasons(task: asyncio.Task[None]) -> list[BaseException]:

@@ -1,0 +1,145 @@
+"""Queues that a killed node of RabbitMQ 3.10 has brought back without a leader: decision 0020, `broker.trials`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from osrdyne import amqp
+from osrdyne.aio.clock import SystemClock
+from osrdyne.broker import request_queues
+from osrdyne.broker.declare import declare_topology
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.session import LeaderSession
+from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.errors import BrokerError, BrokerSilentError
+from osrdyne.protocol.names import Key, PoolNames
+
+NAMES = PoolNames("p")
+BOUND, UNBOUND, GOOD = Key("bound"), Key("unbound"), Key("good")
+SILENCE = 4.0
+"""Seconds after which a queue that does not answer a consumer passes for one without a leader."""
+
+
+@asynccontextmanager
+async def connected(broker: EmbeddedBroker, *, rpc_timeout: float = 60.0) -> AsyncIterator[amqp.Connection]:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, rpc_timeout=rpc_timeout))
+    yield connection
+    await connection.close()
+
+
+@asynccontextmanager
+async def leading(broker: EmbeddedBroker) -> AsyncIterator[RequestQueueCommands]:
+    settings = Settings(
+        pool=PoolSettings(id=NAMES.pool),
+        broker=BrokerSettings(
+            uri=SecretStr(broker.amqp_uri),
+            management_uri=SecretStr(broker.management_uri),
+            leader_heartbeat=30.0,
+            rpc_timeout=SILENCE,
+        ),
+    )
+    async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=SystemClock()) as session:
+        _, token = await session.token.acquire()
+        keeping = asyncio.create_task(session.run(token))
+        try:
+            yield session.request_queues(management)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def forget_new_queues(broker: EmbeddedBroker) -> None:
+    """Kill the node before it has written down two new queues, whatever it has written, and start it again.
+
+    It notes where the log of each quorum queue is in one file; that is put back as it was before.
+    """
+    await broker.start()
+    [table] = (broker.directory / "data").rglob("quorum/*/names.dets")
+    async with connected(broker) as connection:
+        channel = await connection.channel()
+        await declare_topology(channel, pool_topology(NAMES.pool))
+        old = [NAMES.request_queue(GOOD), *(queue.name for queue in pool_topology(NAMES.pool).queues)]
+        await channel.declare_queue(old[0], arguments=request_queue_arguments(GOOD))
+        while not all(name.encode() in table.read_bytes() for name in old):
+            await asyncio.sleep(0.1)
+        before = table.read_bytes()
+        for key in (BOUND, UNBOUND):
+            await channel.declare_queue(NAMES.request_queue(key), arguments=request_queue_arguments(key))
+        for key in (BOUND, GOOD):
+            await channel.bind_queue(NAMES.request_queue(key), NAMES.requests_exchange, key)
+    await broker.kill()
+    table.write_bytes(before)
+    await broker.start()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A node whose queues of `BOUND` and `UNBOUND` have no leader."""
+    broker = EmbeddedBroker(Path(tmp_path_factory.mktemp("node")) / "node")
+    with ThreadPoolExecutor(1) as executor:  # in a loop of its own, whatever loop the tests use
+        try:
+            executor.submit(asyncio.run, forget_new_queues(broker)).result()
+            yield broker
+        finally:
+            executor.submit(asyncio.run, broker.kill()).result()
+
+
+async def has_leader(broker: EmbeddedBroker, key: Key, *, within: float) -> bool:
+    async with connected(broker, rpc_timeout=within) as connection:
+        try:
+            await (await connection.channel()).consume(NAMES.request_queue(key))
+        except BrokerSilentError:
+            return False
+        return True
+
+
+async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) -> None:
+    """What is sent to it holds up its channel for 65 s."""
+    async with connected(node) as connection:
+        publisher = LeaderPublisher(await connection.channel(confirms=True), connection, clock=SystemClock())
+        publishing = {
+            asyncio.create_task(publisher.publish(amqp.Message(), exchange=NAMES.requests_exchange, routing_key=key))
+            for key in (BOUND, GOOD, BOUND)
+        }
+        done, waiting = await asyncio.wait(publishing, return_when=asyncio.FIRST_COMPLETED)
+        assert ([task.exception() for task in done], len(waiting)) == ([None], 2)
+        await publisher.publish(amqp.Message(), exchange=NAMES.requests_exchange, routing_key=GOOD)
+        for task in waiting:
+            assert not task.done()
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_queue_that_was_not_written_down_is_made_anew_before_it_is_bound(
+    node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take requests and never confirm them."""
+    monkeypatch.setattr(request_queues, "STILLBORN_SILENCES", 1)
+    assert not await has_leader(node, UNBOUND, within=SILENCE)
+    while not await leader_binds(node, UNBOUND):
+        pass
+    assert await has_leader(node, UNBOUND, within=60.0)
+
+
+async def leader_binds(broker: EmbeddedBroker, key: Key) -> bool:
+    """False when the next leader must go on: RabbitMQ may end the connection that has consumed a queue without a leader
+    (541), when the queue goes."""
+    try:
+        async with leading(broker) as queues:
+            queues.suspect(key)
+            await queues.declare(key)
+            await queues.bind(key)
+    except BrokerError:
+        return False
+    return True
