@@ -134,7 +134,7 @@ async def another_key(client: AsyncClient, api: str) -> None:
 
 async def list_groups(api: str) -> list[dict[str, Any]]:
     """The groups as the daemon's API has them."""
-    async with httpx.AsyncClient(base_url=api, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=api, trust_env=False, timeout=60.0) as http:
         groups: list[dict[str, Any]] = (await http.get("/v1/groups")).json()["groups"]
         return groups
 

@@ -1,6 +1,7 @@
 """Starts an echo worker, or fails to, key by key. A worker command for tests; its argument is a JSON file:
 
-`{KEY: {"config": {…}}}` adds to the application's configuration, `{KEY: {"exit": 3, "says": "…"}}` ends at once.
+`{KEY: {"config": {…}}}` adds to the application's configuration, `{KEY: {"exit": 3, "says": "…"}}` ends at once,
+`{KEY: {"until": FILE}}` starts once the file exists.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 file = Path(sys.argv[1])
@@ -15,8 +17,10 @@ fault = json.loads(file.read_text()).get(os.environ["WORKER_KEY"], {}) if file.e
 if "exit" in fault:
     print(fault["says"], file=sys.stderr, flush=True)
     sys.exit(fault["exit"])
+while "until" in fault and not Path(fault["until"]).exists():
+    time.sleep(0.05)
 config = json.loads(os.environ["WORKER_CONFIG"])
 config["app"].update(fault.get("config", {}))
 os.environ["WORKER_CONFIG"] = json.dumps(config)
 worker = Path(sys.executable).with_name("osrdyne-worker")
-os.execv(worker, [str(worker), "workers.examples.echo:app"])
+os.execv(worker, [str(worker), "tests.acceptance.gated_echo:app"])

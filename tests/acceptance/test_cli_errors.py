@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+PATIENCE = 150.0
 OSRDYNE = Path(sys.executable).with_name("osrdyne")
 
 
@@ -28,7 +29,7 @@ def osrdyne(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Com
         env=environment(tmp_path, **variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -85,7 +86,7 @@ def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
@@ -118,7 +119,7 @@ def test_something_else_on_the_port_is_no_daemon(tmp_path: Path) -> None:
         with connection:
             connection.recv(1000)
             connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr.count("\n")) == (1, 1)
     assert "is not an osrdyne daemon" in stderr
 
@@ -152,7 +153,7 @@ def test_daemon_without_a_broker_waits_for_it_and_ends_when_told(tmp_path: Path,
         if "term ended" in line:
             break
     process.send_signal(number)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=PATIENCE)
     text = "".join([*lines, rest])
     assert process.returncode == 0, text
     assert "Traceback" not in text
@@ -173,7 +174,7 @@ def test_interrupted_command_exits_with_130(tmp_path: Path) -> None:
         with connection:
             connection.recv(1000)
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=PATIENCE)
     assert (process.returncode, stderr) == (130, "")
 
 
@@ -191,4 +192,4 @@ def test_output_into_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=PATIENCE) == 1

@@ -106,7 +106,7 @@ async def kill_at(daemon: DaemonProcess, event: str, fields: dict[str, object]) 
             await daemon.start()
             await caller.until_all_answered()
         assert caller.statuses() == {"ok"}, event
-        assert len(daemon.pids("k")) == 1, event
+        assert len(daemon.pids("k")) <= 1, event  # the group may have ended again
 
 
 async def test_daemons_killed_while_a_group_ends_lose_nothing(make_daemon: MakeDaemon, pool_id: str) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from daemon_process import MakeDaemon
 from durable_caller import DurableCaller
 
 
 async def test_request_that_expires_behind_a_long_one_is_answered(
-    make_daemon: MakeDaemon, caller: DurableCaller
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
-    daemon = make_daemon()
+    daemon, gate = make_daemon(), tmp_path / "gate"
     await daemon.start()
     await caller.info("k")
-    long = await caller.send("k", "/sleep", {"seconds": 4})
+    long = await caller.send("k", "/wait", {"file": str(gate)})
     late = await caller.call("k", "/info", expiration=0.5)
     assert late.status == "expired"
     assert "before a worker took it" in str(late.detail)
-    assert not caller.answers.get(long)
+    gate.touch()
     assert (await caller.answer(long)).status == "ok"
 
 

@@ -11,7 +11,7 @@ from daemon_process import ROOT
 from own_home import processes_of
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path: Path) -> None:
     demo = subprocess.run(
         [sys.executable, ROOT / "tools" / "demo.py"],
@@ -19,7 +19,7 @@ def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path:
         env=home,
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=1100,
         check=False,
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr

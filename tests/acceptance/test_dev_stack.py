@@ -14,7 +14,7 @@ import pytest
 from daemon_process import OSRDYNE, PATIENCE, until
 from own_home import processes_of
 
-START_LIMIT = 100.0
+START_LIMIT = 400.0
 """Seconds for a cold start of Spark on a busy machine."""
 
 
@@ -32,7 +32,7 @@ def stack(home: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[byt
     process.wait(PATIENCE)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_stack_of_one_command_answers_another_and_leaves_nothing(
     stack: subprocess.Popen[bytes], home: dict[str, str], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
 from daemon_process import MakeDaemon, until
@@ -26,16 +27,20 @@ async def test_daemon_told_to_stop_leaves_its_workers_to_the_next_one(
         await asyncio.gather(*map(caller.answer, [*requests, orphan]))
         assert (await caller.info("k"))["pid"] == pid
     assert caller.statuses() == {"ok"}
-    assert (await daemon.groups())["k"]["workers"][0]["state"] in {"ready", "idle", "busy"}
+    await daemon.until_group("k", lambda group: group["workers"][0]["state"] in {"ready", "idle", "busy"}, "it works")
 
 
-async def test_daemon_that_stops_its_workers_leaves_none(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
-    daemon = make_daemon()
+async def test_daemon_that_stops_its_workers_leaves_none(
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
+) -> None:
+    daemon, gate = make_daemon(), tmp_path / "gate"
     await daemon.start("--stop-workers")
     await asyncio.gather(caller.info("a"), caller.info("b"))
-    long = await caller.send("a", "/sleep", {"seconds": 2})
+    long = await caller.send("a", "/wait", {"file": str(gate)})
     await daemon.until_group("a", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
-    assert await daemon.stop() == 0
+    daemon.send_signal(signal.SIGTERM)
+    gate.touch()
+    assert await daemon.wait() == 0
     assert daemon.workers() == []
     await daemon.start()
     assert (await caller.answer(long)).status == "ok"
@@ -47,10 +52,13 @@ async def test_second_daemon_of_a_pool_stands_by_and_takes_over(make_daemon: Mak
     standby.state = leader.state
     await leader.start()
     standby.launch()
-    await until(lambda: standby.events("api listening"), "the standby is up")
     pid = (await caller.info("k"))["pid"]
-    ready = await standby.get("/ready")
-    assert (ready["ready"], ready["role"], ready["leader"]) == (True, "standby", leader.api)
+
+    async def stands_by() -> bool:
+        ready = await standby.get("/ready")
+        return (ready.get("ready"), ready.get("role"), ready.get("leader")) == (True, "standby", leader.api)
+
+    await until(stands_by, "the standby is up and knows the leader")
     assert f"leader: {leader.api}" in standby.osrdyne("status").stdout
     leader.kill()
     await standby.until_leading()

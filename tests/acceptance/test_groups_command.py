@@ -34,7 +34,7 @@ async def test_group_is_started_shown_and_stopped_by_command(make_daemon: MakeDa
 
 
 async def test_pinned_group_outlives_idleness_and_the_daemon(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
-    daemon = make_daemon(lifecycle={"unbind_delay": "1s", "extra_lifetime": "100ms"})
+    daemon = make_daemon(lifecycle={"unbind_delay": "1s", "extra_lifetime": "100ms", "stop_delay": "60s"})
     await daemon.start()
     run(daemon, "groups", "pin", KEY)
     pid = (await caller.info(KEY))["pid"]

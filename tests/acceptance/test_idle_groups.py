@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from daemon_process import DaemonProcess, MakeDaemon
+from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
 from osrdyne.broker.management import ManagementClient
@@ -20,9 +20,10 @@ async def queue_exists(management: ManagementClient, daemon: DaemonProcess, key:
 
 async def goes_and_comes_back(daemon: DaemonProcess, caller: DurableCaller, management: ManagementClient) -> None:
     first = await caller.info("idle")
-    assert await queue_exists(management, daemon, "idle")
-    await daemon.until_group("idle", lambda group: group["state"] == "unbound", "unbound")
-    assert daemon.pids("idle") == [first["pid"]]
+    unbound = await daemon.until_event("request queue changed", key="idle", step="unbind")
+    stopping = await daemon.until_event("worker stopping", key="idle")
+    deleted = await daemon.until_event("request queue deleted", key="idle")
+    assert unbound["timestamp"] < stopping["timestamp"] < deleted["timestamp"]
     await daemon.until_gone("idle")
     assert daemon.pids("idle") == []
     assert not await queue_exists(management, daemon, "idle")
@@ -56,11 +57,15 @@ async def test_groups_without_work_go_and_groups_at_work_stay(
         group.create_task(works_longer_than_all_delays(daemon, caller, "/sleep_thread"))
 
 
+def steps(daemon: DaemonProcess, step: str) -> list[object]:
+    return [event["timestamp"] for event in daemon.events("request queue changed", key="k", step=step)]
+
+
 async def test_request_for_an_unbound_group_wakes_it(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     daemon = make_daemon(lifecycle={**SHORT, "stop_delay": "60s"})
     await daemon.start()
     first = await caller.info("k")
-    for _ in range(2):
-        await daemon.until_group("k", lambda group: not group["queue"]["bound"], "unbound")
+    for number in range(1, 3):
+        await until(lambda number=number: len(steps(daemon, "unbind")) == number, "it is unbound")  # type: ignore[misc]
         assert (await caller.info("k"))["pid"] == first["pid"]
-        await daemon.until_group("k", lambda group: group["queue"]["bound"], "bound again")
+        assert len(steps(daemon, "bind")) == number + 1

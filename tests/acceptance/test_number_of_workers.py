@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from daemon_process import MakeDaemon, until
 from durable_caller import DurableCaller
@@ -21,17 +22,18 @@ async def test_group_grows_with_what_waits_and_shrinks_again(make_daemon: MakeDa
 
 
 async def test_changed_settings_replace_a_busy_worker_when_it_has_finished(
-    make_daemon: MakeDaemon, caller: DurableCaller
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
-    daemon = make_daemon()
+    daemon, gate = make_daemon(), tmp_path / "gate"
     await daemon.start()
     before = await caller.info("k")
-    long = await caller.send("k", "/sleep", {"seconds": 8})
+    long = await caller.send("k", "/wait", {"file": str(gate)})
     await daemon.until_group("k", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
     await daemon.stop()
     daemon.write_settings(worker={"config": {"greeting": "changed"}})
     await daemon.start()
     await until(lambda: len(daemon.pids("k")) == 2, "the successor is there")
+    gate.touch()
     await caller.answer(long)
     await until(lambda: before["pid"] not in daemon.pids("k"), "the old worker has ended")
     assert (await caller.info("k"))["greeting"] == "changed"
