@@ -14,7 +14,7 @@ SEED = 13579
 LENGTH, INTERVAL = 10.5, 1.5
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_pool_survives_every_family_of_faults_one_upon_the_other(tmp_path: Path) -> None:
     faults = make_schedule(SEED, LENGTH, interval=INTERVAL)
     verdict, done = await Run(SEED, faults, tmp_path).execute()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from daemon_process import PATIENCE, MakeDaemon, until
@@ -15,7 +16,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 
-REQUESTS = 1_500
+REQUESTS, BATCH = 1_500, 300
 
 
 @pytest.fixture
@@ -25,16 +26,24 @@ async def channel(broker_settings: BrokerSettings) -> AsyncIterator[Channel]:
     await connection.close()
 
 
-async def publish(channel: Channel, names: PoolNames, replies: str) -> None:
-    """Numbered requests; every third one expires soon."""
+async def publish(channel: Channel, names: PoolNames, replies: str, *, until_passed: Callable[[int], Any]) -> None:
+    """Numbered requests; every third one expires when all are surely passed on, but for those of the first batch."""
+    loop = asyncio.get_running_loop()
+    lifetime = 600.0
 
     async def one(number: int) -> None:
-        expiration = "600000" if number % 3 else "6000"
+        seconds = 600.0 if number % 3 else lifetime
+        expiration = str(int(seconds * 1000))
         message = amqp.Message(b"%d" % number, correlation_id=str(number), reply_to=replies, expiration=expiration)
         await channel.publish(message, exchange=names.requests_exchange, routing_key="k", mandatory=True)
 
-    for first in range(0, REQUESTS, 300):
-        await asyncio.gather(*map(one, range(first, first + 300)))
+    began = loop.time()
+    for first in range(0, REQUESTS, BATCH):
+        await asyncio.gather(*map(one, range(first, first + BATCH)))
+        if first == 0:
+            await until_passed(BATCH)
+            lifetime = 3.0 + 2 * REQUESTS / BATCH * (loop.time() - began)
+    await until_passed(REQUESTS)
 
 
 async def everything(channel: Channel, queue: str) -> list[Delivery]:
@@ -55,8 +64,7 @@ async def test_daemon_killed_while_it_cleans_a_queue_loses_nothing_and_keeps_the
     requests = {"check_entire_queue_on_cleanup": True, "cleanup_interval": "4s", "max_clock_skew": "500ms"}
     daemon = managed(make_daemon, requests=requests)
     await without_workers(daemon)
-    await publish(channel, names, replies)
-    await until_passed_on(daemon, REQUESTS, route="")
+    await publish(channel, names, replies, until_passed=lambda count: until_passed_on(daemon, count, route=""))
 
     async def ready() -> int:
         return (await channel.declare_queue(queue, passive=True)).ready

@@ -31,6 +31,7 @@ CHANGE_TIMEOUT = 30.0
 SETTINGS: Mapping[str, Any] = {
     "broker": {
         "heartbeat": "5s",
+        "leader_heartbeat": "2s",
         "connect_timeout": "5s",
         "rpc_timeout": "10s",
         "management_timeout": "5s",
@@ -41,7 +42,7 @@ SETTINGS: Mapping[str, Any] = {
         "unbind_delay": "2s",
         "stop_delay": "1s",
         "start_attempts": 3,
-        "start_timeout": "30s",
+        "start_timeout": "60s",
         "resync_interval": "5s",
     },
     "requests": {"ttl": "60s", "delivery_limit": 5},

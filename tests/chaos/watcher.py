@@ -18,9 +18,10 @@ from tests.chaos.checker import Aftermath
 from tests.chaos.pool import POOL, PoolUnderAttack
 
 INTERVAL = 0.2
-TOLERATED = 8.0
+TOLERATED = 15.0
 """Seconds for which two daemons may believe that they lead: one that was cut off or stopped notices it within three
-heartbeats. It does nothing meanwhile: a second worker for a key would show that it does."""
+heartbeats, on a busy machine somewhat later. It does nothing meanwhile: a second worker for a key would show that it
+does."""
 NAMES = PoolNames(POOL)
 EMPTY = (NAMES.orphan_queue, NAMES.dead_letter_queue)
 
