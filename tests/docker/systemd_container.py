@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "osrdyne-test/systemd"
 SOURCE = "/src"
 BUILD_TIMEOUT = 900.0
+UP_TIMEOUT = 240.0
 EXTRAS = ("spark", "systemd")
 TEST_TOOLS = ("pytest>", "pytest-asyncio", "pytest-timeout")
 
@@ -61,12 +62,12 @@ class SystemdContainer:
     def close(self) -> None:
         _docker("rm", "-f", self.name, check=False)
 
-    def run(self, *command: str, user: str | None = None, timeout: float = 60.0, check: bool = True) -> str:
+    def run(self, *command: str, user: str | None = None, timeout: float = 240.0, check: bool = True) -> str:
         """Run a command in the container and return what it printed."""
         return self.attempt(*command, user=user, timeout=timeout, check=check).stdout
 
     def attempt(
-        self, *command: str, user: str | None = None, timeout: float = 60.0, check: bool = False
+        self, *command: str, user: str | None = None, timeout: float = 240.0, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """Like `run`, with the exit code and the errors."""
         as_user = ("--user", user) if user else ()
@@ -76,11 +77,12 @@ class SystemdContainer:
         """Write a file in the container."""
         command = f"install -D -m {mode} -o {owner} /dev/stdin '{path}'"
         subprocess.run(
-            ["docker", "exec", "-i", self.name, "bash", "-c", command], input=text, text=True, check=True, timeout=60
+            ["docker", "exec", "-i", self.name, "bash", "-c", command], input=text, text=True, check=True, timeout=180
         )
 
     def _wait_until_up(self) -> None:
-        for _ in range(150):
+        until = time.monotonic() + UP_TIMEOUT
+        while time.monotonic() < until:
             state = self.attempt("systemctl", "is-system-running").stdout.strip()
             if state in {"running", "degraded"}:
                 return
@@ -88,7 +90,7 @@ class SystemdContainer:
         raise AssertionError("systemd did not come up in its container.")
 
 
-def _docker(*arguments: str, timeout: float = 60.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+def _docker(*arguments: str, timeout: float = 240.0, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
     assert not check or done.returncode == 0, f"docker {arguments[0]}: {done.stdout[-6000:]}{done.stderr[-3000:]}"
     return done

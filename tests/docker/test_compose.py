@@ -40,7 +40,7 @@ class ComposeStack:
         ports = {"AMQP_PORT": self.amqp_port, "MANAGEMENT_PORT": free_port(), "API_PORT": free_port()}
         self.variables = {**os.environ, "OSRDYNE_STACK": self.name, **{name: str(port) for name, port in ports.items()}}
 
-    def compose(self, *arguments: str, timeout: float = 120.0) -> str:
+    def compose(self, *arguments: str, timeout: float = 300.0) -> str:
         command = ["docker-compose", "-p", self.name, *arguments]
         return run(command, cwd=ROOT, env=self.variables, timeout=timeout)
 
@@ -56,19 +56,19 @@ class ComposeStack:
         return networks + volumes + "\n".join(self.workers(everything=True))
 
     def down(self) -> None:
-        self.compose("down", "--volumes", timeout=180)
+        self.compose("down", "--volumes", timeout=300)
 
     def close(self) -> None:
         """Remove what is left, whatever state it is in."""
         subprocess.run(
-            ["docker-compose", "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=120, check=False
+            ["docker-compose", "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False
         )
         for identity in run(["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={self.name}"]).split():
             run(["docker", "rm", "-f", identity])
         self.down()
 
 
-def run(command: list[str], *, timeout: float = 120.0, **options: object) -> str:
+def run(command: list[str], *, timeout: float = 300.0, **options: object) -> str:
     result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
     assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
     return result.stdout

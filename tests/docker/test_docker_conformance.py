@@ -41,7 +41,7 @@ class DockerHarness(DriverHarness):
         return DockerDriver(self.options.model_copy(update={"environment": {"CHANGED": "1"}}), CONTEXT)
 
     async def kill(self, instance):
-        subprocess.run(["docker", "kill", instance.instance_id], check=True, capture_output=True, timeout=60)
+        subprocess.run(["docker", "kill", instance.instance_id], check=True, capture_output=True, timeout=180)
 
     @asynccontextmanager
     async def away(self):
@@ -63,6 +63,6 @@ class TestDockerDriver(BackendConformance, WorkerConformance):
 def no_leftovers():
     """A container that an earlier, killed run left behind must not fail this one."""
     command = ["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={CONTEXT.stack}"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout.split()
     if found:
-        subprocess.run(["docker", "rm", "-f", *found], check=True, capture_output=True, timeout=60)
+        subprocess.run(["docker", "rm", "-f", *found], check=True, capture_output=True, timeout=180)

@@ -26,7 +26,7 @@ WORKER = ("python", "-m", "osrdyne.testing.conformance_worker")
 
 def docker(*arguments):
     """What the command prints; it must succeed."""
-    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=180, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 

@@ -17,22 +17,22 @@ from tests.chaos.proxy import Proxy
 
 EXAMPLES = Path(__file__).parents[2] / "workers" / "examples"
 GROUPS = [f"infra={number}" for number in range(20)]
-CALL_TIMEOUT = 200.0
+CALL_TIMEOUT = 400.0
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def containers(stack: str) -> dict[str, str]:
     """Container ids by key, of those that run."""
     form = '{{.ID}}\t{{.Label "osrdyne.key"}}'
     command = ["docker", "ps", "--no-trunc", "--filter", f"label=osrdyne.stack={stack}", "--format", form]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout.splitlines()
     return {key: identity for identity, key in (line.split("\t") for line in lines)}
 
 
 def remove_all(stack: str) -> None:
     command = ["docker", "ps", "-aq", "--filter", f"label=osrdyne.stack={stack}"]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180).stdout.split()
     if found:
         subprocess.run(["docker", "rm", "-f", *found], check=True, capture_output=True, timeout=120)
 
@@ -97,7 +97,7 @@ async def test_worker_killed_by_hand_is_started_again_and_requests_wait_for_it(
     async with daemon.client() as client:
         first = await ask(client, "infra=1")
         killed = containers(stack)["infra=1"]
-        subprocess.run(["docker", "rm", "-f", killed], check=True, capture_output=True, timeout=60)
+        subprocess.run(["docker", "rm", "-f", killed], check=True, capture_output=True, timeout=180)
         second = await ask(client, "infra=1")
     assert first != second
     assert containers(stack)["infra=1"] != killed

@@ -18,13 +18,13 @@ def image(request):
 def inside(image, *command):
     """What a command prints that runs in the image as the image says."""
     arguments = ["docker", "run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:]]
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     return (result.stdout + result.stderr).strip()
 
 
 def test_image_is_a_numbered_user_and_looks_after_its_health(image):
-    told = subprocess.run(["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run(["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=180).stdout
     config = json.loads(told)[0]["Config"]
     assert config["User"] == "10001:10001"
     assert config["Healthcheck"]["Test"][0] in {"CMD", "CMD-SHELL"}

@@ -18,10 +18,10 @@ import pytest
 import yaml
 from systemd_container import SOURCE, SystemdContainer
 
-pytestmark = pytest.mark.timeout(1200)  # the first one builds the image, with Java and Spark in it
+pytestmark = pytest.mark.timeout(2400)  # the first one builds the image, with Java and Spark in it
 CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
-PATIENCE = 200.0
+PATIENCE = 400.0
 BACKEND_AWAY = os.environ.get("OSRDYNE_BACKEND_AWAY", "1")
 UNIT_OF_TESTS = r"""
 set -e
@@ -106,7 +106,7 @@ class Pool:
 
     def is_led(self) -> bool:
         try:
-            return "leading in term" in httpx.get(f"{self.api}/ready", trust_env=False).text
+            return "leading in term" in httpx.get(f"{self.api}/ready", trust_env=False, timeout=60.0).text
         except httpx.HTTPError:
             return False
 

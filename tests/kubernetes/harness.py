@@ -49,7 +49,7 @@ class KubernetesHarness(DriverHarness):
             "scheduler": SCHEDULER,
             "namespace": self.namespace,
             "kubeconfig": str(self.kubeconfig),
-            "request_timeout": 20.0,
+            "request_timeout": 60.0,
         }
         context = DriverContext(
             pool=pool,

@@ -45,6 +45,7 @@ class Played:
         self.lines: list[str] = []
         self.task: asyncio.Task[None] | None = None
         self.gone = False
+        self.killed = False
 
     @property
     def grace(self) -> float | None:
@@ -84,7 +85,7 @@ class PlayedKubelet:
         assert self.faults == []
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=240)
 
     async def crash(self, worker_id: str, *, code: int = _KILLED, reason: str = "Error") -> None:
         """From any loop: the worker's containers end and are never well again."""
@@ -108,7 +109,7 @@ class PlayedKubelet:
         self._client = AsyncClient(config=self._config, namespace=self._namespace)
         key, certificate = (str(self._directory / name) for name in ("kubelet.key", "kubelet.pem"))
         command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=played"]
-        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=60)
+        subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True, timeout=240)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         self._server = await asyncio.start_server(self._serve_logs, "127.0.0.1", 0, ssl=context)
@@ -189,7 +190,7 @@ class PlayedKubelet:
         while played.grace is None:
             await asyncio.sleep(0.02)
         waited = 0.0
-        while config.get("behaviour") == "stubborn" and waited < (played.grace or 0.0):
+        while config.get("behaviour") == "stubborn" and not played.killed and waited < (played.grace or 0.0):
             await asyncio.sleep(0.05)
             waited += 0.05
         code = _KILLED if config.get("behaviour") == "stubborn" else 0
@@ -203,6 +204,7 @@ class PlayedKubelet:
 
     async def _crash(self, played: Played, *, code: int, reason: str) -> None:
         terminated = _terminated(code, reason)
+        played.killed = True
         await self._container(played, {"terminated": terminated})
         waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}}
         await self._container(played, waiting, last={"terminated": terminated}, restarts=1)

@@ -20,7 +20,7 @@ from osrdyne.drivers.kubernetes.options import KubernetesOptions
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.testing.conformance_worker import Behaviour
-from osrdyne.testing.driver_harness import SECRET, clean_up, eventually, exited, find, is_ready, make_spec
+from osrdyne.testing.driver_harness import PATIENCE, SECRET, clean_up, eventually, exited, find, is_ready, make_spec
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ async def test_events_go_on_after_a_watch_was_forgotten(driver, monkeypatch):
                 seen.set()
                 return
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as group:
         group.create_task(follow())
         await forgotten.wait()
         await driver.start(make_spec(Key("another")))

@@ -25,9 +25,9 @@ from osrdyne.protocol.names import started_as
 from tests.acceptance.daemon_process import ROOT, DaemonProcess, own_environment, until
 
 KEYS = ["infra=42,timetable=24", "a b/c$(WORKER_POOL)", "Ünïcode 漢"]
-CALL_TIMEOUT = 100.0
+CALL_TIMEOUT = 300.0
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -99,13 +99,13 @@ class Node:
         for name in self.processes.keys() - names:
             process = self.processes.pop(name)
             process.terminate()
-            process.wait(30)
+            process.wait(120)
         return not self.processes
 
     def close(self):
         for process in self.processes.values():
             process.kill()
-            process.wait(30)
+            process.wait(120)
 
 
 @pytest.fixture

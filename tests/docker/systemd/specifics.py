@@ -16,7 +16,7 @@ from osrdyne.drivers.base import InstanceState
 from osrdyne.drivers.systemd import SystemdDriver
 from osrdyne.drivers.systemd.options import BusChoice
 from osrdyne.errors import SlotTakenError, StartFailedError
-from osrdyne.testing.driver_conformance import SECRET, clean_up, exited, find, is_ready, make_spec
+from osrdyne.testing.driver_conformance import PATIENCE, SECRET, clean_up, exited, find, is_ready, make_spec
 
 FILES = Path("/run/osrdyne")
 UNITS = Path("/etc/systemd/system")
@@ -110,27 +110,31 @@ async def test_missing_program_is_refused_for_good_with_what_systemd_said(make_d
 
 
 async def test_start_that_a_dead_controller_left_half_done_frees_its_slot(driver, make_driver, monkeypatch):
-    dead = make_driver()
-    monkeypatch.setattr(dead, "_start_unit", never_returns)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(dead.start(make_spec()), 0.5)
-    await dead.close()
+    await die_in_a_start(make_driver(), monkeypatch)
     [left] = await driver.list_instances()
     assert (left.state, left.exit.reason) == (InstanceState.EXITED, "it was never started")
     await driver.remove(left.instance_id)
     assert (await driver.start(make_spec())).state is InstanceState.RUNNING
 
 
-async def never_returns(*_):
-    await asyncio.Event().wait()
+async def die_in_a_start(dead, monkeypatch):
+    """Begin a start and leave it when nothing is missing but the unit."""
+    begun = asyncio.Event()
+
+    async def never_returns(*_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(dead, "_start_unit", never_returns)
+    starting = asyncio.create_task(dead.start(make_spec()))
+    await asyncio.wait_for(begun.wait(), PATIENCE)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await dead.close()
 
 
 async def test_start_that_a_dead_controller_left_half_done_may_land_late(driver, make_driver, monkeypatch):
-    dead = make_driver()
-    monkeypatch.setattr(dead, "_start_unit", never_returns)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(dead.start(make_spec()), 0.5)
-    await dead.close()
+    await die_in_a_start(make_driver(), monkeypatch)
     [left] = await driver.list_instances()
     systemctl("start", left.external_id)
     assert [item.state for item in await driver.list_instances()] == [InstanceState.RUNNING]
