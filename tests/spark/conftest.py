@@ -44,7 +44,7 @@ def tpch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tpch")
     generator = Path(sys.executable).with_name("tpchgen-cli")
     arguments = ["parquet", "-s", "0.001", "--output-dir", str(directory / "sf=0.001")]
-    subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=60)
+    subprocess.run([generator, *arguments], check=True, capture_output=True, timeout=300)
     return directory
 
 

@@ -20,7 +20,7 @@ from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.statuses import decode_text
 
 KEY = Key("tpch/sf=0.001")
-START_TIMEOUT = 180.0
+START_TIMEOUT = 400.0
 
 
 class Asker:
@@ -66,7 +66,7 @@ async def channel(broker: Any) -> AsyncIterator[aio_pika.abc.AbstractChannel]:
         yield await connection.channel()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_worker_answers_queries_and_leaves_nothing_behind(
     broker: Any, pool_id: str, channel: aio_pika.abc.AbstractChannel, tpch: Path
 ) -> None:
@@ -92,8 +92,8 @@ async def test_worker_answers_queries_and_leaves_nothing_behind(
         assert (status, body["error"]["code"]) == ("error", "statement_not_allowed")
         jvms = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 60) == 0
-        assert psutil.wait_procs(jvms, timeout=30)[1] == []
+        assert await asyncio.wait_for(process.wait(), 240) == 0
+        assert psutil.wait_procs(jvms, timeout=120)[1] == []
     finally:
         if process.returncode is None:
             process.kill()
