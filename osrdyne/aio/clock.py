@@ -39,3 +39,8 @@ class SystemClock:
 def now_ms(clock: Clock) -> int:
     """Milliseconds since the epoch."""
     return int(clock.time() * 1000)
+
+
+async def sleep_until(at_ms: int, clock: Clock) -> None:
+    """Let the time pass until `at_ms`, milliseconds since the epoch."""
+    await clock.sleep(at_ms / 1000 - clock.time())

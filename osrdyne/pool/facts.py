@@ -8,6 +8,7 @@ reads, and subscribes to the keys that changed. A term starts with nothing: a be
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -77,7 +78,7 @@ class QueueBoard:
 
     def __init__(self) -> None:
         self._facts: dict[Key, QueueFacts] = {}
-        self._waiters: dict[Key, list[asyncio.Future[None]]] = {}
+        self._waiters: dict[Key, dict[asyncio.Future[None], None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
 
     def __getitem__(self, key: Key) -> QueueFacts:
@@ -107,8 +108,9 @@ class QueueBoard:
                 _end_wait(waiter, None if facts.is_bound else facts.fault)
         self.feed.notify(key)
 
-    async def wait_bound(self, key: Key) -> None:
-        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had.
+    async def wait_bound(self, key: Key, *, limit: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had, and `TimeoutError`
+        when `limit`, which waits too, returns before.
 
         Those who wait go on in their order, and before anybody who comes when it is bound.
         """
@@ -118,8 +120,16 @@ class QueueBoard:
         if facts.fault is not None:
             raise facts.fault.with_traceback(None)  # raised many times, it would keep every frame it passed
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(key, []).append(waiter)
-        await waiter
+        self._waiters.setdefault(key, {})[waiter] = None
+        timer = asyncio.ensure_future(limit()) if limit else None
+        if timer is not None:
+            timer.add_done_callback(lambda _: _end_wait(waiter, TimeoutError()))
+        try:
+            await waiter
+        finally:
+            self._waiters.get(key, {}).pop(waiter, None)
+            if timer is not None:
+                timer.cancel()
 
 
 class WorkerBoard:
@@ -145,7 +155,7 @@ class WorkerBoard:
         self.feed.notify(key)
 
 
-def _end_wait(waiter: asyncio.Future[None], fault: OsrdyneError | None) -> None:
+def _end_wait(waiter: asyncio.Future[None], fault: OsrdyneError | TimeoutError | None) -> None:
     if waiter.done():  # who waited was cancelled
         return
     if fault is None:

@@ -26,24 +26,28 @@ FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 """After a publish without a confirm; each try may become one more copy of the request."""
 
+NOT_BOUND = Refusal(Status.EXPIRED, "The time of the request was over before its queue could be had.")
+
 
 async def deliver(
     attempt: Callable[[], Awaitable[None]], *, key: Key, is_late: Callable[[], bool], clock: Clock, log: Logger
 ) -> Refusal | None:
     """Repeat `attempt`, which waits for the binding and publishes. None: taken; else why it never will be.
 
-    `is_late`: whether the time of the request has run out. Then its caller is told so; it may be in the queue all the
-    same, where it can only expire.
+    `is_late`: whether the time of the request has run out, while it was published again and again or, when `attempt`
+    raises `TimeoutError`, before there was a queue. Then its caller is told so; it may be in a queue all the same.
     """
     failures = 0
     while True:
         if failures and is_late():
-            return Refusal(Status.EXPIRED, "The deadline of the request passed while no queue took it.")
+            return Refusal(Status.EXPIRED, "The time of the request was over before a queue had confirmed it.")
         try:
             await attempt()
             return None
+        except TimeoutError:
+            return NOT_BOUND
         except QueueFullError:
-            detail = "The request queue of this key has reached its length limit. Try again later."
+            detail = "The request queue of this key takes nothing: it is full, or has lost its leader. Try again later."
             return Refusal(Status.MAXLEN, detail)
         except MessageTooLargeError as error:
             return Refusal(Status.INVALID, str(error))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import Clock, now_ms, sleep_until
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
@@ -31,7 +31,7 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.processors.delivery_attempts import deliver
+from osrdyne.processors.delivery_attempts import NOT_BOUND, deliver
 from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
 from osrdyne.processors.kept_cancels import KeptCancels
@@ -219,6 +219,8 @@ class IngressProcessor:
             await self._wait_bound(passage)
         except BrokerConflictError as error:
             return Refusal(Status.START_FAILED, str(error))
+        except TimeoutError:
+            return NOT_BOUND
         return None
 
     async def _wait_bound(self, passage: Passage) -> None:
@@ -226,7 +228,8 @@ class IngressProcessor:
         await self._routing.require_class(passage.priority)
         if not self._board[passage.key].is_bound:
             with self._metrics.activation_seconds.time():
-                await self._board.wait_bound(passage.key)
+                until_ms = passage.deadline.at_ms + self._skew_ms
+                await self._board.wait_bound(passage.key, limit=partial(sleep_until, until_ms, self._clock))
 
     async def _finish(
         self,

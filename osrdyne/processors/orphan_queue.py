@@ -52,6 +52,7 @@ def build_orphan_processor(
             admission=admission,
             publisher=session.publisher,
             replier=replier,
+            ttl=settings.requests.ttl,
             max_clock_skew=skew,
             clock=clock,
             metrics=metrics,

@@ -1,8 +1,8 @@
 """The orphan processor: requests whose key has no binding. It has their group made ready and forwards them.
 
-Nothing waits in it longer than a bind, which itself waits for a stop of the group that is under way (LIFECYCLE 18);
-per-key order is kept, keys go side by side. Steps per orphan, and what a crash
-in between leaves: hold the key and require it → wait until it is bound → publish to the request exchange with confirm
+Nothing waits in it longer than a bind, which itself waits for a stop of the group that is under way (LIFECYCLE 18),
+nor longer than a request may live; per-key order is kept, keys go side by side. Steps per orphan, and what a crash in
+between leaves: hold the key and require it → wait until it is bound → publish to the request exchange with confirm
 (crash after it: the orphan is redelivered, the request arrives twice) → acknowledge → release. A crash anywhere before
 the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15). An orphan that fails for a reason nobody foresaw
 becomes a dead letter, in one step of the broker's.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import Clock, now_ms, sleep_until
 from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
@@ -48,6 +48,7 @@ class OrphanProcessor:
         admission: Admission,
         publisher: Publisher,
         replier: Replier,
+        ttl: float,
         max_clock_skew: float,
         clock: Clock,
         metrics: Metrics,
@@ -58,6 +59,7 @@ class OrphanProcessor:
         self._admission = admission
         self._publisher = publisher
         self._replier = replier
+        self._ttl_ms = int(ttl * 1000)
         self._skew_ms = int(max_clock_skew * 1000)
         self._clock = clock
         self._metrics = metrics
@@ -111,8 +113,9 @@ class OrphanProcessor:
 
     async def _forward(self, delivery: Delivery, request: Request, key: Key) -> None:
         started = self._clock.monotonic()
-        attempt = partial(self._attempt, delivery, request, key)
-        is_late = partial(self._is_late, request)
+        until_ms = self._until_ms(request)
+        attempt = partial(self._attempt, delivery, request, key, until_ms)
+        is_late = partial(self._is_late, until_ms)
         refusal = await deliver(attempt, key=key, is_late=is_late, clock=self._clock, log=self._log)
         if refusal is not None:
             await self._refuse(delivery, request, refusal)
@@ -121,18 +124,22 @@ class OrphanProcessor:
         self._metrics.orphans.labels(outcome="forwarded").inc()
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
 
-    def _is_late(self, request: Request) -> bool:
-        return is_past(request.deadline_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+    def _until_ms(self, request: Request) -> int:
+        """How long it may be held: until its deadline, or else as long as it may wait in a request queue."""
+        return now_ms(self._clock) + self._ttl_ms if request.deadline_ms is None else request.deadline_ms
 
-    async def _attempt(self, delivery: Delivery, request: Request, key: Key) -> None:
+    def _is_late(self, until_ms: int) -> bool:
+        return is_past(until_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
+
+    async def _attempt(self, delivery: Delivery, request: Request, key: Key, until_ms: int) -> None:
         self._tracker.require_worker_group(key)
-        await self._wait_bound(key)
+        await self._wait_bound(key, until_ms)
         await self._publish(delivery, request, key)
 
-    async def _wait_bound(self, key: Key) -> None:
+    async def _wait_bound(self, key: Key, until_ms: int) -> None:
         if not self._board[key].is_bound:
             with self._metrics.activation_seconds.time():
-                await self._board.wait_bound(key)
+                await self._board.wait_bound(key, limit=partial(sleep_until, until_ms + self._skew_ms, self._clock))
 
     async def _publish(self, delivery: Delivery, request: Request, key: Key) -> None:
         message = forwarded(delivery, request, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)

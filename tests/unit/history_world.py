@@ -16,7 +16,7 @@ from history_worker import Kind, Manner, SimulatedWorker
 from lifecycle_world import REPLIES, Fault
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
+from osrdyne.config.models import LifecycleSettings, RequestSettings, ScalingSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, DriverUnavailableError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import Binding
@@ -54,7 +54,9 @@ def settings(narrow: bool) -> Settings:
         )
     )
     scaling = ScalingSettings(max=1 if narrow else 3, target_lag=2.0, cooldown=10.0)
-    return base.model_copy(update={"worker": base.worker.model_copy(update={"scaling": scaling})})
+    worker = base.worker.model_copy(update={"scaling": scaling})
+    # What has no deadline is excused by its age in no history.
+    return base.model_copy(update={"worker": worker, "requests": RequestSettings(ttl=1_000_000.0)})
 
 
 class HistoryWorld:

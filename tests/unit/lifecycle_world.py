@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import LifecycleSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
@@ -40,8 +40,9 @@ class Fault(StrEnum):
 
 
 def quick() -> Settings:
-    """Unbound after 20 s, to be judged after 10 s more."""
-    return settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
+    """Unbound after 20 s, to be judged after 10 s more. No request is excused by its age."""
+    settings = settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
+    return settings.model_copy(update={"requests": RequestSettings(ttl=1_000_000.0)})
 
 
 class World:

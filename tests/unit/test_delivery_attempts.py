@@ -9,6 +9,7 @@ import pytest
 from managed_pool import REST, managing
 from replies import REPLIES, answers, broker_with_replies
 
+from osrdyne.broker.topology import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key
@@ -26,6 +27,11 @@ def direct(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManag
 
 def managed(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextManager[Stack]:
     return managing(clock, broker, rest=REST)
+
+
+def without_leader(broker: FakeBroker) -> None:
+    """A queue that was found unbound, and is waited for because a node of it is away."""
+    broker.declare_queue("pool-req-a", request_queue_arguments(A)).running = False
 
 
 def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
@@ -52,6 +58,47 @@ async def test_request_that_no_queue_confirms_is_answered_when_its_time_is_over(
         assert (answers(broker), stack.orphans()) == ([], [b"1"])
         await clock.advance(200.0)
         assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
+
+
+@pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])
+async def test_request_without_a_deadline_is_held_no_longer_than_it_may_wait_in_a_queue(
+    lead: Lead, exchange: str
+) -> None:
+    clock = VirtualClock()
+    broker = broker_with_replies(clock)
+    async with lead(clock, broker) as stack:
+
+        async def be_silent(command: Command) -> None:
+            if command == ("publish", exchange, False) and stack.has_queue("a"):
+                raise BrokerSilentError("no confirm")
+
+        broker.hook = be_silent
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
+        await clock.advance(stack.settings.requests.ttl - 10.0)
+        assert (answers(broker), stack.orphans()) == ([], [b"1"])
+        await clock.advance(200.0)
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
+
+
+@pytest.mark.parametrize("lead", [direct, managed])
+@pytest.mark.parametrize("deadline", [60.0, None])
+async def test_request_whose_queue_cannot_be_bound_is_answered_when_its_time_is_over(
+    lead: Lead, deadline: float | None
+) -> None:
+    clock = VirtualClock()
+    broker = broker_with_replies(clock)
+    without_leader(broker)
+    async with lead(clock, broker) as stack:
+        headers = {} if deadline is None else {DEADLINE_HEADER: round((clock.time() + deadline) * 1000)}
+        await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c", headers=headers)
+        limit = stack.settings.requests.ttl if deadline is None else deadline
+        await clock.advance(limit - 1.0)
+        assert (answers(broker), stack.orphans()) == ([], [b"1"])
+        await clock.advance(10.0)
+        assert (answers(broker), stack.orphans(), stack.task.done()) == ([("c", "expired")], [], False)
+        broker.set_running("pool-req-a", True)
+        await clock.advance(60.0)
+        assert stack.term.queue_board[A].bound_at is not None
 
 
 @pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])

@@ -106,7 +106,7 @@ HELD_BY_THE_DEAD = (
 )
 FOUND = [
     Found("ackfirst", ("forward is dropped, not confirmed", "send plain b", "25 s pass")),
-    Found("nopin", ("commands stand still", "send brief b", "0.3 s pass", "retire b")),
+    Found("nopin", ("commands stand still", "send plain b", "0.3 s pass", "retire b")),
     Found("stopblind", ("next worker is silent", "send long c")),
     Found("startfail_keep", ("send long c", "broker restarts", "start fails for good")),
     Found("nosettle", ("send plain a", "5 s pass", "transit takes 5.0 s", "send plain a", "2 turns", "retire a")),

@@ -15,7 +15,7 @@ from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, PATIENCE
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
 from osrdyne.processors.window import PREFETCH
-from osrdyne.protocol.deadlines import MAX_EXPIRATION_MS
+from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
@@ -131,7 +131,8 @@ class TestForward:
 
         async with leading(clock) as stack:
             stack.broker.hook = hang
-            await stack.publish("a", b"1")
+            deadline = round((clock.time() + 20_000.0) * 1000)
+            await stack.publish("a", b"1", headers={DEADLINE_HEADER: deadline})
             await clock.advance(10_000.0)
             allowed.set()
             await clock.settle()
