@@ -32,6 +32,8 @@ from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.management import FakeManagement
 
 A = Key("a")
+PATIENCE = 120.0
+"""Seconds for anything that must happen; a test that needs them has failed."""
 
 
 @dataclass
@@ -264,7 +266,7 @@ class TestTotals:
         await leader.publish("a")
         channel = await leader.channel()
         await channel.get(leader.names.request_queue(A))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 totals = await leader.listing.list_message_totals()
                 assert totals.keys() <= {"a", "b"}
@@ -275,7 +277,7 @@ class TestTotals:
 
 async def wait_ready(leader: Leader, queue: str, ready: int) -> None:
     channel = await leader.channel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (await channel.declare_queue(queue, passive=True)).ready != ready:
             await asyncio.sleep(0.02)
 

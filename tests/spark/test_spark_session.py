@@ -172,7 +172,7 @@ def test_closed_session_leaves_no_jvm_and_secrets_were_not_on_its_command_line(c
     assert not any("hunter2" in word for jvm in child.jvms for word in jvm.cmdline())
     child.tell("close")
     assert child.says() == "False"
-    wait_for(child.jvm_ended)
+    assert child.jvm_ended()
 
 
 def test_killed_worker_leaves_no_jvm(child: ChildWithSpark) -> None:
