@@ -147,6 +147,11 @@ class Metrics:
             "osrdyne_worker_start_seconds", "From asking the driver to ready.", buckets=_SLOW, registry=registry
         )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
+        self.mismarked_workers = Counter(
+            "osrdyne_mismarked_workers",
+            "Workers that the driver does not mark with the settings that it was given for them.",
+            registry=registry,
+        )
         self.workers_wanted = Gauge(
             "osrdyne_workers_wanted",
             "Workers that scaling wants, over all groups that it looks after.",

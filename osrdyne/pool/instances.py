@@ -13,16 +13,24 @@ from osrdyne.protocol.names import Key
 @dataclass(slots=True)
 class Entry:
     """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
+    `updated`: this term gave it the present settings. `is_mismarked`: it carries the hash of others all the same.
     `hangs`: how it shows that it is alive and does not work. `draining`: it was asked to end. `stopped_for`: why we
     stopped it."""
 
     instance: Instance
     seen_at: float
     started_here: bool = False
+    updated: bool = False
+    is_mismarked: bool = False
     served: bool = False
     hangs: str | None = None
     draining: Draining | None = None
     stopped_for: str | None = None
+
+    def is_outdated(self, spec_hash: str) -> bool:
+        """Whether it has other settings than those of `spec_hash`. What got them in this term has them, whatever its
+        driver says: it would be replaced, and so would what replaces it, without end."""
+        return self.instance.spec_hash != spec_hash and not (self.started_here or self.updated)
 
     @property
     def is_loading(self) -> bool:

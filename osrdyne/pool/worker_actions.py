@@ -235,6 +235,7 @@ class WorkerActions:
         updated = await self._driver.update(instance_id, spec)
         if updated is not None:
             entry.instance = updated
+            entry.updated = True
             self._log.info("group has new settings", key=key, worker_id=updated.worker_id)
         return True
 

@@ -196,6 +196,7 @@ class WorkerGroupsLoop:
         dirty, self._dirty = self._dirty, {}
         for key in dirty:
             self._note_served(key)
+            self._note_mismarked(key)
         self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._book.loading()
         waiting, self._waiting_for_room = self._waiting_for_room, {}
         for key in waiting:
@@ -289,7 +290,7 @@ class WorkerGroupsLoop:
             is_ending=record == StartRecord() and self._is_ending(key),
             serving=_ids(entry for entry in entries if entry.served),
             busy=_ids(entry for entry in entries if self._is_busy(entry)),
-            outdated=_ids(entry for entry in entries if entry.instance.spec_hash != self._spec_hash),
+            outdated=_ids(entry for entry in entries if entry.is_outdated(self._spec_hash)),
             draining={entry.instance.instance_id: entry.draining for entry in entries if entry.draining},
             drains=self._driver.instance_is_worker,
         )
@@ -336,8 +337,22 @@ class WorkerGroupsLoop:
                 entry.served = True
                 self._metrics.worker_starts.labels(outcome="ready").inc()
                 self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
-                if entry.instance.spec_hash == self._spec_hash:
+                if not entry.is_outdated(self._spec_hash):
                     self._records.apply(key, start_record.became_ready)
+
+    def _note_mismarked(self, key: Key) -> None:
+        """Tell of workers that got the present settings, and of which the driver says that they have others."""
+        for entry in self._book.of_key(key):
+            got_present = not entry.is_outdated(self._spec_hash)
+            if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
+                entry.is_mismarked = True
+                self._metrics.mismarked_workers.inc()
+                self._log.error(
+                    "driver does not mark a worker with the settings that it was given, leaving it alone",
+                    key=key,
+                    worker_id=entry.instance.worker_id,
+                    driver=self._driver.name,
+                )
 
     def _publish(self, key: Key) -> None:
         """Write the group's facts for everybody else."""

@@ -77,3 +77,17 @@ async def test_group_that_cannot_be_changed_goes_on_and_is_tried_again(group, re
             await clock.advance(30.0)
             assert (stack.running("a"), len(driver.updates), driver.count("stop")) == (1, 2, 0)
     assert "driver call failed, trying again" in [entry["event"] for entry in logs]
+
+
+async def test_group_that_its_driver_does_not_mark_is_changed_once(group, monkeypatch):
+    clock, broker, driver = group
+    driver.current_spec_hash = "changed"
+    listing = driver.list_instances
+
+    async def forgetful():
+        return [replace(instance, spec_hash="") for instance in await listing()]
+
+    monkeypatch.setattr(driver, "list_instances", forgetful)
+    async with leading(clock, broker=broker, driver=driver) as stack:
+        await clock.advance(200.0)
+        assert (len(driver.updates), stack.metrics.mismarked_workers._value.get()) == (1, 1)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings
+from osrdyne.drivers.base import Instance
 from osrdyne.errors import StartFailedError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
@@ -31,6 +35,13 @@ def broker(clock: VirtualClock) -> FakeBroker:
 @pytest.fixture
 def driver(clock: VirtualClock) -> FakeDriver:
     return FakeDriver(clock, pool=POOL)
+
+
+class ForgetfulDriver(FakeDriver):
+    """It starts workers with the settings that it was given, and does not say so when it lists them."""
+
+    async def list_instances(self) -> list[Instance]:
+        return [replace(instance, spec_hash="") for instance in await super().list_instances()]
 
 
 async def ready(stack: Stack, worker: FakeWorker) -> None:
@@ -162,3 +173,33 @@ async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
         await clock.advance(1.0)
         assert stack.metrics.worker_exits._value.get() == 1
         assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
+
+
+async def test_worker_that_its_driver_does_not_mark_is_left_alone_by_who_started_it(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    driver = ForgetfulDriver(clock, pool=POOL)
+    with capture_logs() as logs:
+        async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.settle()
+            await ready(stack, *driver.workers_of(A))
+            await clock.advance(3600.0)
+            assert (driver.count("start"), driver.count("stop")) == (1, 0)
+            assert stack.metrics.mismarked_workers._value.get() == 1
+    told = [entry["log_level"] for entry in logs if entry["event"].startswith("driver does not mark a worker")]
+    assert told == ["error"]
+
+
+async def test_worker_that_its_driver_does_not_mark_is_replaced_once_by_the_next_leader(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    driver = ForgetfulDriver(clock, pool=POOL)
+    await one_worker(clock, broker, driver)
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        await ready(stack, new)
+        driver.exit_instance(old.instance.instance_id, code=0)
+        await clock.advance(3600.0)
+        assert ([worker.instance for worker in driver.workers_of(A)], driver.count("start")) == ([new.instance], 1)
