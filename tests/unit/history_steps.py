@@ -106,18 +106,14 @@ def be_next(world: HistoryWorld, *, manner: Manner) -> None:
 
 
 def of_driver() -> Iterator[Step]:
-    yield Step("start fails for good", partial(fail_start, error=StartFailedError("There is no such image.")))
-    yield Step("start fails for now", partial(fail_start, error=DriverError("The engine is busy.")))
+    yield Step("start fails for good", lambda world: world.driver.fail_next_start(StartFailedError("No such image.")))
+    yield Step("start fails for now", lambda world: world.driver.fail_next_start(DriverError("The engine is busy.")))
     yield Step("starts hang", lambda world: world.driver.hang_starts())
     yield Step("starts go on", lambda world: world.driver.release_starts())
     yield Step("lists hang", lambda world: world.driver.hang_lists())
     yield Step("lists go on", lambda world: world.driver.release_lists())
     yield Step("list fails", lambda world: world.driver.fail_next_list(DriverUnavailableError("No answer.")))
     yield Step("stop fails", lambda world: world.driver.fail_next_stop(DriverError("No answer.")))
-
-
-def fail_start(world: HistoryWorld, *, error: DriverError) -> None:
-    world.driver.fail_next_start(error)
 
 
 def of_daemons() -> Iterator[Step]:
@@ -141,11 +137,10 @@ def change_settings(world: HistoryWorld) -> None:
 
 def of_broker() -> Iterator[Step]:
     yield Step("broker restarts", HistoryWorld.restart_broker)
-    silence = BrokerSilentError("No confirm in time.")
-    yield Step("forward is dropped, not confirmed", partial(refuse, error=silence, arrives=False))
-    yield Step("forward arrives, not confirmed", partial(refuse, error=silence, arrives=True))
-    yield Step("forward refused", partial(refuse, error=PublishRefusedError("There is no queue for it.")))
-    yield Step("forward too much", partial(refuse, error=QueueFullError("The queue is full.")))
+    yield Step("forward is dropped, not confirmed", partial(refuse, error=BrokerSilentError))
+    yield Step("forward arrives, not confirmed", partial(refuse, error=BrokerSilentError, arrives=True))
+    yield Step("forward refused", partial(refuse, error=PublishRefusedError))
+    yield Step("forward too much", partial(refuse, error=QueueFullError))
     yield Step("API away", setting("api_answers", False))
     yield Step("API back", setting("api_answers", True))
     yield Step("totals get old", lambda world: setattr(world.broker, "totals_age", 9.8))
@@ -157,10 +152,11 @@ def slow_down(world: HistoryWorld, *, transit: float) -> None:
     world.broker.transit = transit
 
 
-def refuse(world: HistoryWorld, *, error: BrokerError, arrives: bool = False) -> None:
-    if isinstance(error, QueueFullError):
+def refuse(world: HistoryWorld, *, error: type[BrokerError], arrives: bool = False) -> None:
+    """An error of its own each time: one that is raised again and again would keep all worlds that it went through."""
+    if error is QueueFullError:
         world.forgiven.add(Status.MAXLEN)
-    world.refusals.append((arrives, error))
+    world.refusals.append((arrives, error("RabbitMQ did not take the forward.")))
 
 
 STEPS: tuple[Step, ...] = (

@@ -6,12 +6,11 @@ A failure is shown as the shortest history that has it. `OSRDYNE_HISTORIES` says
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
-import selectors
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -23,36 +22,47 @@ from hypothesis import strategies as st
 from lifecycle_world import Fault
 from test_unsafe_variants import VARIANTS, Patch, left_out
 
+from osrdyne.testing.loop import MemoryLoop
+
 COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
 ALWAYS_THE_SAME = "OSRDYNE_HISTORIES" not in os.environ
 """`make test` lives through the same histories each time; whoever asks for a number gets others."""
 HISTORIES = st.lists(st.sampled_from(STEPS), min_size=5, max_size=20)
-GC_THRESHOLD = 20_000
-"""The worlds that are over are collected in larger portions than usual; it saves an eighth of the time."""
+PORTION = 500
+"""Histories of one test: with many tests, two processes end at about the same time."""
+GC_THRESHOLD = 5_000
+"""What a world leaves behind is collected less often than usual, and while the processor still has it at hand."""
 SETTINGS = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
-class NothingToRead(selectors.DefaultSelector):
-    """Asks the system only when there is nothing else to do: no history reads or writes anything."""
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        return [] if timeout == 0 else super().select(timeout)
+def portions(count: int) -> list[int]:
+    return [min(PORTION, count - done) for done in range(0, count, PORTION)]
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[asyncio.Runner]:
+def loop() -> Iterator[MemoryLoop]:
     """One event loop for all histories, and no logs: nobody reads a million warnings."""
     logs, threshold = structlog.get_config(), gc.get_threshold()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(NothingToRead())) as runner:
-        yield runner
+    with closing(MemoryLoop()) as loop:
+        yield loop
     gc.set_threshold(*threshold)
+    gc.unfreeze()
     structlog.configure(**logs)
 
 
-async def live_through(history: Sequence[Step], *, narrow: bool, patches: Sequence[Patch] = ()) -> dict[str, object]:
+def live_through(
+    loop: MemoryLoop, history: Sequence[Step], *, narrow: bool, patches: Sequence[Patch] = ()
+) -> dict[str, object]:
     """What is wrong at the first moment when anything is, or in the end."""
+    faults = loop.run_until_complete(_live_through(history, narrow=narrow, patches=patches))
+    assert loop.unfinished() == [], "tasks were left behind"
+    return faults
+
+
+async def _live_through(history: Sequence[Step], *, narrow: bool, patches: Sequence[Patch]) -> dict[str, object]:
     world = HistoryWorld(narrow=narrow)
     with pytest.MonkeyPatch.context() as patch:
         for target, make in patches:
@@ -67,16 +77,16 @@ async def live_through(history: Sequence[Step], *, narrow: bool, patches: Sequen
             return await world.rest()
         finally:
             await world.close()
-            assert asyncio.all_tasks() == {asyncio.current_task()}, "tasks were left behind"
 
 
-@pytest.mark.timeout(max(600, COUNT))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", portions(COUNT // 2))
 @pytest.mark.parametrize("narrow", [False, True], ids=["roomy", "narrow"])
-def test_history_of_faults_loses_nothing_and_leaves_nothing(runner: asyncio.Runner, narrow: bool) -> None:
-    @settings(SETTINGS, max_examples=COUNT // 2, derandomize=ALWAYS_THE_SAME)
+def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, narrow: bool, count: int) -> None:
+    @settings(SETTINGS, max_examples=count, derandomize=ALWAYS_THE_SAME)
     @given(HISTORIES)
     def check(history: list[Step]) -> None:
-        assert runner.run(live_through(history, narrow=narrow)) == {}
+        assert live_through(loop, history, narrow=narrow) == {}
 
     check()
 
@@ -123,32 +133,32 @@ BY_NAME_OF_VARIANT = pytest.mark.parametrize("found", FOUND, ids=[found.variant 
 
 
 @BY_NAME_OF_VARIANT
-def test_found_history_goes_wrong_with_a_broken_decision(runner: asyncio.Runner, found: Found) -> None:
+def test_found_history_goes_wrong_with_a_broken_decision(loop: MemoryLoop, found: Found) -> None:
     variant = BY_VARIANT[found.variant]
     patches = [*(variant.given if found.also else ()), *variant.breaks]
-    assert variant.fault in runner.run(live_through(found.steps(), narrow=False, patches=patches))
+    assert variant.fault in live_through(loop, found.steps(), narrow=False, patches=patches)
 
 
 @BY_NAME_OF_VARIANT
-def test_found_history_goes_well_with_the_real_decision(runner: asyncio.Runner, found: Found) -> None:
+def test_found_history_goes_well_with_the_real_decision(loop: MemoryLoop, found: Found) -> None:
     patches = BY_VARIANT[found.variant].given if found.also else ()
-    assert runner.run(live_through(found.steps(), narrow=False, patches=patches)) == {}
+    assert live_through(loop, found.steps(), narrow=False, patches=patches) == {}
 
 
 @pytest.mark.parametrize("manner", ["frozen", "idle"])
-def test_worker_that_hangs_leaves_its_request_open_without_the_watch(runner: asyncio.Runner, manner: str) -> None:
+def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: MemoryLoop, manner: str) -> None:
     history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
     patches = [left_out("osrdyne.pool.worker_watch.WorkerWatch.look")]
-    assert Fault.NO_OUTCOME in runner.run(live_through(history, narrow=True, patches=patches))
-    assert runner.run(live_through(history, narrow=True)) == {}
+    assert Fault.NO_OUTCOME in live_through(loop, history, narrow=True, patches=patches)
+    assert live_through(loop, history, narrow=True) == {}
 
 
 @pytest.mark.parametrize("name", ["delbound", "edge", "fwd"])
-def test_search_finds_what_a_broken_decision_does(runner: asyncio.Runner, name: str) -> None:
+def test_search_finds_what_a_broken_decision_does(loop: MemoryLoop, name: str) -> None:
     @settings(SETTINGS, max_examples=400, phases=[Phase.generate], database=None, derandomize=True)
     @given(HISTORIES)
     def check(history: list[Step]) -> None:
-        assert runner.run(live_through(history, narrow=False, patches=BY_VARIANT[name].breaks)) == {}
+        assert live_through(loop, history, narrow=False, patches=BY_VARIANT[name].breaks) == {}
 
     with pytest.raises(AssertionError):
         check()

@@ -1,0 +1,153 @@
+"""The event loop of histories: it runs what asyncio's own loop would run, in the same order, and never waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing
+from contextvars import ContextVar
+
+import pytest
+
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.loop import MemoryLoop
+
+
+@pytest.fixture
+def loop() -> Iterator[MemoryLoop]:
+    with closing(MemoryLoop()) as loop:
+        yield loop
+
+
+async def work_of_three(clock: VirtualClock) -> list[str]:
+    """Tasks that hand one another turns in every way, one of which is cancelled; what they did, in order."""
+    said: list[str] = []
+    queue: asyncio.Queue[int] = asyncio.Queue(1)
+    lock = asyncio.Lock()
+
+    async def produce() -> None:
+        for number in range(5):
+            await queue.put(number)
+            said.append(f"put {number}")
+
+    async def consume(name: str) -> None:
+        try:
+            while True:
+                async with lock:
+                    said.append(f"{name} took {await queue.get()}")
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+            said.append(f"{name} is over")
+
+    tasks = [asyncio.ensure_future(one) for one in (consume("a"), produce(), consume("b"))]
+    await clock.settle()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return said
+
+
+def test_tasks_take_turns_as_on_a_loop_of_asyncio(loop: MemoryLoop) -> None:
+    said = loop.run_until_complete(work_of_three(VirtualClock()))
+    assert said == asyncio.run(work_of_three(VirtualClock()))
+    assert len(said) == 12
+
+
+def test_virtual_time_passes_in_order(loop: MemoryLoop) -> None:
+    clock = VirtualClock(monotonic=0)
+    woken: list[float] = []
+
+    async def sleeper(seconds: float) -> None:
+        await clock.sleep(seconds)
+        woken.append(clock.monotonic())
+
+    async def history() -> None:
+        async with asyncio.TaskGroup() as group:
+            for seconds in (5.0, 1.0, 3.0):
+                group.create_task(sleeper(seconds))
+            await clock.advance(10)
+
+    loop.run_until_complete(history())
+    assert woken == [1.0, 3.0, 5.0]
+
+
+def test_two_who_let_things_settle_go_on_one_after_the_other(loop: MemoryLoop) -> None:
+    said: list[str] = []
+
+    async def settle(name: str) -> None:
+        await loop.settled()
+        said.append(name)
+        await asyncio.sleep(0)
+        said.append(name)
+
+    async def history() -> None:
+        await asyncio.gather(settle("a"), settle("b"))
+
+    loop.run_until_complete(history())
+    assert said == ["a", "a", "b", "b"]
+
+
+async def wait_for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def spin() -> None:
+    while True:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("never_ending", "why"), [(wait_for_ever, "Everybody waits"), (spin, "spins")])
+def test_what_never_ends_is_an_error_and_spoils_nothing(
+    loop: MemoryLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    never_ending: Callable[[], Coroutine[None, None, None]],
+    why: str,
+) -> None:
+    monkeypatch.setattr("osrdyne.testing.loop._MAX_ROUNDS", 100)
+    monkeypatch.setattr(loop, "call_exception_handler", lambda context: None)  # "Task was destroyed but it is pending!"
+    with pytest.raises(RuntimeError, match=why):
+        loop.run_until_complete(never_ending())
+    loop.run_until_complete(asyncio.sleep(0))
+    assert loop.unfinished() == []
+
+
+def test_task_that_still_waits_in_the_end_is_unfinished_and_one_that_is_ending_is_not(loop: MemoryLoop) -> None:
+    left: list[asyncio.Task[None]] = []
+
+    async def history() -> None:
+        left.extend(asyncio.ensure_future(wait_for_ever()) for _ in range(2))
+        await asyncio.sleep(0)
+        left[0].cancel()
+
+    loop.run_until_complete(history())
+    assert loop.unfinished() == left[1:]
+    left[1].cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    assert left[1].cancelled()
+
+
+def test_task_keeps_its_own_context(loop: MemoryLoop) -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    seen: list[str] = []
+
+    async def say(own: str) -> None:
+        name.set(own)
+        await asyncio.sleep(0)
+        seen.append(name.get())
+
+    async def history() -> None:
+        await asyncio.gather(say("a"), say("b"))
+
+    loop.run_until_complete(history())
+    assert [*seen, name.get()] == ["a", "b", "nobody"]
+
+
+def test_time_of_the_machine_never_passes(loop: MemoryLoop) -> None:
+    async def history() -> bool:
+        async with asyncio.timeout(1e-9):
+            for _ in range(1000):
+                await asyncio.sleep(0)
+        return True
+
+    assert loop.run_until_complete(history())
