@@ -22,7 +22,7 @@ from tests.acceptance.daemon_process import free_port
 from tests.integration.rabbitmqctl import rabbitmqctl
 
 LOOPBACK = "127.0.0.1"
-START_TIMEOUT = 120.0
+START_TIMEOUT = 300.0
 STOP_SECONDS = 20
 
 
