@@ -7,12 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
-from osrdyne.broker import request_queues
 from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.broker.management import ManagementClient
@@ -20,24 +18,21 @@ from osrdyne.broker.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.topology import pool_topology
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
-from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import Key, PoolNames
 
 NAMES = PoolNames("p")
-SILENCE = 8.0
-"""Seconds after which a queue that does not answer a consumer has no leader."""
 KEYS = [Key(f"k{number}") for number in range(5)]
 
 
 @asynccontextmanager
-async def leading(broker: EmbeddedBroker, *, rpc_timeout: float = 60.0) -> AsyncIterator[RequestQueueCommands]:
+async def leading(broker: EmbeddedBroker) -> AsyncIterator[RequestQueueCommands]:
     settings = Settings(
         pool=PoolSettings(id=NAMES.pool),
         broker=BrokerSettings(
             uri=SecretStr(broker.amqp_uri),
             management_uri=SecretStr(broker.management_uri),
             leader_heartbeat=30.0,
-            rpc_timeout=rpc_timeout,
+            rpc_timeout=60.0,
         ),
     )
     async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=SystemClock()) as session:
@@ -46,7 +41,7 @@ async def leading(broker: EmbeddedBroker, *, rpc_timeout: float = 60.0) -> Async
         keeping = asyncio.create_task(session.run(token))
         yield session.request_queues(management)
         keeping.cancel()
-        await asyncio.wait({keeping})
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -63,18 +58,6 @@ async def activate(queues: RequestQueueCommands, client: amqp.Channel, key: Key)
     await client.publish(message, exchange=NAMES.requests_exchange, routing_key=key, mandatory=True)
 
 
-async def leader_activates(broker: EmbeddedBroker, client: amqp.Channel, key: Key) -> bool:
-    """False when the next leader must go on: RabbitMQ may end the connection that has consumed a queue without a leader
-    (541), when the queue goes."""
-    try:
-        async with leading(broker, rpc_timeout=SILENCE) as queues:
-            queues.suspect(key)
-            await activate(queues, client, key)
-    except BrokerError:
-        return False
-    return True
-
-
 async def take(channel: amqp.Channel, key: Key) -> str | None:
     delivery = await channel.get(NAMES.request_queue(key))
     return None if delivery is None else delivery.body.decode()
@@ -89,20 +72,3 @@ async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_pa
         await broker.start()
         async with a_channel(broker) as channel:
             assert [await take(channel, key) for key in KEYS] == KEYS
-
-
-async def test_queue_that_was_not_written_down_is_made_anew_before_it_is_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On 3.10 it comes back without a leader, for good, and would take a request and never confirm it."""
-    monkeypatch.setattr(request_queues, "STILLBORN_SILENCES", 1)
-    key = KEYS[0]
-    async with EmbeddedBroker(tmp_path / "node") as broker:
-        async with leading(broker) as queues:
-            await queues.declare(key)
-            await broker.kill()
-        await broker.start()
-        async with a_channel(broker) as client:
-            while not await leader_activates(broker, client, key):
-                pass
-            assert await take(client, key) == key
