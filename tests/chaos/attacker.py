@@ -172,7 +172,7 @@ async def _disturbed(action: Action, proxies: Sequence[Proxy]) -> AsyncIterator[
         proxy.resume()
 
 
-async def _patiently(look: Callable[[], list[T]], *, seconds: float = 8.0) -> list[T]:
+async def _patiently(look: Callable[[], list[T]], *, seconds: float = 60.0) -> list[T]:
     """The first result that is not empty."""
     until = asyncio.get_running_loop().time() + seconds
     while not (found := await asyncio.to_thread(look)) and asyncio.get_running_loop().time() < until:
