@@ -243,9 +243,8 @@ class Term:
 
     def _build_processors(self) -> None:
         names, clock, metrics = self.names, self._clock, self._metrics
-        publisher = self._session.publisher
+        publisher, kept_cancels = self._session.publisher, KeptCancels(clock)
         replier = Replier(publisher, metrics=metrics)
-        kept_cancels = KeptCancels(clock)
         self._orphans = build_orphan_processor(
             self._settings,
             session=self._session,
@@ -287,6 +286,7 @@ class Term:
             board=self.queue_board,
             registry=self.registry,
             on_report=self._cancels.heard_of,
+            on_retried=self.routing.note_retried,
             window=self._settings.lifecycle.extra_lifetime,
             clock=clock,
             metrics=metrics,

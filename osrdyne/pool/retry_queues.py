@@ -16,6 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.returned_requests import ReturnedRequests
 from osrdyne.pool.roles import WaitQueues
 
 LOOK_INTERVAL = 60.0
@@ -66,6 +67,8 @@ class RetryQueuesLoop:
         self._needed_for = needed_for
         self._settle_delay = settle_delay
         self._clock = clock
+        self._since = clock.monotonic()
+        self.returned = ReturnedRequests()
         self._used: frozenset[int] = frozenset()
         self._classes: frozenset[int] = frozenset()
         self.refused: Mapping[int, str] = {}
@@ -111,6 +114,7 @@ class RetryQueuesLoop:
         """One pass."""
         used_before = self._used
         listed = await self._queues.list()
+        self._note_from_before(listed)
         counts = {delay_ms: totals.messages for delay_ms, totals in listed.items() if delay_ms not in self.refused}
         self.waiting = {delay_ms: count for delay_ms, count in sorted(counts.items()) if count is not None}
         async with self._changing:
@@ -124,6 +128,13 @@ class RetryQueuesLoop:
             self._unused = {delay_ms: self._unused.get(delay_ms, Unused(now)) for delay_ms in sorted(found)}
             for delay_ms, unused in list(self._unused.items()):
                 await self._take_step(delay_ms, unused, listed[delay_ms])
+
+    def _note_from_before(self, listed: Mapping[int, QueueTotals]) -> None:
+        """By a listing that is not from before this term."""
+        if self.returned.knows_from_before or any(one.sampled_after < self._since for one in listed.values()):
+            return
+        waits = [delay_ms / 1000 for delay_ms, totals in listed.items() if totals.messages != 0]
+        self.returned.note_from_before(self._clock.monotonic() + max(waits, default=0.0))
 
     async def _take_step(self, delay_ms: int, unused: Unused, totals: QueueTotals) -> None:
         step = plan_wait_queue(

@@ -6,6 +6,7 @@ Built by the term. Requests that were accepted before a change keep their class 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestChange
+from osrdyne.pool.passed_deadlines import Store
 from osrdyne.pool.retry_queues import RetryQueuesLoop
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.protocol.names import Key
@@ -78,6 +80,17 @@ class RoutesInForce(ManifestInForce[Manifest]):
         waits."""
         in_use = self.table is not None and bool(self.table.manifest.retry_delays)
         return self.pool_ttl if in_use or any(self.retrying.values()) else 0.0
+
+    def note_retried(self, key: Key, priority: int | None, route: str | None) -> None:
+        """A worker has sent a request of this group, class and route to wait for its next attempt."""
+        routes = () if self._manifest is None else self._manifest.routes
+        delays_ms = different_delays(one.retry for one in routes if one.name == route) or {*self.retrying}
+        delay = min(max(delays_ms, default=math.inf) / 1000, self.pool_ttl)  # it waits for no longer than it may live
+        self._retries.returned.note_sent((key, priority), at=self._clock.monotonic(), delay=delay)
+
+    def may_have_returned(self, store: Store, since: float) -> bool:
+        """Whether a request may have come back to this queue since (monotonic) after its wait for another attempt."""
+        return self.longest_wait > 0 and self._retries.returned.may_have_come(store, since=since)
 
     async def load(self) -> None:
         """Before any group is looked at: the manifest in force and its exchanges."""

@@ -22,6 +22,7 @@ from osrdyne.protocol.activity import (
     COMPLETED_PRIORITY_HEADER,
     COMPLETED_ROUTE_HEADER,
     COMPLETED_WITHOUT_ANSWER,
+    RETRIED,
     ActivityReport,
     Event,
     report_from_wire,
@@ -34,7 +35,8 @@ PREFETCH = 1000
 
 
 class ActivityProcessor:
-    """Consumes `P-activity`. `on_report` is told of each report of a group that is known."""
+    """Consumes `P-activity`. `on_report` is told of each report of a group that is known, `on_retried` of the group,
+    class and route of requests that wait for another attempt."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class ActivityProcessor:
         board: QueueBoard,
         registry: WorkerRegistry,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
+        on_retried: Callable[[Key, int | None, str | None], None],
         window: float,
         clock: Clock,
         metrics: Metrics,
@@ -51,6 +54,7 @@ class ActivityProcessor:
         self._board = board
         self._registry = registry
         self._on_report = on_report
+        self._on_retried = on_retried
         self._window = window
         self._clock = clock
         self._metrics = metrics
@@ -85,17 +89,20 @@ class ActivityProcessor:
             return None
         self._registry.report(report)
         if report.event is Event.REQUEST_COMPLETED:
-            self._count_completed(report)
+            self._count_completed(key, report)
         self._count_use(key, report)
         return report
 
     def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="activity").inc()
 
-    def _count_completed(self, report: ActivityReport) -> None:
+    def _count_completed(self, key: Key, report: ActivityReport) -> None:
         status = decode_text(report.headers.get(STATUS_HEADER))
         route = decode_text(report.headers.get(COMPLETED_ROUTE_HEADER))
-        labels = self._metrics.of_route(route, _read_priority(report.headers.get(COMPLETED_PRIORITY_HEADER)))
+        priority = _read_priority(report.headers.get(COMPLETED_PRIORITY_HEADER))
+        if status == RETRIED:
+            self._on_retried(key, priority, route)
+        labels = self._metrics.of_route(route, priority)
         known = status if status in list(Status) or status in COMPLETED_WITHOUT_ANSWER else OTHER
         self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))
 

@@ -43,7 +43,6 @@ def build_orphan_processor(
     metrics: Metrics,
 ) -> OrphanProcessor | IngressProcessor:
     """What a term that is about to begin needs."""
-    skew = settings.requests.max_clock_skew
     if not layout.managed:
         return OrphanProcessor(
             names=layout.names,
@@ -53,7 +52,7 @@ def build_orphan_processor(
             publisher=session.publisher,
             replier=replier,
             ttl=settings.requests.ttl,
-            max_clock_skew=skew,
+            max_clock_skew=settings.requests.max_clock_skew,
             clock=clock,
             metrics=metrics,
         )
@@ -82,7 +81,7 @@ def build_orphan_processor(
         cancels=cancels,
         publisher=session.publisher,
         replier=replier,
-        max_clock_skew=skew,
+        max_clock_skew=settings.requests.max_clock_skew,
         clock=clock,
         metrics=metrics,
     )
@@ -114,7 +113,7 @@ def _build_cleaner(
         ready=ready,
         publisher=session.publisher,
         open_channel=session.channel,
-        retries_in_use=lambda: routing.table is not None and bool(routing.table.manifest.retry_delays),
+        may_have_returned=routing.may_have_returned,
         delivery_limit=requests.delivery_limit,
         interval=requests.cleanup_interval,
         max_clock_skew=requests.max_clock_skew,

@@ -15,6 +15,7 @@ count it as a delivery, so that a queue is tried a few times only. Source: INGRE
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -22,6 +23,7 @@ from typing import Protocol
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
+from osrdyne.broker.facts import TOTALS_MAX_AGE
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.errors import BrokerError, OsrdyneError, QueueNotCleanedError
 from osrdyne.logs import Logger, get_logger
@@ -46,6 +48,9 @@ TAKE_TIMEOUT = 10.0
 BATCH = 256
 """Copies that are under way at once."""
 POLL_INTERVAL = 0.01
+READ_AGAIN = 10
+"""Intervals after which a queue is read again in a pool with retries: the report that a request was sent to wait may
+have been lost."""
 MAX_FAILURES = 2
 """Of one queue in one term; each may count as a delivery of all that waits."""
 
@@ -57,7 +62,8 @@ class Ready(Protocol):
 
 
 class QueueCleaner:
-    """Cleans the queues of one pool in one term. `retries_in_use`: requests come into queues that nobody noted."""
+    """Cleans the queues of one pool in one term. `may_have_returned`: whether a request may have come into a queue
+    since a time (monotonic) from its wait for another attempt: such ones nobody noted."""
 
     def __init__(
         self,
@@ -70,7 +76,7 @@ class QueueCleaner:
         ready: Ready,
         publisher: Publisher,
         open_channel: Callable[[], Awaitable[Channel]],
-        retries_in_use: Callable[[], bool],
+        may_have_returned: Callable[[Store, float], bool],
         delivery_limit: int,
         interval: float,
         max_clock_skew: float,
@@ -86,13 +92,15 @@ class QueueCleaner:
         self._ready = ready
         self._publisher = publisher
         self._open_channel = open_channel
-        self._retries_in_use = retries_in_use
+        self._may_have_returned = may_have_returned
         self._delivery_limit = delivery_limit
         self._interval = interval
         self._skew_ms = int(max_clock_skew * 1000)
         self._clock = clock
         self._metrics = metrics
         self._failures: Counter[Store] = Counter()
+        self._looked_at = clock.monotonic()
+        self._read_at: dict[Store, float] = {}
         self._finishing = Wakeup(clock)
         self._is_finishing = False
         self._log: Logger = get_logger("cleaner", pool=self._names.pool)
@@ -112,8 +120,10 @@ class QueueCleaner:
 
     async def look(self) -> None:
         """Clean every queue that may need it, one after the other."""
+        asked_at = self._clock.monotonic()
         ready = await self._ready.list_ready()
         self.deadlines.keep_only(ready)
+        self._note_known(ready, asked_at)
         for store, waiting in ready.items():
             if not self._is_finishing and self._is_due(store, waiting):
                 await self._try_to_clean(store)
@@ -123,13 +133,27 @@ class QueueCleaner:
         if waiting < 2:
             del self._failures[store]  # what comes now has not been counted
         hides = self.deadlines.may_hide_expired(store, waiting, now_ms=now_ms(self._clock))
-        if not (hides or (waiting > 1 and self._retries_in_use())):
+        if not (hides or (waiting and self._may_hold_unknown(store))):
             return False
         if waiting > MAX_TAKEN:
             self._log.warning("queue too long to be cleaned", key=key, priority=priority, waiting=waiting)
             return False
         used = priority is None or priority in self._layout.used
         return used and self._board[key].is_bound and self._failures[store] < MAX_FAILURES
+
+    def _note_known(self, ready: Mapping[Store, int], asked_at: float) -> None:
+        """What is empty needs no reading, and what was not there at the latest look had nothing in it then."""
+        self._read_at = {
+            store: self._read_at.get(store, self._looked_at) if waiting else asked_at - TOTALS_MAX_AGE
+            for store, waiting in ready.items()
+        }
+        self._looked_at = asked_at
+
+    def _may_hold_unknown(self, store: Store) -> bool:
+        """Whether a request may be there that neither the ingress has noted nor the latest reading has seen."""
+        read_at = self._read_at[store]
+        is_long_ago = self._clock.monotonic() > read_at + READ_AGAIN * self._interval
+        return self._may_have_returned(store, -math.inf if is_long_ago else read_at)
 
     async def _try_to_clean(self, store: Store) -> None:
         key, priority = store
@@ -156,7 +180,7 @@ class QueueCleaner:
             self._tracker.release(key)
 
     async def _clean(self, store: Store) -> None:
-        queue = self._names.request_queue(*store)
+        queue, began = self._names.request_queue(*store), self._clock.monotonic()
         channel = await self._open_channel()
         try:
             taken = await self._take(channel, queue)
@@ -175,6 +199,7 @@ class QueueCleaner:
         finally:
             await channel.close()
         del self._failures[store]
+        self._read_at[store] = began
         self.deadlines.replace(store, [held.deadline_ms for held in cleaning.kept])
         self._tell(cleaning, store)
 

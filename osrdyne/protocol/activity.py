@@ -15,7 +15,9 @@ from osrdyne.protocol.statuses import decode_text
 EVENT_HEADER = "x-event"
 COMPLETED_ROUTE_HEADER = "x-route"
 COMPLETED_PRIORITY_HEADER = "x-priority"
-COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", "retried"})
+RETRIED = "retried"
+"""The status of an attempt after which the request is tried again."""
+COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED})
 """What `x-status` of a report may say besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
 BUSY_INTERVAL = 5.0

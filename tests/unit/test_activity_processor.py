@@ -37,6 +37,7 @@ class Setting:
             board=self.board,
             registry=self.registry,
             on_report=self.note_report,
+            on_retried=lambda *_: None,
             window=WINDOW,
             clock=self.clock,
             metrics=self.metrics,

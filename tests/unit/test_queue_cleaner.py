@@ -10,17 +10,21 @@ from itertools import count
 from typing import cast
 
 import pytest
+from managed_pool import change
 from pydantic import ValidationError
 from replies import REPLIES, answers, broker_with_replies
+from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.ingress.manifest import load_manifest
+from osrdyne.pool.retry_queues import LOOK_INTERVAL
 from osrdyne.processors import queue_cleaner
 from osrdyne.processors.cleaning import Held, copy_of
+from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER
+from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
@@ -361,3 +365,73 @@ class TestKills:
             served.append((delivery.body, marked))
             await delivery.ack()
         stack.broker.hook = hook
+
+
+class TestRetries:
+    """What comes back from a wait for another attempt, RabbitMQ puts into the queue, and nobody notes it."""
+
+    @asynccontextmanager
+    async def retrying(self, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
+        async with managing(clock, broker) as stack:
+            await change(stack, plain=PLAIN)
+            await clock.advance(3 * LOOK_INTERVAL)  # by then it is known that nothing waits since before
+            yield stack
+
+    async def come_back(self, stack: Stack, name: str = "x1", *, is_told: bool = True) -> None:
+        """It is tried and waits for a second; then it is behind two others."""
+        await publish(stack, name)
+        await fail(stack, "k")
+        if is_told:
+            details = {STATUS_HEADER: bytearray(b"retried"), COMPLETED_ROUTE_HEADER: "plain"}
+            report = ActivityReport("k", Event.REQUEST_COMPLETED, "w", {}, details)
+            message = Message(report.wire_body(), headers=report.wire_headers())
+            await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key="k")
+        await publish(stack, "1", "2")
+        await time_out(stack)
+
+    async def test_queue_is_not_read_where_nothing_was_tried_again(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with self.retrying(clock, broker) as stack:
+            await publish(stack, "1", "2", "3")
+            await clock.advance(8 * CLEANED / 2)
+            assert broker.count("consume", stack.names.request_queue(Key("k"))) == 0
+
+    async def test_request_that_expires_after_it_came_back_is_answered_in_time(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with self.retrying(clock, broker) as stack:
+            await self.come_back(stack)
+            assert waiting(stack) == ["1", "2", "x1"]
+            await clock.advance(CLEANED)
+            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])
+
+    async def test_queue_is_read_no_more_once_nothing_can_come_back(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with self.retrying(clock, broker) as stack:
+            await self.come_back(stack, "3")
+            await clock.advance(2 * CLEANED)
+            count = broker.count("consume", stack.names.request_queue(Key("k")))
+            await clock.advance(2 * CLEANED)
+            assert broker.count("consume", stack.names.request_queue(Key("k"))) == count > 0
+
+    async def test_request_that_came_back_unreported_is_found_later(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with self.retrying(clock, broker) as stack:
+            await self.come_back(stack, is_told=False)
+            await clock.advance(CLEANED)
+            assert answers(broker) == []
+            await clock.advance(queue_cleaner.READ_AGAIN * CLEANED / 2)
+            assert answers(broker) == [("x1", "expired")]
+
+    async def test_new_leader_reads_what_may_have_come_back(self, clock: VirtualClock, broker: FakeBroker) -> None:
+        async with self.retrying(clock, broker) as stack:
+            await publish(stack, "x1")
+            await fail(stack, "k")
+        async with managing(clock, broker) as stack:
+            await publish(stack, "1", "2")
+            await time_out(stack)
+            await clock.advance(CLEANED)
+            assert (waiting(stack), answers(broker)) == (["1", "2"], [("x1", "expired")])

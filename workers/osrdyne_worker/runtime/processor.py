@@ -15,6 +15,7 @@ from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
+from osrdyne.protocol.activity import RETRIED
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import ROUTE_HEADER, Request, Response, header_text
 from osrdyne.protocol.retries import read_attempts
@@ -31,7 +32,7 @@ from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import RETRIED, Retries, class_of_delivery, counted
+from osrdyne_worker.runtime.retries import Retries, class_of_delivery, counted
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 MAX_ROUTE = 200

@@ -35,8 +35,6 @@ from osrdyne.protocol.retries import (
 from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne_worker.runtime.link import Link
 
-RETRIED = "retried"
-"""What reports say of an attempt after which the request is tried again."""
 MAX_WARNED = 100
 
 log = get_logger("worker")
