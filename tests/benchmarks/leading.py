@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol
 from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
@@ -91,8 +91,8 @@ class AskedDriver(NoopDriver):
 class NotingPublisher(LeaderPublisher):
     """Notes what was confirmed."""
 
-    def __init__(self, channel: Channel, activations: Activations) -> None:
-        super().__init__(channel)
+    def __init__(self, channel: Channel, connection: Connection, activations: Activations) -> None:
+        super().__init__(channel, connection, clock=SystemClock())
         self._activations = activations
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
@@ -125,7 +125,7 @@ async def leader(
     clock, stop, leading = SystemClock(), StopRequest(asyncio.Event()), asyncio.Event()
     async with ManagementClient(settings.broker) as management, LeaderSession(settings, clock=clock) as session:
         channel = await session.publishing.channel(confirms=True)
-        session.publisher = NotingPublisher(channel, activations)
+        session.publisher = NotingPublisher(channel, session.publishing, activations)
         _, token = await session.token.acquire()
         term = Term(
             settings,
