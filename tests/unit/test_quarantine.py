@@ -62,6 +62,8 @@ class RefusingToken:
 
 async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
     unused: Any = None
+    layout = QueueLayout(PoolNames("pool"))
+    layout.note(A, None)
     commands = RequestQueueCommands(
         names=PoolNames("pool"),
         token=cast("TokenChannel", RefusingToken()),
@@ -71,7 +73,7 @@ async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(c
         management=unused,
         quarantine=Quarantine(clock),
         register=cast("QueueRegister", Register()),
-        layout=QueueLayout(PoolNames("pool")),
+        layout=layout,
         clock=clock,
     )
     for _ in range(2):
