@@ -166,6 +166,7 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
     pool = Pool(machine, f"http://127.0.0.1:{port}")
     until(pool.is_led, "the daemon leads")
     yield pool
+    print(machine.run("journalctl", "--no-pager", "--lines=200", check=False))  # for the report of a failed test
     machine.run("systemctl", "stop", "osrdyne.service", "osrdyne-worker@*.service", check=False)
 
 
