@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
+
+
+class Timer(Protocol):
+    """Something that is to happen later."""
+
+    def cancel(self) -> None:
+        """It does not happen; no harm if it has."""
+        ...
 
 
 class Clock(Protocol):
@@ -22,6 +31,10 @@ class Clock(Protocol):
         """Let `seconds` pass; zero or less only yields."""
         ...
 
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        """Call it once `seconds` have passed; for who waits for something else meanwhile, and needs no task for it."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -34,6 +47,9 @@ class SystemClock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return asyncio.get_running_loop().call_later(seconds, callback)
 
 
 def now_ms(clock: Clock) -> int:

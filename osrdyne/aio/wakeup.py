@@ -37,9 +37,7 @@ class Wakeup:
     async def _wait_at_most(self, timeout: float | None) -> None:
         assert self._waiter is None, "somebody else waits already"
         waiter = self._waiter = asyncio.get_running_loop().create_future()
-        timer = None if timeout is None else asyncio.ensure_future(self._clock.sleep(timeout))
-        if timer is not None:
-            timer.add_done_callback(partial(_resolve, waiter))
+        timer = None if timeout is None else self._clock.call_later(timeout, partial(_resolve, waiter))
         try:
             await waiter
         finally:
@@ -48,6 +46,6 @@ class Wakeup:
                 timer.cancel()
 
 
-def _resolve(waiter: asyncio.Future[None], _: object = None) -> None:
+def _resolve(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

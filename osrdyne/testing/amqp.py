@@ -29,6 +29,8 @@ T = TypeVar("T")
 class FakeChannel(Channel):
     """A channel of a `FakeConnection`."""
 
+    is_closed = False
+
     def __init__(self, broker: FakeBroker, *, confirms: bool = False) -> None:
         self.broker = broker
         self._confirms = confirms
@@ -38,10 +40,6 @@ class FakeChannel(Channel):
         self._numbers = itertools.count(1)
         self._held: dict[int, tuple[FakeQueue, Holder]] = {}
         self._holders: dict[str, tuple[FakeQueue, Holder, Consumer]] = {}
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed.is_set()
 
     async def wait_closed(self) -> BaseException | None:
         await self._closed.wait()
@@ -54,6 +52,7 @@ class FakeChannel(Channel):
         """The channel is closed, by us or by the broker; everything it holds goes back."""
         if self.is_closed:
             return
+        self.is_closed = True
         self._reason = reason
         self._closed.set()
         # In order, so that a history that is lived through again is the same.

@@ -9,10 +9,23 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from osrdyne.testing.loop import MemoryLoop
 
 _MAX_ROUNDS = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class VirtualTimer:
+    """What happens at a time; nothing, when it was cancelled."""
+
+    callback: Callable[[], None] | None
+
+    def cancel(self) -> None:
+        self.callback = None
 
 
 class VirtualClock:
@@ -22,7 +35,7 @@ class VirtualClock:
         self._now = monotonic
         self._epoch_offset = time - monotonic
         self._order = itertools.count()
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._timers: list[tuple[float, int, VirtualTimer]] = []
 
     def monotonic(self) -> float:
         return self._now
@@ -35,13 +48,21 @@ class VirtualClock:
             await asyncio.sleep(0)
             return
         future = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
-        await future
+        timer = self.call_later(seconds, partial(_resolve, future))
+        try:
+            await future
+        finally:
+            timer.cancel()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> VirtualTimer:
+        timer = VirtualTimer(callback)
+        heapq.heappush(self._timers, (self._now + seconds, next(self._order), timer))
+        return timer
 
     @property
     def pending(self) -> list[float]:
-        """Seconds until each sleeper is due, the next one first; cancelled sleepers are not counted."""
-        return sorted(due - self._now for due, _, future in self._sleepers if not future.done())
+        """Seconds until each timer and sleeper is due, the next one first; cancelled ones are not counted."""
+        return sorted(due - self._now for due, _, timer in self._timers if timer.callback is not None)
 
     async def settle(self) -> None:
         """Let every task run until all of them wait for time, for input or for one another.
@@ -65,8 +86,8 @@ class VirtualClock:
         """
         target = self._now + seconds
         await self.settle()
-        while self._sleepers and self._sleepers[0][0] <= target:
-            self._now = max(self._now, self._sleepers[0][0])
+        while self._timers and self._timers[0][0] <= target:
+            self._now = max(self._now, self._timers[0][0])
             self._wake_due()
             await self.settle()
         self._now = target
@@ -76,7 +97,12 @@ class VirtualClock:
         self._epoch_offset += seconds
 
     def _wake_due(self) -> None:
-        while self._sleepers and self._sleepers[0][0] <= self._now:
-            _, _, future = heapq.heappop(self._sleepers)
-            if not future.done():
-                future.set_result(None)
+        while self._timers and self._timers[0][0] <= self._now:
+            _, _, timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -35,6 +35,7 @@ class MemoryLoop(asyncio.BaseEventLoop):
         """The result of a coroutine; `RuntimeError` when it never ends, because all wait or one spins."""
         self._tasks.clear()
         main = self.create_task(future)
+        main._log_destroy_pending = False  # type: ignore[attr-defined]  # the caller hears of it
         _set_running_loop(self)
         try:
             while not main.done():

@@ -177,6 +177,13 @@ class TestSystemClock:
     async def test_negative_sleep_only_yields(self) -> None:
         await SystemClock().sleep(-5)
 
+    async def test_call_later_calls_unless_it_is_cancelled(self) -> None:
+        clock, called, is_over = SystemClock(), list[str](), asyncio.Event()
+        clock.call_later(0.001, lambda: called.append("cancelled")).cancel()
+        clock.call_later(0.002, is_over.set)
+        await is_over.wait()
+        assert called == []
+
     def test_monotonic_never_goes_back_and_time_is_of_this_century(self) -> None:
         clock = SystemClock()
         before = clock.monotonic()

@@ -51,6 +51,17 @@ async def test_advance_does_not_wake_a_sleeper_before_its_time() -> None:
     assert task.done()
 
 
+async def test_call_later_calls_at_its_time_unless_it_is_cancelled() -> None:
+    clock = VirtualClock()
+    called: list[str] = []
+    clock.call_later(5, lambda: called.append("cancelled")).cancel()
+    clock.call_later(5, lambda: called.append("in time"))
+    await clock.advance(4.9)
+    assert (called, clock.pending) == ([], [pytest.approx(0.1)])
+    await clock.advance(0.1)
+    assert (called, clock.pending) == (["in time"], [])
+
+
 async def test_cancelled_sleeper_is_forgotten() -> None:
     clock = VirtualClock()
     task = asyncio.create_task(clock.sleep(10))
