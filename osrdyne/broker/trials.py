@@ -22,7 +22,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel, Connection
 from osrdyne.amqp.direct_replies import GuardedChannel
-from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, PublishRefusedError
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, MessageTooLargeError, PublishRefusedError
 
 Send = Callable[[Channel | GuardedChannel], Awaitable[None]]
 MAX_UNCONFIRMED = 24
@@ -61,7 +61,7 @@ class Destinations:
             async with destination.turn:
                 destination.check(silences)
                 if not destination.may_share(self._clock.monotonic()):
-                    await self._try(destination, send)
+                    await self._try(destination, silences, send)
                     return
                 await destination.room.acquire()
             await self._share(destination, silences, send)
@@ -69,7 +69,7 @@ class Destinations:
             destination.users -= 1
             destination.used_at = self._clock.monotonic()
 
-    async def _try(self, destination: _Destination, send: Send) -> None:
+    async def _try(self, destination: _Destination, silences: int, send: Send) -> None:
         """Alone, on a channel that nobody else has. One that is held up is kept for the next try."""
         channel, destination.held_up = destination.held_up, None
         if channel is None:
@@ -79,11 +79,11 @@ class Destinations:
             await send(channel)
             destination.confirmed_at = self._clock.monotonic()
             is_done = True
-        except PublishRefusedError:
+        except (PublishRefusedError, MessageTooLargeError):
             is_done = True
             raise
         except BrokerSilentError:
-            destination.fell_silent()
+            destination.fell_silent(silences)
             raise
         finally:
             if channel.is_closed:
@@ -100,7 +100,7 @@ class Destinations:
             await send(self._shared)
             destination.confirmed_at = self._clock.monotonic()
         except BrokerSilentError:
-            destination.fell_silent()
+            destination.fell_silent(silences)
             raise
         finally:
             destination.sharing -= 1
@@ -144,9 +144,11 @@ class _Destination:
         """Whether it has just confirmed; or may be about to, for what it was sent lately on the shared channel."""
         return self.confirmed_at is not None and (self.sharing > 0 or now - self.confirmed_at <= FRESH)
 
-    def fell_silent(self) -> None:
-        self.silences += 1
-        self.confirmed_at = None
+    def fell_silent(self, silences: int) -> None:
+        """A message that began after so many silences was not confirmed, or not sent for such a reason."""
+        if self.silences == silences:
+            self.silences += 1
+            self.confirmed_at = None
 
     def check(self, silences: int) -> None:
         """Raises `BrokerSilentError` when one was left without a confirm meanwhile: that one goes first next time."""
