@@ -54,7 +54,7 @@ model: setup ## Check the model of the lifecycle with spin: some minutes; make m
 chaos: setup ## Kill, stop and cut off everything for a while, and look for lost requests: make chaos SEED=1 MINUTES=30
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
-histories: setup ## 10,000 histories of requests and faults in memory, in two or three minutes: make histories COUNT=10000
+histories: setup ## 10,000 histories of requests and faults in memory, in a minute or two: make histories COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/unit/test_histories.py $(ARGS)
 
 bench: setup ## Benchmarks beside their bare floors, as JSON
