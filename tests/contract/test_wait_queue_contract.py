@@ -19,7 +19,7 @@ from osrdyne.broker.session import Connect, LeaderSession
 from osrdyne.broker.topology import pool_topology
 from osrdyne.broker.wait_queues import WaitQueueCommands
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
-from osrdyne.errors import BrokerConflictError, PublishRefusedError
+from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
 from osrdyne.testing.amqp import connect_to
@@ -142,10 +142,11 @@ async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) ->
     assert set(await leader.waits.list()) == {LONG}
 
 
-async def test_queue_with_other_arguments_is_told_and_costs_no_leader(leader: Leader) -> None:
+async def test_queue_with_other_arguments_is_told_and_costs_neither_leader_nor_other_delays(leader: Leader) -> None:
     queue = leader.names.wait_queue(SHORT)
     await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
-    with pytest.raises(BrokerConflictError, match=queue):
-        await leader.waits.declare([SHORT], [])
-    await leader.waits.declare([LONG], [])
+    refused = await leader.waits.declare([SHORT, LONG], [])
+    assert refused.keys() == {SHORT}
+    assert queue in refused[SHORT]
+    await leader.wait(LONG)
     await leader.session.token.confirm()
