@@ -89,6 +89,7 @@ class CancelProcessor:
         message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
         if await self._tell(routing_key, message, mandatory=True):
             self._kept.note_told(name, worker)
+            self._log.debug("worker told of a cancel", worker=worker, correlation_id=name.correlation_id)
 
     def _message(self, name: RequestName, *, keep_for: float) -> ControlMessage:
         kept = {"keep_for": round(keep_for, 3)} if keep_for > 0 else {}

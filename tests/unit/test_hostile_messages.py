@@ -245,7 +245,9 @@ class WorkerBench:
         self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))
         self.broker.declare_queue("requests", {})
         self.broker.declare_exchange(ENVIRONMENT.control_exchange, "topic", {})
-        self.listening = group.create_task(listen(self.connection, ENVIRONMENT, self.obey, clock=self.clock))
+        self.listening = group.create_task(
+            listen(self.connection, ENVIRONMENT, self.obey, on_listening=lambda: None, clock=self.clock)
+        )
 
     async def suffer(self, messages: Sequence[HostileMessage], log: list[dict[str, Any]]) -> dict[str, object]:
         """What is wrong with the worker after these messages, each as a request and as a control message."""

@@ -70,9 +70,10 @@ async def listen(
     environment: WorkerEnvironment,
     handle: Callable[[ControlMessage], None],
     *,
+    on_listening: Callable[[], None],
     clock: Clock,
 ) -> None:
-    """Call `handle` with every control message, for as long as the connection lives.
+    """Call `handle` with every control message, for as long as the connection lives; `on_listening` before them.
 
     The control queue is exclusive: after a connection that broke silently, the broker refuses it until it has noticed,
     which is why this tries again.
@@ -80,7 +81,7 @@ async def listen(
     failures = 0
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, handle)
+            await _listen_once(connection, environment, handle, on_listening)
         except BrokerError as error:
             failures += 1
             if failures == 1 and not connection.is_closed:
@@ -89,7 +90,10 @@ async def listen(
 
 
 async def _listen_once(
-    connection: Connection, environment: WorkerEnvironment, handle: Callable[[ControlMessage], None]
+    connection: Connection,
+    environment: WorkerEnvironment,
+    handle: Callable[[ControlMessage], None],
+    on_listening: Callable[[], None],
 ) -> None:
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
@@ -101,6 +105,7 @@ async def _listen_once(
     ):
         await channel.bind_queue(queue, environment.control_exchange, routing_key)
     consumer = await channel.consume(queue, no_ack=True)
+    on_listening()
     async for delivery in consumer:
         message = control_from_wire(delivery.body)
         if message is None:

@@ -185,9 +185,14 @@ class Worker:
             async with asyncio.TaskGroup() as group:
                 group.create_task(link.wait_lost(), name="connection-lost")
                 group.create_task(self._reporter.send(link.connection), name="reports")
-                group.create_task(
-                    listen(link.connection, self._environment, self._handle_control, clock=self._clock), name="control"
+                listening = listen(
+                    link.connection,
+                    self._environment,
+                    self._handle_control,
+                    on_listening=self._report_that_it_listens,
+                    clock=self._clock,
                 )
+                group.create_task(listening, name="control")
                 group.create_task(self._run_intakes(link, group), name="intakes")
         except* BrokerError as errors:
             lost = errors
@@ -234,6 +239,11 @@ class Worker:
                 self._wanted = apply_control(self._wanted, message)
                 self._update_queues()
                 self._report_state()
+
+    def _report_that_it_listens(self) -> None:
+        """What the controller had to say after an earlier report, it could not: of a cancel, say."""
+        if self._ending is None:  # a report after the last one would be taken for a worker that goes on
+            self._report_state()
 
     def _report_state(self) -> None:
         """Tell the controller what this worker is doing now: a new leader learns it this way."""
