@@ -319,7 +319,12 @@ async def _time_limit(request: OutgoingRequest) -> AsyncGenerator[asyncio.Timeou
     """The time of a request. What was not sent by its deadline is answered by nobody."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(request.timeout + request.answer_slack) as limit:
-        deadline = loop.call_later(request.timeout, lambda: None if request.sent else limit.reschedule(loop.time()))
+
+        def end_unsent() -> None:
+            if not request.sent and not limit.expired():  # without any slack, it may be over already
+                limit.reschedule(loop.time())
+
+        deadline = loop.call_later(request.timeout, end_unsent)
         try:
             yield limit
         finally:
