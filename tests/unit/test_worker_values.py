@@ -119,6 +119,15 @@ async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
     assert memory.take("c", "r")
 
 
+async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before() -> None:
+    clock = VirtualClock()
+    memory = CancelMemory(clock)
+    memory.remember("c", "r", keep_for=600.0)
+    await clock.advance(61)
+    assert not memory.take("c", "r")
+    assert not memory.take("c", "r", tried_before=True)  # the new one, at its second attempt
+
+
 async def test_cancel_is_forgotten_after_a_minute() -> None:
     clock = VirtualClock()
     memory = CancelMemory(clock)

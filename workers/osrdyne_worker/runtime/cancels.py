@@ -50,9 +50,8 @@ class CancelMemory:
             return False
         name = (correlation_id, reply_to)
         was_cancelled = self._is_recent(self._cancelled.pop(name, None))
-        if tried_before:
-            was_cancelled |= self._clock.monotonic() <= self._cancelled_between.pop(name, -math.inf)
-        return was_cancelled
+        until = self._cancelled_between.pop(name, -math.inf)  # used up, too, by a new request of an old name
+        return was_cancelled or (tried_before and self._clock.monotonic() <= until)
 
     def _put(self, times: OrderedDict[Name, float], name: Name, moment: float) -> None:
         times[name] = moment
