@@ -20,8 +20,6 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationErr
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
 
-_MAX_CHANNELS = 2047
-"""Where RabbitMQ sets no limit."""
 _ACCESS_REFUSED = 403
 """aiormq understands this one: the wrong password."""
 
@@ -73,7 +71,6 @@ class Connection:
     def __init__(self, options: ConnectionOptions, underlay: aiormq.Connection) -> None:
         self.options = options
         self._underlay = underlay
-        self._last_number = 0
         # aiormq keeps the broker's connection.blocked notice in a private event; there is no public question for it.
         self._unblocked: asyncio.Event = underlay._Connection__connection_unblocked  # type: ignore[attr-defined]
 
@@ -111,22 +108,11 @@ class Connection:
     async def channel(self, *, confirms: bool = False) -> Channel:
         """Open a channel; with `confirms`, publishes wait for the broker's confirm."""
         with translated("open a channel"):
-            number = self._free_number()
             underlay = await self._underlay.channel(
-                number, publisher_confirms=confirms, timeout=self.options.rpc_timeout, frame_buffer_size=0
+                publisher_confirms=confirms, timeout=self.options.rpc_timeout, frame_buffer_size=0
             )
         assert isinstance(underlay, aiormq.Channel)
         return Channel(self, underlay)
-
-    def _free_number(self) -> int:
-        """aiormq takes the one after the highest in use: where channels come and go, that grows until it is more than
-        RabbitMQ allows, which ends the connection. One that has just become free comes last: it may not be quite so."""
-        limit, used = self._underlay.connection_tune.channel_max or _MAX_CHANNELS, self._underlay.channels
-        for _ in range(limit):
-            self._last_number = self._last_number % limit + 1
-            if self._last_number not in used:
-                return self._last_number
-        raise BrokerUnavailableError(f"The connection has the {limit} channels that RabbitMQ allows it.")
 
     async def close(self) -> None:
         """Close the connection; never raises, never takes longer than a few seconds."""
