@@ -198,10 +198,10 @@ async def test_channel_lost_in_a_reading_gives_everything_back(pool: Pool) -> No
         await opened[-1].close()
         raise BrokerUnavailableError("The channel was lost.")
 
-    broken = PoisonInventory(names=pool.names, publisher=pool.publisher, open_channel=open_channel, clock=SystemClock())
-    broken._publish_again = lose  # type: ignore[method-assign, assignment]
+    pool.inventory._open_channel = open_channel  # of the same inventory: it knows what is still on its way back
+    pool.inventory._publish_again = lose  # type: ignore[method-assign, assignment]
     with pytest.raises(BrokerUnavailableError):
-        await broken.replay([one.id])
+        await pool.inventory.replay([one.id])
     assert await pool.views() == [one, *others]
 
 

@@ -33,7 +33,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:
     """A message arrives at the dead letter exchange."""
-    message = Message(body=b"1", headers=headers, reply_to=REPLIES, correlation_id="c", **properties)  # type: ignore[arg-type]
+    message = Message(body=b"1", headers=headers, **{"reply_to": REPLIES, "correlation_id": "c", **properties})  # type: ignore[arg-type]
     await FakeChannel(stack.broker).publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
     await stack.clock.advance(5.0)
 
@@ -140,19 +140,17 @@ async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
 
 async def test_slow_answer_does_not_hold_up_the_others(clock: VirtualClock, broker: FakeBroker) -> None:
     never = asyncio.Event()
-    first = True
+    broker.declare_queue("slow", {})
 
-    async def hang_first(command: Command) -> None:
-        nonlocal first
-        if command == ("publish", REPLIES, False) and first:
-            first = False
+    async def hang(command: Command) -> None:
+        if command == ("publish", "slow", False):
             await never.wait()
 
     async with leading(clock, broker=broker) as stack:
-        broker.hook = hang_first
-        for _ in range(3):
-            await die(stack, {"x-first-death-reason": "expired"})
-        assert (len(answers(broker)), len(broker.bodies("pool-dl"))) == (2, 1)
+        broker.hook = hang
+        for replies in ("slow", REPLIES, REPLIES):
+            await die(stack, {"x-first-death-reason": "expired"}, reply_to=replies)
+        assert (len(answers(broker)), broker.bodies("slow"), len(broker.bodies("pool-dl"))) == (2, [], 1)
 
 
 @pytest.mark.parametrize(
