@@ -20,6 +20,7 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationErr
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
 
+_NO_LIMIT = 65_535
 _ACCESS_REFUSED = 403
 """aiormq understands this one: the wrong password."""
 
@@ -98,6 +99,11 @@ class Connection:
         """The broker's version as it says, "3.10.8"."""
         version = self._underlay.server_properties.get("version")
         return version if isinstance(version, str) else ""
+
+    @property
+    def max_channels(self) -> int:
+        """How many channels may be open at once; one more, and the broker ends the connection."""
+        return self._underlay.connection_tune.channel_max or _NO_LIMIT
 
     async def wait_closed(self) -> BaseException | None:
         """Wait until the connection is closed; the reason, or None when it was closed by us."""

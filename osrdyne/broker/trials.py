@@ -31,7 +31,7 @@ FRESH = 1.0
 """Seconds for which a confirm shows that a queue has its leader. One that loses it meanwhile, and to which the shared
 channel has published nothing before, can hold that up all the same; then the term ends."""
 MAX_TRIALS = 500
-"""Channels for trials; RabbitMQ allows 2,047 on a connection, by default."""
+"""Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default)."""
 SPARE = 16
 """Channels that stay open for the trials to come."""
 FORGET_AFTER = 60.0
@@ -161,7 +161,7 @@ class TrialChannels:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._room = asyncio.Semaphore(MAX_TRIALS)
+        self._room = asyncio.Semaphore(min(MAX_TRIALS, max(1, connection.max_channels // 2)))
         self._free: list[Channel] = []
 
     async def take(self) -> Channel:

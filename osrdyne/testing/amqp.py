@@ -295,6 +295,10 @@ class FakeConnection(Connection):
     def is_blocked(self) -> bool:
         return False
 
+    @property
+    def max_channels(self) -> int:
+        return 2047
+
     async def wait_unblocked(self) -> None:
         return
 

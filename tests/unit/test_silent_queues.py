@@ -28,6 +28,7 @@ class Node:
         self.channels: list[HeldChannel] = []
         self.is_blocked = False
         self.blocks_at_open = False
+        self.max_channels = 2047
         self.unblocked = asyncio.Event()
 
     async def wait_unblocked(self) -> None:
@@ -144,6 +145,19 @@ async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, nod
         assert node.taken == [("c", b"3"), ("c", b"4"), ("c", b"5")]
         await clock.advance(TIMEOUT)
     assert set(callers.errors) == {b"1", b"2"}
+
+
+async def test_trials_leave_half_of_the_channels_that_the_broker_allows(clock: VirtualClock, node: Node) -> None:
+    node.max_channels = 8  # the ninth would end the connection
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        for number in range(20):
+            node.without_leader.add(f"{number}")
+            callers.publish(f"{number}", b"%d" % number)
+        await clock.settle()
+        assert len(node.channels) == 4
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
 
 
 async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(clock: VirtualClock, node: Node) -> None:
