@@ -32,6 +32,8 @@ FRESH = 1.0
 channel has published nothing before, can hold that up all the same; then the term ends."""
 MAX_TRIALS = 500
 """Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default)."""
+PLACE_TIMEOUT = 30.0
+"""Seconds to wait for a channel when queues without a leader hold all of them up."""
 SPARE = 16
 """Channels that stay open for the trials to come."""
 FORGET_AFTER = 60.0
@@ -73,7 +75,11 @@ class Destinations:
         """Alone, on a channel that nobody else has. One that is held up is kept for the next try."""
         channel, destination.held_up = destination.held_up, None
         if channel is None:
-            channel = await self._channels.take()
+            try:
+                channel = await self._channels.take()
+            except BrokerSilentError:
+                destination.fell_silent(silences)
+                raise
         is_done = False
         try:
             await send(channel)
@@ -165,8 +171,12 @@ class TrialChannels:
         self._free: list[Channel] = []
 
     async def take(self) -> Channel:
-        """A channel on which nothing is under way."""
-        await self._room.acquire()
+        """A channel on which nothing is under way. Raises `BrokerSilentError` when there is none in time."""
+        try:
+            async with asyncio.timeout(PLACE_TIMEOUT):
+                await self._room.acquire()
+        except TimeoutError:
+            raise BrokerSilentError("Too many queues have no leader: no channel is left to try another one.") from None
         try:
             return self._free.pop() if self._free else await self._open()
         except BaseException:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from osrdyne.amqp import Message
+from osrdyne.broker import trials
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.trials import FORGET_AFTER, FRESH, MAX_UNCONFIRMED, SPARE
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
@@ -158,6 +159,23 @@ async def test_trials_leave_half_of_the_channels_that_the_broker_allows(clock: V
         assert len(node.channels) == 4
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
+
+
+async def test_message_that_finds_no_channel_for_its_trial_fails_and_those_behind_it(
+    clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "PLACE_TIMEOUT", 0.0)
+    node.max_channels = 2
+    node.without_leader.add("a")
+    async with asyncio.TaskGroup() as group:
+        callers = Callers(node.publisher(), group)
+        callers.publish("a", b"1")
+        await clock.settle()
+        callers.publish("b", b"2", b"3")
+        await clock.settle()
+        assert ([*callers.errors], node.taken) == ([b"2", b"3"], [])
+        await clock.advance(TIMEOUT)
+    assert {type(error) for error in callers.errors.values()} == {BrokerSilentError}
 
 
 async def test_messages_behind_one_that_is_not_confirmed_are_not_sent(clock: VirtualClock, node: Node) -> None:
