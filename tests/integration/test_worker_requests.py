@@ -133,7 +133,9 @@ async def test_request_without_reply_to_is_worked_on(pool: Stage, worker: Worker
 async def test_reports_name_received_completed_and_idle(pool: Stage, worker: WorkerProcess) -> None:
     await pool.caller.call("/fail")
     await pool.until_reported(worker, Event.IDLE)
-    assert pool.events(worker) == [
+    # Once it hears the controller it says again what it does, which may be "busy" by then.
+    events = dict.fromkeys(event for event in pool.events(worker) if event != Event.BUSY)
+    assert list(events) == [
         Event.STARTED,
         Event.READY,
         Event.REQUEST_RECEIVED,
