@@ -95,6 +95,11 @@ class Metrics:
             ["rule", "outcome"],
             registry=registry,
         )
+        self.conditions_limited = Counter(
+            "osrdyne_conditions_limited",
+            "Conditions of routes that reached the work limit for a request, and were undefined for it.",
+            registry=registry,
+        )
         self.refused_again = Counter(
             "osrdyne_refused_again",
             "Refused requests of a managed pool that had been delivered before: they may be answered twice.",

@@ -7,12 +7,16 @@ error, or has a meaning of its own (seed 000).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from osrdyne.config.yaml_file import parse_yaml
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
+
+MAX_DIGITS = 100
+"""Digits of a whole number: far beyond every setting, and within what Python converts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ def read_document(text: str) -> Any:
     json_error = None
     for attempt in (text, f"{{{text}}}"):
         try:
-            return json.loads(attempt, object_pairs_hook=lambda pairs: Members(tuple(pairs)))
+            value = json.loads(attempt, object_pairs_hook=lambda pairs: Members(tuple(pairs)), parse_int=_whole_number)
+            return _valid_unicode(value)
         except json.JSONDecodeError as error:
             json_error = json_error or error
         except RecursionError:
@@ -48,10 +53,53 @@ def read_document(text: str) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Values as the document would give them, from those that JSON or YAML has read."""
+    """Values as the document would give them, from those that JSON or YAML has read.
+
+    Raises `InvalidDocumentError`.
+    """
+    return _valid_unicode(_with_members(value))
+
+
+def _with_members(value: Any) -> Any:
     if isinstance(value, dict):
-        return Members(tuple((name, from_plain(item)) for name, item in value.items()))
-    return [from_plain(item) for item in value] if isinstance(value, list) else value
+        return Members(tuple((name, _with_members(item)) for name, item in value.items()))
+    return [_with_members(item) for item in value] if isinstance(value, list) else value
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise InvalidDocumentError([Problem(f"a whole number has at most {MAX_DIGITS} digits, one here has more")])
+    return int(digits)
+
+
+def _valid_unicode(value: Any) -> Any:
+    """The value. An escape such as `\\ud800` alone makes a string that no UTF-8 text can hold: it is refused."""
+    problems = [
+        Problem("it has half of a surrogate pair, such as \\ud800, which is not valid Unicode", path=path)
+        for path in _half_surrogates(value, "")
+    ]
+    if problems:
+        raise InvalidDocumentError(problems)
+    return value
+
+
+def _half_surrogates(value: Any, path: str) -> Iterator[str]:
+    """The paths of all strings that cannot be encoded, names of members among them."""
+    if isinstance(value, Members):
+        for name, item in value.pairs:
+            place = f"{path}.{name}" if path else str(name)
+            if _has_half_surrogate(name):
+                yield place
+            yield from _half_surrogates(item, place)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _half_surrogates(item, f"{path}[{number}]")
+    elif _has_half_surrogate(value):
+        yield path
+
+
+def _has_half_surrogate(value: object) -> bool:
+    return isinstance(value, str) and not value.isascii() and any("\ud800" <= symbol <= "\udfff" for symbol in value)
 
 
 class DocumentReader:

@@ -22,9 +22,18 @@ class Problem:
     column: int | None = None
     path: str = ""
 
+    def __post_init__(self) -> None:
+        # A message may quote the document. A lone surrogate in it could not be written to a terminal or a response.
+        object.__setattr__(self, "message", _printable(self.message))
+        object.__setattr__(self, "path", _printable(self.path))
+
     def __str__(self) -> str:
         place = ", ".join(filter(None, [self.path, f"column {self.column}" if self.column is not None else ""]))
         return f"{place}: {self.message}" if place else self.message
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class InvalidDocumentError(ConfigurationError):

@@ -57,7 +57,10 @@ class FromRequest:
 
 @dataclass(frozen=True, slots=True)
 class FromHash:
-    """A number below `buckets`, always the same for the same value of the header: the order of an entity is kept."""
+    """A number below `buckets`, always the same for the same value of the header: the order of an entity is kept.
+
+    More buckets move only the entities that go to new ones: of 4 to 5 buckets, a fifth of them.
+    """
 
     header: str
     buckets: int
@@ -67,7 +70,7 @@ class FromHash:
         if value is None:
             return f"it has no header {self.header}"
         digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()
-        return (str(int.from_bytes(digest[:8], "big") % self.buckets),)
+        return (str(jump_hash(int.from_bytes(digest[:8], "big"), self.buckets)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,16 @@ def split_arrival(arrival: Arrival, split: Split) -> Arrival:
     if split.key == arrival.request.key:
         return arrival
     return replace(arrival, request=replace(arrival.request, key=split.key), split_from=arrival.request.key)
+
+
+def jump_hash(number: int, buckets: int) -> int:
+    """The bucket of a 64-bit number. Source: Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm"."""
+    bucket, following = -1, 0
+    while following < buckets:
+        bucket = following
+        number = (number * 2862933555777941757 + 1) % 2**64
+        following = int((bucket + 1) * (2**31 / ((number >> 33) + 1)))
+    return bucket
 
 
 def _header(arrival: Arrival, name: str) -> str | None:

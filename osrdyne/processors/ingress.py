@@ -51,6 +51,8 @@ COPY_DROPPED = "copy-dropped"
 FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
 """What nobody foresaw: the request becomes a dead letter, which the dead letter responder answers, or keeps."""
 CANCELLED = Refusal(Status.CANCELLED, "The caller cancelled the request.")
+WORK_LIMIT_LOG_INTERVAL = 60.0
+"""Seconds between two warnings about conditions that reach their work limit."""
 NO_ROUTE = Refusal(Status.NO_ROUTE, "None of the routes of this pool fits it; `osrdyne explain` says why.")
 
 
@@ -92,6 +94,7 @@ class IngressProcessor:
         self._lanes = lanes
         self._cleaner = cleaner
         self._cancels = cancels
+        self._work_limit_logged = -WORK_LIMIT_LOG_INTERVAL
         self._log: Logger = get_logger("ingress")
 
     async def run(self, consumer: Consumer) -> None:
@@ -157,8 +160,22 @@ class IngressProcessor:
         elif self._cancels.was_cancelled(request):
             return CANCELLED
         passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
+        if again is None and self._routing.table is not None and arrival.sample.exceeded:
+            self._note_work_limit(arrival)
         # What was perhaps answered no-route before it was delivered again, and expired meanwhile, gets the same answer.
         return refusal or passages if passages else NO_ROUTE
+
+    def _note_work_limit(self, arrival: Arrival) -> None:
+        """Count conditions that were given up for this request, and warn now and then."""
+        self._metrics.conditions_limited.inc(arrival.sample.exceeded)
+        if self._clock.monotonic() - self._work_limit_logged >= WORK_LIMIT_LOG_INTERVAL:
+            self._work_limit_logged = self._clock.monotonic()
+            self._log.warning(
+                "conditions reach their work limit and are undefined",
+                key=arrival.request.key,
+                conditions=arrival.sample.exceeded,
+                body_bytes=len(arrival.request.body),
+            )
 
     def _refusal(self, arrival: Arrival, *, known: bool) -> Refusal | None:
         """Why the request goes nowhere, whatever the routes say. `known`: its group is up, or on its way up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings
 import json
 from pathlib import Path
 
@@ -83,6 +84,51 @@ def test_header_of_bytes_is_a_string() -> None:
 def test_hostile_body_raises_nothing(body: bytes) -> None:
     system = {"contentType": "application/json", "contentEncoding": "utf-8"}
     assert compile_condition("is_bool($body.a)").evaluate(Sample({}, system, body)) is False
+
+
+def test_work_on_one_request_is_limited_and_counted() -> None:
+    json_type = {"contentType": "application/json", "contentEncoding": "utf-8"}
+    sample = Sample({}, json_type, json.dumps({"text": "x" * 2**20}).encode())
+    costly = compile_condition(" OR ".join(f"contains($body.text, 'y{number}')" for number in range(400)))
+    assert costly.evaluate(sample) is UNDEFINED
+    assert sample.exceeded == 1
+    assert compile_condition("starts_with($body.text, 'x')").evaluate(sample) is True, (
+        "the next condition has its share"
+    )
+    for _ in range(100):
+        costly.evaluate(sample)
+    assert compile_condition("starts_with($body.text, 'x')").evaluate(sample) is UNDEFINED, "the request has no more"
+
+
+def test_repeated_part_is_evaluated_once() -> None:
+    sample = Sample({"word": "x" * 2**20}, {}, b"")
+    repeated = " OR ".join(f"length(LOWER(Word)) = {number}" for number in range(400))
+    assert compile_condition(repeated + " OR length(lower(word)) = 1048576").evaluate(sample) is True
+    assert sample.exceeded == 0
+
+
+def test_names_of_encodings_are_not_kept() -> None:
+    """Python's codec registry keeps each name that it is asked for, and these come from clients."""
+    known = len(encodings._cache)  # type: ignore[attr-defined]
+    for number in range(50):
+        system = {"contentType": "application/json", "contentEncoding": f"unknown-{number}"}
+        compile_condition("is_defined($body.a)").evaluate(Sample({}, system, b"{}"))
+    assert len(encodings._cache) == known  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("condition", ["0", "null", "false", "[]", "{}", '["a"]', "12"])
+def test_condition_of_another_type_is_an_error_of_its_line(condition: str) -> None:
+    line = f'{{"condition": {condition}}}'
+    assert evaluate_line(line) == {"error": "`condition` must be a string", "column": 1}
+
+
+def test_error_that_quotes_half_a_surrogate_pair_can_be_printed() -> None:
+    answer = evaluate_line(json.dumps({"condition": "a \ud800 b"}))
+    assert json.dumps(answer, ensure_ascii=False).encode() == b'{"error": "invalid symbol \'\\\\ud800\'", "column": 3}'
+
+
+def test_index_of_thousands_of_digits_is_an_error() -> None:
+    assert problems(f"$body.a[{'1' * 4301}] = 1") == [("an index has at most 9 digits", 9)]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +215,11 @@ def test_negation_turns_true_and_false_around_and_leaves_undefined(text: str) ->
 def test_or_is_true_where_one_side_is(left: str, right: str) -> None:
     results = {compile_condition(side).evaluate(SAMPLE) for side in (left, right)}
     assert (compile_condition(f"{left} OR {right}").evaluate(SAMPLE) is True) == (True in results)
+
+
+@given(TRUTHS)
+def test_sharing_of_repeated_parts_changes_no_result(text: str) -> None:
+    assert compile_condition(f"({text}) AND ({text})").evaluate(SAMPLE) == compile_condition(text).evaluate(SAMPLE)
 
 
 @given(STRINGS, STRINGS)

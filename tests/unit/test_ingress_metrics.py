@@ -53,6 +53,18 @@ async def test_refused_request_is_counted_by_its_route_once_that_is_known(
         assert (counted(stack, "start-failed", "alerts", "0"), counted(stack, "no-route")) == (1.0, 1.0)
 
 
+async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
+    costly = " OR ".join(f"contains(word, 'y{number}')" for number in range(400))
+    routes = {"costly": f"FROM /messages/* WHERE {costly} INTO $upstream", "rest": REST}
+    async with managing(clock, broker, **routes) as stack:
+        await stack.publish("a", headers={"word": "x" * 2**20})
+        await stack.clock.settle()
+        assert stack.metrics.registry.get_sample_value("osrdyne_conditions_limited_total") == 1.0
+        assert counted(stack, "accepted", "rest", "default") == 1.0
+
+
 async def test_name_of_a_route_that_never_was_is_no_label(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         made_up = Message(headers={ROUTE_HEADER: "made up"})

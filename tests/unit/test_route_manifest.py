@@ -197,6 +197,26 @@ def test_priority_is_0_to_9(member: str, value: object) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"routes": {"a\ud800": "FROM /messages/* INTO $upstream"}}',
+        r"""{"routes": {"a": "FROM /messages/* WHERE word = '\ud800' INTO $upstream"}}""",
+        'routes:\n  "a\\ud800": "FROM /messages/* INTO $upstream"',
+    ],
+)
+def test_half_of_a_surrogate_pair_is_an_error_with_its_place(text: str) -> None:
+    with pytest.raises(InvalidDocumentError, match="half of a surrogate pair") as caught:
+        load_manifest(text)
+    assert str(caught.value).encode().startswith(b"routes.a")
+
+
+def test_number_of_thousands_of_digits_is_an_error() -> None:
+    text = f'{{"routes": {{"a": {{"route": "FROM /messages/* INTO $upstream", "priority": {"9" * 5000}}}}}}}'
+    with pytest.raises(InvalidDocumentError, match="at most 100 digits"):
+        load_manifest(text)
+
+
 def test_all_errors_are_told_at_once() -> None:
     routes = {"a": "nothing", "b": {"route": "FROM / INTO $upstream", "priority": 99, "timeToLiveSecs": -1, "x": 1}}
     assert len(problems(json.dumps({"routes": routes, "further": 1}))) == 5

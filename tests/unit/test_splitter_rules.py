@@ -14,7 +14,7 @@ from osrdyne.ingress.explain import explain
 from osrdyne.ingress.overlaps import Automaton, common_text
 from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.ingress.requests import Arrival, sample_arrival
-from osrdyne.ingress.splitter import Splitter, split_arrival
+from osrdyne.ingress.splitter import Splitter, jump_hash, split_arrival
 from osrdyne.ingress.splitter_manifest import load_splitter
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames
@@ -94,7 +94,19 @@ class TestRules:
 
     def test_hash_is_the_same_for_ever(self) -> None:
         rules = splitter({"k": {"postfixFromHash": {"header": "h", "buckets": 1000}}})
-        assert keys(rules, arrival("k", h="a"), arrival("k", h="é")) == ["k-250", "k-51"]
+        assert keys(rules, arrival("k", h="a"), arrival("k", h="é")) == ["k-912", "k-653"]
+
+    @given(st.integers(1, 50), st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=200))
+    def test_another_bucket_takes_entities_from_all_and_moves_no_other(self, buckets: int, values: list[int]) -> None:
+        for value in values:
+            assert jump_hash(value, buckets + 1) in {jump_hash(value, buckets), buckets}
+
+    def test_of_4_to_5_buckets_about_a_fifth_of_the_entities_moves(self) -> None:
+        four, five = (splitter({"k": {"postfixFromHash": {"header": "h", "buckets": count}}}) for count in (4, 5))
+        entities = [arrival("k", h=f"entity {number}") for number in range(2000)]
+        before, after = keys(four, *entities), keys(five, *entities)
+        assert 0.15 < sum(one != other for one, other in zip(before, after, strict=True)) / 2000 < 0.25
+        assert min(after.count(f"k-{bucket}") for bucket in range(5)) > 300
 
     @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
     def test_key_is_data(self, key: str) -> None:

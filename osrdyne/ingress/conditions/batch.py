@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from osrdyne.ingress.conditions.compiler import compile_condition
-from osrdyne.ingress.conditions.samples import Sample
+from osrdyne.ingress.conditions.samples import Sample, json_encoding
 from osrdyne.ingress.conditions.values import Undefined
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
 
-_FIELDS = {"condition": str, "properties": dict, "system": dict}
+_OPTIONAL = ("properties", "system")
 
 
 def evaluate_line(line: str) -> dict[str, object]:
@@ -38,11 +38,9 @@ def sample_of(properties: Mapping[str, object], system: Mapping[str, object], bo
     names = {name: None if value is None else str(value) for name, value in system.items()}
     if not isinstance(body, str):
         return Sample(properties, names, body or b"")
-    encoding = next((value for name, value in names.items() if name.lower() == "contentencoding" and value), "utf-8")
-    try:
-        return Sample(properties, names, body.encode(encoding, "replace"))
-    except LookupError:
-        return Sample(properties, names, body.encode("utf-8", "replace"))
+    encoding = next((value for name, value in names.items() if name.lower() == "contentencoding" and value), "")
+    # In another encoding than those of JSON, conditions see no document whatever its bytes are.
+    return Sample(properties, names, body.encode(json_encoding(encoding) or "utf-8", "replace"))
 
 
 def _read(line: str) -> dict[str, Any]:
@@ -53,9 +51,11 @@ def _read(line: str) -> dict[str, Any]:
         raise InvalidDocumentError([Problem("the line is not JSON", getattr(error, "colno", 1))]) from None
     if not isinstance(document, dict) or "condition" not in document:
         raise InvalidDocumentError([Problem("the line is no object with a `condition`", 1)])
-    for name, wanted in _FIELDS.items():
-        if not isinstance(document.get(name) or wanted(), wanted):
-            raise InvalidDocumentError([Problem(f"`{name}` has the wrong type", 1)])
+    if not isinstance(document["condition"], str):
+        raise InvalidDocumentError([Problem("`condition` must be a string", 1)])
+    for name in _OPTIONAL:
+        if not isinstance(document.get(name), dict | None):
+            raise InvalidDocumentError([Problem(f"`{name}` must be an object", 1)])
     return document
 
 

@@ -23,7 +23,8 @@ from osrdyne.ingress.conditions.operators import (
     minus,
 )
 from osrdyne.ingress.conditions.parser import parse
-from osrdyne.ingress.conditions.samples import Sample
+from osrdyne.ingress.conditions.samples import Sample, WorkLimitExceededError
+from osrdyne.ingress.conditions.sharing import SharedParts
 from osrdyne.ingress.conditions.syntax import (
     BodyPath,
     Call,
@@ -36,7 +37,7 @@ from osrdyne.ingress.conditions.syntax import (
     SystemProperty,
 )
 from osrdyne.ingress.conditions.tokens import SyntaxFault
-from osrdyne.ingress.conditions.values import COMPARISONS, UNDEFINED, Undefined, ValueType
+from osrdyne.ingress.conditions.values import COMPARISONS, UNDEFINED, Undefined, Value, ValueType
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
 
 _NUMBER, _STRING, _BOOL = ValueType.NUMBER, ValueType.STRING, ValueType.BOOL
@@ -53,8 +54,8 @@ class Condition:
     clauses: tuple[Clause, ...] = ()
 
     def evaluate(self, sample: Sample) -> bool | Undefined:
-        """A route is taken only on true. Never raises; takes time linear in the sizes of condition and request."""
-        result = self._evaluate(sample)
+        """A route is taken only on true. Never raises. Beyond the work limits of the sample the result is undefined."""
+        result = _limited(self._evaluate, sample)
         if result is None:
             return False
         return result if isinstance(result, bool) else UNDEFINED
@@ -68,7 +69,7 @@ def compile_condition(text: str) -> Condition:
         raise InvalidDocumentError([Problem(fault.message, fault.column)]) from None
     if tree is None:
         return Condition(text, lambda _: UNDEFINED)
-    compiler = _Compiler()
+    compiler = _Compiler(SharedParts(tree))
     typed = compiler.compile(tree)
     if compiler.problems:
         raise InvalidDocumentError(compiler.problems)
@@ -77,7 +78,17 @@ def compile_condition(text: str) -> Condition:
 
 def reader_of(node: Node) -> Evaluate:
     """The value of a part of a condition, the types of which are right."""
-    return _Compiler().compile(node).evaluate
+    evaluate = _Compiler(SharedParts(node)).compile(node).evaluate
+    return lambda sample: _limited(evaluate, sample)
+
+
+def _limited(evaluate: Evaluate, sample: Sample) -> Value:
+    sample.begin_condition()
+    try:
+        return evaluate(sample)
+    except WorkLimitExceededError:
+        sample.exceeded += 1
+        return UNDEFINED
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +106,22 @@ _BROKEN = _Typed(ValueType.ANY, lambda _: UNDEFINED)
 class _Compiler:
     """Walks the tree once, operands before the operators that take them."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: SharedParts) -> None:
         self.problems: list[Problem] = []
+        self._shared = shared
 
     def compile(self, node: Node) -> _Typed:
+        typed = self._compiled(node)
+        place = self._shared.place_of(node)
+        return typed if place is None else _Typed(typed.type, _once(place, typed.evaluate))
+
+    def _compiled(self, node: Node) -> _Typed:
         match node:
             case Literal(value):
                 return _Typed(_type_of(node), lambda _: value)
             case Header(name):
                 lowered = name.lower()
-                return _Typed(_STRING, lambda sample: sample.header(lowered))
+                return _Typed(_STRING, lambda sample: sample.read(sample.header(lowered)))
             case SystemProperty():
                 return _system_property(node)
             case BodyPath():
@@ -215,6 +232,18 @@ class _Compiler:
         return _Typed(_NUMBER, folded(first.evaluate, steps))
 
 
+def _once(place: int, evaluate: Evaluate) -> Evaluate:
+    """Evaluate a part that occurs more than once in a condition only once for a request."""
+
+    def shared(sample: Sample) -> Value:
+        known = sample.shared
+        if place not in known:
+            known[place] = evaluate(sample)
+        return known[place]
+
+    return shared
+
+
 def _type_of(literal: Literal) -> ValueType:
     match literal.value:
         case None:
@@ -232,11 +261,11 @@ def _type_of(literal: Literal) -> ValueType:
 def _system_property(node: SystemProperty) -> _Typed:
     name, header = node.name.lower(), f"${node.name.lower()}"
     if node.forced:
-        return _Typed(_STRING, lambda sample: sample.system_property(name))
+        return _Typed(_STRING, lambda sample: sample.read(sample.system_property(name)))
 
-    def evaluate(sample: Sample) -> str | Undefined | None:
+    def evaluate(sample: Sample) -> Value:
         own = sample.header(header)
-        return sample.system_property(name) if own is UNDEFINED else own
+        return sample.read(sample.system_property(name) if own is UNDEFINED else own)
 
     return _Typed(_STRING, evaluate)
 
@@ -244,11 +273,11 @@ def _system_property(node: SystemProperty) -> _Typed:
 def _body_path(node: BodyPath) -> _Typed:
     steps, header = node.steps, node.written.lower()
     if node.forced:
-        return _Typed(_ANY, lambda sample: sample.at(steps))
+        return _Typed(_ANY, lambda sample: sample.read(sample.at(steps)))
 
-    def evaluate(sample: Sample) -> str | float | Undefined | None:
+    def evaluate(sample: Sample) -> Value:
         own = sample.header(header)
-        return sample.at(steps) if own is UNDEFINED else own
+        return sample.read(sample.at(steps) if own is UNDEFINED else own)
 
     return _Typed(_ANY, evaluate)
 

@@ -32,7 +32,8 @@ _PYTHON_TYPES: dict[ValueType, type] = {_NUMBER: float, _STRING: str, _BOOL: boo
 class Function:
     """`takes` are the types of each parameter, empty for any type; the last `optional` ones may be left out.
 
-    `apply` gets values of exactly these types, or whatever there is where any type is taken.
+    `apply` gets values of exactly these types, or whatever there is where any type is taken. `reads_text`: its work
+    grows with the length of its strings, which counts against the work limit of the sample.
     """
 
     takes: tuple[frozenset[ValueType], ...]
@@ -40,6 +41,7 @@ class Function:
     apply: Callable[..., Value]
     optional: int = 0
     repeats: bool = False
+    reads_text: bool = True
 
     def accepts(self, types: Sequence[ValueType]) -> bool:
         """Whether it may be called with arguments of these types."""
@@ -50,14 +52,18 @@ class Function:
 
     def bound(self, arguments: Sequence[Evaluate]) -> Evaluate:
         """The call. Undefined when an argument turns out to be of another type, null and undefined among them."""
-        apply = self.apply
+        apply, reads_text = self.apply, self.reads_text
         wanted = [tuple(_PYTHON_TYPES[one] for one in taken) for _, taken in self._pairs(arguments)]
         if len(arguments) == 1 and wanted[0]:
             [argument], [types] = arguments, wanted
 
             def call_with_one(sample: Sample) -> Value:
                 value = argument(sample)
-                return apply(value) if type(value) in types else UNDEFINED
+                if type(value) not in types:
+                    return UNDEFINED
+                if reads_text and type(value) is str:
+                    sample.spend(len(value))
+                return apply(value)
 
             return call_with_one
 
@@ -66,6 +72,8 @@ class Function:
             for value, types in zip(values, wanted, strict=True):
                 if types and type(value) not in types:
                     return UNDEFINED
+            if reads_text:
+                sample.spend(_work(values))
             return apply(*values)
 
         return call
@@ -90,7 +98,13 @@ def _of_strings(count: int, gives: ValueType, apply: Callable[..., Value], *, re
 
 
 def _question(apply: Callable[[Value], Value]) -> Function:
-    return Function((_ANYTHING,), _BOOL, apply)
+    return Function((_ANYTHING,), _BOOL, apply, reads_text=False)
+
+
+def _work(values: Sequence[Value]) -> int:
+    """What a call costs in characters. A search may compare some of the text sought at each place of the other one."""
+    lengths = [len(value) for value in values if isinstance(value, str)]
+    return sum(lengths) if len(lengths) < 2 else lengths[0] * (1 + min(lengths[1], 100) // 16) + sum(lengths[1:])
 
 
 def _whole(number: float, rounded: Callable[[float], int]) -> float:
@@ -108,7 +122,8 @@ def _as_number(value: str | float) -> float | Undefined:
 def _substring(text: str, start: float, length: float | None = None) -> str | Undefined:
     """Undefined unless the whole part asked for is inside the text."""
     end = float(len(text)) if length is None else start + length
-    if not (0 <= start <= end <= len(text)) or start != int(start) or end != int(end):
+    # The length is tested by itself: a tiny fraction vanishes in the sum.
+    if not (0 <= start <= end <= len(text)) or not start.is_integer() or not (length is None or length.is_integer()):
         return UNDEFINED
     return text[int(start) : int(end)]
 
@@ -128,7 +143,7 @@ FUNCTIONS: dict[str, Function] = {
     "is_null": _question(lambda value: value is None),
     "is_number": _question(lambda value: isinstance(value, float) and math.isfinite(value)),
     "is_string": _question(lambda value: isinstance(value, str)),
-    "length": _of_strings(1, _NUMBER, lambda text: float(len(text))),
+    "length": Function((frozenset({_STRING}),), _NUMBER, lambda text: float(len(text)), reads_text=False),
     "lower": _of_strings(1, _STRING, str.lower),
     "upper": _of_strings(1, _STRING, str.upper),
     "substring": Function(

@@ -116,6 +116,7 @@ def concatenation(operands: Sequence[tuple[Evaluate, bool]]) -> Evaluate:
             length += len(text)
             if length > MAX_TEXT:
                 return UNDEFINED
+        sample.spend(length // 16)
         return "".join(parts)
 
     return evaluate

@@ -18,7 +18,15 @@ from osrdyne.ingress.conditions.syntax import (
     Prefix,
     SystemProperty,
 )
-from osrdyne.ingress.conditions.tokens import Kind, SyntaxFault, Token, number_of, string_of, tokenize
+from osrdyne.ingress.conditions.tokens import (
+    MAX_INDEX_DIGITS,
+    Kind,
+    SyntaxFault,
+    Token,
+    number_of,
+    string_of,
+    tokenize,
+)
 from osrdyne.ingress.conditions.values import UNDEFINED, Value
 
 MAX_DEPTH = 50
@@ -111,6 +119,8 @@ class _Parser:
                 return self._named()
             case Kind.SYSTEM:
                 return _system(self._take(), forced=False)
+            case Kind.HEADER:
+                return Header(self._take().text[1:-1].strip())
             case _ if self._take_operator("("):
                 return self._nested(token)
             case _ if self._take_operator("{"):
@@ -148,7 +158,7 @@ class _Parser:
     def _braced(self) -> Node:
         name = self._take()
         if name.kind is not Kind.SYSTEM:
-            raise SyntaxFault("braces take a name that begins with $, such as {$key}", name.column)
+            raise SyntaxFault("braces take a header or a system property, such as {x-device-id} or {$key}", name.column)
         if not self._take_operator("}"):
             raise SyntaxFault("missing closing '}'", self._next.column)
         return _system(name, forced=True)
@@ -165,7 +175,13 @@ class _Parser:
 def _system(token: Token, *, forced: bool) -> Node:
     if token.text.lower().startswith(_BODY_PREFIX):
         rest = token.text[len(_BODY_PREFIX) :]
-        steps = [int(index) if index else name for index, name in _STEP.findall(rest)]
+        steps: list[str | int] = []
+        for step in _STEP.finditer(rest):
+            index, name = step.groups()
+            if index and len(index) > MAX_INDEX_DIGITS:
+                column = token.column + len(_BODY_PREFIX) + step.start(1)
+                raise SyntaxFault(f"an index has at most {MAX_INDEX_DIGITS} digits", column)
+            steps.append(int(index) if index else name)
         return BodyPath(token.text, tuple(steps), forced)
     bracket = token.text.find("[")
     if bracket >= 0:

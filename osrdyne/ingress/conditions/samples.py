@@ -1,29 +1,41 @@
 """What a condition sees of one request: headers, system properties and the body.
 
 Made for each request by the ingress, and by `osrdyne routes eval`. The body is parsed at most once, and only when some
-condition asks for it.
+condition asks for it. A sample also limits the work that conditions do on one request: they run on the event loop.
 """
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from email.message import Message
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 from osrdyne.ingress.conditions.values import UNDEFINED, Undefined, Value
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.statuses import decode_text
 
-_ENCODINGS = {"utf-8": "utf-8-sig", "utf-16": "utf-16", "utf-32": "utf-32"}
-"""By Python's name for them; a byte order mark is no part of a document."""
+MAX_CONDITION_WORK = 4 * 2**20
+"""Characters that one condition may process for one request; some milliseconds."""
+MAX_REQUEST_WORK = 64 * 2**20
+"""Characters that all conditions together may process for one request."""
+_FREE = 1024
+"""Reading a value of at most this length costs nothing: counting would cost more than the work."""
+
+_ENCODINGS = {"utf8": "utf-8-sig", "utf16": "utf-16", "utf32": "utf-32"}
+"""The encodings of JSON, by their names without punctuation; a byte order mark is not part of a document."""
+
+
+class WorkLimitExceededError(Exception):
+    """A condition would process more characters than it may. Stays inside this package."""
 
 
 class Sample:
     """One request as conditions see it.
 
     `headers` in any AMQP type; `system` by the names of system properties (`contentType`), None for one that is null.
+    `exceeded` counts the conditions that reached a work limit; each of them is undefined.
     """
 
     def __init__(self, headers: Mapping[str, object], system: Mapping[str, str | None], body: bytes) -> None:
@@ -31,6 +43,30 @@ class Sample:
         self._system = {name.lower(): value for name, value in system.items()}
         self._body = body
         self._looked_up: dict[tuple[str | int, ...], Value] = {}
+        self._request_work = MAX_REQUEST_WORK
+        self._condition_work = MAX_CONDITION_WORK
+        self.shared: dict[int, Value] = {}
+        """Values of the parts that the current condition uses more than once."""
+        self.exceeded = 0
+
+    def begin_condition(self) -> None:
+        """Give the next condition its share of work."""
+        self._request_work -= MAX_CONDITION_WORK - self._condition_work
+        self._condition_work = MAX_CONDITION_WORK
+        self.shared.clear()
+
+    def spend(self, characters: int) -> None:
+        """Count work. Raises `WorkLimitExceededError` beyond the limit."""
+        left = self._condition_work - characters
+        if left < 0 or self._request_work - (MAX_CONDITION_WORK - left) < 0:
+            raise WorkLimitExceededError
+        self._condition_work = left
+
+    def read(self, value: Value) -> Value:
+        """Count the reading of a value, which may be compared next: long ones cost a part of their length."""
+        if type(value) is str and len(value) > _FREE:
+            self.spend(len(value) // 64)
+        return value
 
     @cached_property
     def _headers(self) -> dict[str, str | Undefined | None]:
@@ -76,14 +112,38 @@ class Sample:
             return UNDEFINED
 
     def _decoded(self) -> str | None:
-        """The body as text; None unless it is declared to be JSON in one of the encodings of JSON."""
-        content_type, encoding = self._system.get("contenttype"), self._system.get("contentencoding")
-        if not (content_type and encoding) or content_type.strip().lower() != JSON_TYPE:
+        """The body as text; None unless it is declared to be JSON in one of the encodings of JSON.
+
+        The property content-encoding comes before the parameter charset of the content type.
+        """
+        media_type, charset = _media_type(self._system.get("contenttype") or "")
+        encoding = json_encoding(self._system.get("contentencoding") or charset)
+        if media_type != JSON_TYPE or encoding is None:
             return None
         try:
-            return self._body.decode(_ENCODINGS[codecs.lookup(encoding.strip()).name])
-        except (LookupError, ValueError):  # a name with a NUL character, or bytes that are not in this encoding
+            return self._body.decode(encoding)
+        except ValueError:
             return None
+
+
+def json_encoding(name: str) -> str | None:
+    """Python's codec for one of the encodings of JSON, None for any other name.
+
+    The name comes from a client, so Python's codec registry, which remembers every name it was asked for, is not asked.
+    """
+    return _ENCODINGS.get(name.strip().lower().replace("-", "").replace("_", "")) if len(name) < 32 else None
+
+
+@lru_cache(maxsize=256)
+def _media_type(text: str) -> tuple[str, str]:
+    """Media type in lower case and charset of a content type such as `application/json; charset=utf-8`."""
+    media_type, _, parameters = text.partition(";")
+    if not parameters:
+        return media_type.strip().lower(), ""
+    header = Message()
+    header["content-type"] = text.replace("\r", " ").replace("\n", " ")
+    charset = header.get_param("charset", "")
+    return media_type.strip().lower(), charset if isinstance(charset, str) else ""
 
 
 def _no_json(constant: str) -> NoReturn:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_LENGTH = 16_384
-"""Characters of one condition: far more than anybody writes, and little enough to bound its cost."""
+"""Characters of one condition: far more than a person writes, and little enough to bound its cost."""
+MAX_INDEX_DIGITS = 9
+"""Digits of an array index in a path of the body. Python refuses to convert very long ones."""
 
 
 class Kind(StrEnum):
@@ -20,6 +22,7 @@ class Kind(StrEnum):
     STRING = "string"
     NAME = "name"
     SYSTEM = "system"
+    HEADER = "header"
     OPERATOR = "operator"
     END = "end"
 
@@ -49,6 +52,7 @@ _TOKEN = re.compile(
     | (?P<string>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
     | (?P<name>[^\W\d]\w*(?:\.\w+)*)
     | (?P<system>\$[^\W\d]\w*(?:\.\w+|\[[0-9]+\])*)
+    | (?P<header>\{\s*[^\s${}'"][^{}]*\})
     | (?P<wrong>==|&&)
     | (?P<operator>\|\||\?\?|<=|>=|!=|<>|[=<>+\-*/%(),{}])
     """,
