@@ -69,6 +69,12 @@ class Metrics:
         self.deletes_refused = Counter(
             "osrdyne_queue_deletes_refused", "Deletions that lacked proof of emptiness.", registry=registry
         )
+        self.topology_repairs = Counter(
+            "osrdyne_topology_repairs",
+            "Objects of the pool that were missing or changed in RabbitMQ and were put right, by kind of object.",
+            ["object"],
+            registry=registry,
+        )
         self._add_managed(registry)
         self._add_classes(registry)
         self._add_workers(registry)

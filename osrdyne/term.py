@@ -253,6 +253,7 @@ class Term:
             tracker=self.tracker,
             board=self.queue_board,
             admission=self.admission,
+            doubt=self.queues_loop.doubt,
             backlog=self.backlog,
             routing=self.routing,
             splitting=self.splitting,

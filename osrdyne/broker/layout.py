@@ -114,6 +114,13 @@ class QueueLayout:
         last to be declared, and a leader may be killed before."""
         return key not in self._bases if priority is None else priority not in self._stores.get(key, set())
 
+    def note_missing(self, key: Key, priority: int | None) -> None:
+        """A queue of a group that goes on does not exist any more: it has to be declared before it is bound."""
+        if priority is None:
+            self._bases.discard(key)
+        elif priority in self._stores.get(key, set()):
+            self.forget(key, priority)
+
     def forget(self, key: Key, priority: int | None) -> None:
         """The queue is deleted; the base queue is the last to go."""
         if priority is None:

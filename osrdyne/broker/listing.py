@@ -72,7 +72,12 @@ class RequestQueueListing:
         return [
             ListedQueue(
                 key,
-                bound=all((queue.exchange, queue.name, str(key)) in bound for queue, _ in queues if queue.used),
+                # Also false where a queue that the group has is not listed.
+                bound=all(
+                    (queue.exchange, queue.name, str(key)) in bound
+                    for queue in self._layout.queues(key)
+                    if queue.used and not self._layout.is_new(key, queue.priority)
+                ),
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
                 ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},

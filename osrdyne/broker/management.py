@@ -171,6 +171,12 @@ class ManagementClient:
         answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
         return [binding for item in _objects(answer) if (binding := read_binding(item)) is not None]
 
+    async def has_binding(self, exchange: str, queue: str, routing_key: str) -> bool:
+        """Whether the queue is bound to the exchange by this routing key, asked of RabbitMQ now."""
+        answer = await self._find("bindings", self.vhost, "e", exchange, "q", queue)
+        items = [] if answer is None else _objects(answer)
+        return any(item.get("routing_key") == routing_key for item in items)
+
     async def get_policy(self, name: str) -> PolicySpec | None:
         answer = await self._find("policies", self.vhost, name)
         return None if answer is None else read_policy(_object(answer))

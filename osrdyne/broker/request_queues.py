@@ -16,7 +16,7 @@ from osrdyne.amqp import Channel, Delivery, QueueInfo
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.layout import GroupQueue, QueueLayout
 from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.broker.probes import delete_if_proven_empty
 from osrdyne.broker.publisher import LeaderPublisher, publish_until_taken
 from osrdyne.broker.quarantine import Quarantine
@@ -105,6 +105,25 @@ class RequestQueueCommands:
     async def exists(self, key: Key) -> bool:
         """Whether the queue exists, asked of the broker now."""
         return await self._exists(self._names.request_queue(key))
+
+    async def check(self, key: Key) -> QueueCheck:
+        """Whether the queues of the group exist and are bound, asked of the broker now. Changes nothing there.
+
+        What is missing is declared again before the next bind, which would cost the leader its token otherwise.
+        """
+        missing = [queue for queue in self._layout.queues(key) if not await self._exists(queue.name)]
+        for queue in missing:
+            self._layout.note_missing(key, queue.priority)
+        if any(queue.used for queue in missing):
+            return QueueCheck.MISSING
+        try:
+            for queue in self._layout.queues(key):
+                if queue.used and not await self._management.has_binding(queue.exchange, queue.name, key):
+                    return QueueCheck.UNBOUND
+        except BrokerError as error:
+            self._log.warning("binding cannot be looked up, binding again", key=key, error=str(error))
+            return QueueCheck.UNKNOWN
+        return QueueCheck.INTACT
 
     async def _exists(self, queue: QueueName) -> bool:
         try:

@@ -29,7 +29,8 @@ class Binding(StrEnum):
 class QueueFacts:
     """A request queue. `unbound_at`, `bound_at`: monotonic time of the latest unbind-ok or bind-ok of this term; the
     stores that no route uses were unbound before that. `disposable`: priorities of stores that nobody needs any more.
-    `fault`: why it cannot be had."""
+    `fault`: why it cannot be had. `doubted`: something shows that the queue or its binding may be gone, and RabbitMQ is
+    asked; `checked_at` (monotonic): when it was last asked."""
 
     exists: bool = False
     binding: Binding = Binding.UNKNOWN
@@ -37,10 +38,12 @@ class QueueFacts:
     bound_at: float | None = None
     disposable: tuple[int, ...] = ()
     fault: OsrdyneError | None = None
+    doubted: bool = False
+    checked_at: float | None = None
 
     @property
     def is_bound(self) -> bool:
-        return self.exists and self.binding is Binding.BOUND
+        return self.exists and self.binding is Binding.BOUND and not self.doubted
 
 
 @dataclass(frozen=True, slots=True)

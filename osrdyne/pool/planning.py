@@ -26,6 +26,7 @@ class QueueStep(StrEnum):
     """What the actor of a key does next."""
 
     DECLARE = "declare"
+    CHECK = "check"
     BIND = "bind"
     UNBIND = "unbind"
     DELETE = "delete"
@@ -71,6 +72,8 @@ def plan_queue(
 def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
     if not queue.exists:
         return QueueStep.DECLARE
+    if queue.doubted and queue.binding is Binding.BOUND:
+        return QueueStep.CHECK  # before a bind: to bind a queue that is gone costs the leader its token (3)
     if queue.is_bound:
         return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE
     # A stop in flight would hit a worker that has just got a request (18).

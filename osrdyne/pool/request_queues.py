@@ -13,7 +13,7 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.changes import ChangeFeed, Subscription
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
-from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -129,12 +129,16 @@ class RequestQueuesLoop:
                 await self._queues.declare(key)
                 self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
                 self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
+            case QueueStep.CHECK:
+                await self._check(key)
+                return None
             case QueueStep.BIND:
                 await self._queues.bind(key)
                 now = self._clock.monotonic()
                 self._board.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
-                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)  # withdrawn before it is sent (13)
+                # Withdrawn before it is sent (13).
+                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None, doubted=False)
                 await self._queues.unbind(key)
                 self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
             case QueueStep.DELETE:
@@ -153,6 +157,23 @@ class RequestQueuesLoop:
         self._metrics.queue_commands.labels(command=step.value).inc()
         self._log.info("request queue changed", key=key, step=step.value)
         return None
+
+    async def _check(self, key: Key) -> None:
+        """Ask RabbitMQ about a group whose queue or binding may be gone, and believe the answer."""
+        asked_at = self._clock.monotonic()
+        found = await self._queues.check(key)
+        if found is QueueCheck.MISSING:
+            self._note_repair("request_queue", "request queue is gone, declaring it again", key)
+            self._board.update(key, exists=False)
+            return
+        if found is QueueCheck.UNBOUND:
+            self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
+        binding = Binding.BOUND if found is QueueCheck.INTACT else Binding.UNKNOWN
+        self._board.update(key, binding=binding, doubted=False, checked_at=asked_at)
+
+    def _note_repair(self, kind: str, event: str, key: Key) -> None:
+        self._metrics.topology_repairs.labels(object=kind).inc()
+        self._log.warning(event, key=key)
 
     async def _delete(self, key: Key, failures: int) -> float | None:
         outcome = await self._queues.delete_if_proven_empty(key)
@@ -181,6 +202,17 @@ class RequestQueuesLoop:
         self._log.info("request queue kept", key=key, reason=outcome.value)
         if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
             self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
+
+    def doubt(self, key: Key, *, since: float) -> None:
+        """Something that was seen at `since` (monotonic) shows that the queue of this key, or its binding, may be gone,
+        although it is believed bound: ask RabbitMQ, unless it was asked or bound after that.
+
+        Until the answer the key counts as not bound, so that no request is forwarded into the void.
+        """
+        facts = self._board[key]
+        if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
+            self._board.update(key, doubted=True)
+            self.look_at(key)
 
     def look_at(self, key: Key) -> None:
         """Somebody found that the facts of this key have changed."""

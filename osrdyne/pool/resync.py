@@ -13,7 +13,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.listing import ListedQueue
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.facts import QueueBoard, WorkerBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.roles import Listing, RequestQueues
 from osrdyne.pool.state import GroupStatus
@@ -99,15 +99,13 @@ class Resync:
             self._log.warning("unknown request queue adopted", key=key)
             self._queues.adopt(key)
             self._tracker.require_worker_group(key)
-        for key in known - listed.keys() - busy:
-            # A listing may be incomplete, and workers are stopped for what it lacks: ask the queue itself.
+        # A listing may be incomplete, and workers are stopped for what it lacks: RabbitMQ is asked for each key.
+        for key in bound - busy:
+            if key not in listed or not listed[key].bound:
+                self._queues.doubt(key, since=self._clock.monotonic())
+        for key in known - bound - listed.keys() - busy:
             if await self._commands.exists(key) or key in self._queues.busy_keys():
                 continue
-            self._log.error("request queue is gone, somebody else deleted it", key=key)
+            self._log.warning("request queue is gone, another client deleted it", key=key)
             self._board.update(key, exists=False)
             self._queues.look_at(key)
-        for key in (bound & listed.keys()) - busy:
-            if not listed[key].bound:
-                self._log.error("binding is gone, somebody else removed it", key=key)
-                self._board.update(key, binding=Binding.UNKNOWN)
-                self._queues.look_at(key)

@@ -8,7 +8,7 @@ from typing import Protocol
 from osrdyne.amqp import Message
 from osrdyne.broker.facts import QueueTotals
 from osrdyne.broker.listing import ListedQueue, MessageTotal
-from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.protocol.names import Key, WorkerId
 
 
@@ -37,6 +37,10 @@ class RequestQueues(Protocol):
 
     async def exists(self, key: Key) -> bool:
         """Whether the queue exists, asked of the broker now."""
+        ...
+
+    async def check(self, key: Key) -> QueueCheck:
+        """Whether the queues of the group exist and are bound, asked of the broker now. Changes nothing there."""
         ...
 
     async def consumer_count(self, key: Key) -> int:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.pool.admission import Verdict
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, is_past, remaining_expiration
 from osrdyne.protocol.messages import HOPS_HEADER, Request, without_credentials
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
 CAPACITY_RETRY_AFTER = 30.0
 """Seconds until a client should ask again where there is no room even to wait; about what a group needs to end."""
 MAX_HOPS = 32
 """Forwards of one request; a group that is bound and unbound under it needs a few, more is a loop."""
+
+
+class Doubt(Protocol):
+    """Has RabbitMQ asked whether the queue of a key still exists and is bound; `since` (monotonic): when that became
+    doubtful."""
+
+    def __call__(self, key: Key, *, since: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

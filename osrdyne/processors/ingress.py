@@ -33,7 +33,7 @@ from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import NOT_BOUND, deliver
 from osrdyne.processors.edge import contained, to_dead_letters
-from osrdyne.processors.forwarding import Refusal, refuse_for, refuse_orphan
+from osrdyne.processors.forwarding import Doubt, Refusal, hops_of, refuse_for, refuse_orphan
 from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.lanes import Lanes, Place
 from osrdyne.processors.passing import arrival_of, passage_again, passed_on, was_accepted
@@ -66,6 +66,7 @@ class IngressProcessor:
         tracker: PoolStateTracker,
         board: QueueBoard,
         admission: Admission,
+        doubt: Doubt,
         backlog: ClassBacklog,
         routing: RoutesInForce,
         splitting: SplitterInForce,
@@ -82,6 +83,7 @@ class IngressProcessor:
         self._tracker = tracker
         self._board = board
         self._admission = admission
+        self._doubt = doubt
         self._backlog = backlog
         self._routing = routing
         self._splitting = splitting
@@ -113,7 +115,7 @@ class IngressProcessor:
                     self._log.exception("request that cannot be split", key=delivery.routing_key)
                     jobs.submit(delivery.routing_key, partial(self._give_up, delivery))
                     continue
-                begin = partial(self._begin, group, arrival)
+                begin = partial(self._begin, group, arrival, self._clock.monotonic())
                 jobs.submit(
                     arrival.request.key,
                     partial(contained, begin, delivery, otherwise=self._give_up, log=self._log),
@@ -135,7 +137,7 @@ class IngressProcessor:
             self._metrics.splits.labels(rule=split.rule, outcome=outcome).inc()
         return split_arrival(arrival, split)
 
-    async def _begin(self, group: asyncio.TaskGroup, arrival: Arrival, delivery: Delivery) -> None:
+    async def _begin(self, group: asyncio.TaskGroup, arrival: Arrival, arrived_at: float, delivery: Delivery) -> None:
         """Decide, and wait until every group is bound; then publish beside the next request of the key."""
         request = arrival.request
         decision = self._decide(delivery, arrival)
@@ -144,6 +146,9 @@ class IngressProcessor:
             return
         passages = await self._admit(delivery, request, decision)
         for passage in passages:
+            if hops_of(request):
+                # It was passed on when the group was bound, and came back: the queue or its binding may be gone.
+                self._doubt(passage.key, since=arrived_at)
             self._tracker.hold(passage.key)
             self._tracker.require_worker_group(passage.key)  # or its place under `max_groups` would never be free
         if passages:

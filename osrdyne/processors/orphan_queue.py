@@ -17,6 +17,7 @@ from osrdyne.pool.passed_deadlines import PassedDeadlines
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.forwarding import Doubt
 from osrdyne.processors.ingress import IngressProcessor
 from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.lanes import Lanes
@@ -34,6 +35,7 @@ def build_orphan_processor(
     tracker: PoolStateTracker,
     board: QueueBoard,
     admission: Admission,
+    doubt: Doubt,
     backlog: ClassBacklog,
     routing: RoutesInForce,
     splitting: SplitterInForce,
@@ -49,6 +51,7 @@ def build_orphan_processor(
             tracker=tracker,
             board=board,
             admission=admission,
+            doubt=doubt,
             publisher=session.publisher,
             replier=replier,
             ttl=settings.requests.ttl,
@@ -62,6 +65,7 @@ def build_orphan_processor(
         tracker=tracker,
         board=board,
         admission=admission,
+        doubt=doubt,
         backlog=backlog,
         routing=routing,
         splitting=splitting,

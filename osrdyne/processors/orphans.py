@@ -26,7 +26,7 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.edge import contained, to_dead_letters
-from osrdyne.processors.forwarding import Refusal, forwarded, refuse_for, refuse_orphan
+from osrdyne.processors.forwarding import Doubt, Refusal, forwarded, hops_of, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
 from osrdyne.processors.window import Window
@@ -46,6 +46,7 @@ class OrphanProcessor:
         tracker: PoolStateTracker,
         board: QueueBoard,
         admission: Admission,
+        doubt: Doubt,
         publisher: Publisher,
         replier: Replier,
         ttl: float,
@@ -57,6 +58,7 @@ class OrphanProcessor:
         self._tracker = tracker
         self._board = board
         self._admission = admission
+        self._doubt = doubt
         self._publisher = publisher
         self._replier = replier
         self._ttl_ms = int(ttl * 1000)
@@ -73,19 +75,21 @@ class OrphanProcessor:
             jobs: KeyedJobs[str] = KeyedJobs(group, "orphans of")
             async for delivery in consumer:
                 window.take(delivery)
-                jobs.submit(delivery.routing_key, partial(self._process_one, delivery, window))
+                arrived_at = self._clock.monotonic()
+                jobs.submit(delivery.routing_key, partial(self._process_one, delivery, window, arrived_at))
             growing.cancel()
 
-    async def _process_one(self, delivery: Delivery, window: Window) -> None:
-        await contained(self.process, delivery, otherwise=self._give_up, log=self._log)
+    async def _process_one(self, delivery: Delivery, window: Window, arrived_at: float) -> None:
+        process = partial(self.process, arrived_at=arrived_at)
+        await contained(process, delivery, otherwise=self._give_up, log=self._log)
         window.finish(delivery)
 
     async def _give_up(self, delivery: Delivery) -> None:
         await to_dead_letters(delivery)
         self._metrics.orphans.labels(outcome="failed").inc()
 
-    async def process(self, delivery: Delivery) -> None:
-        """One orphan, to its end: forwarded or answered, and acknowledged."""
+    async def process(self, delivery: Delivery, *, arrived_at: float) -> None:
+        """One orphan, to its end: forwarded or answered, and acknowledged. `arrived_at`: monotonic."""
         request = delivery.to_request(now_ms=now_ms(self._clock))
         try:
             key = parse_key(request.key)
@@ -99,6 +103,9 @@ class OrphanProcessor:
         if refusal is not None:
             await self._refuse(delivery, request, refusal)
             return
+        if hops_of(request):
+            # It was forwarded when the key was bound, and came back: the queue or its binding may be gone.
+            self._doubt(key, since=arrived_at)
         self._tracker.hold(key)
         try:
             await self._forward(delivery, request, key)

@@ -50,6 +50,11 @@ class FakeManagement(ManagementClient):
         found = self.broker.exchanges.get(exchange)
         return [Binding(QueueName(queue), key) for queue, key in sorted(found.bindings)] if found else []
 
+    async def has_binding(self, exchange: str, queue: str, routing_key: str) -> bool:
+        await self._ask("has_binding", queue)
+        found = self.broker.exchanges.get(exchange)
+        return found is not None and (queue, routing_key) in found.bindings
+
     async def get_policy(self, name: str) -> PolicySpec | None:
         await self._ask("get_policy", name)
         return self.broker.policies.get(name)

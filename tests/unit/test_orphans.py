@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from managed_pool import REST, managing
+from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
@@ -23,7 +25,7 @@ from osrdyne.testing.amqp import FakeChannel, FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import leading
+from osrdyne.testing.stack import Stack, leading
 
 A = Key("a")
 NOW_MS = 1_700_000_000_000
@@ -442,3 +444,71 @@ async def test_hold_is_released_when_the_leader_is_killed(clock: VirtualClock) -
         assert stack.term.tracker.is_held(A)
         await stack.kill()
         assert (stack.term.tracker.is_held(A), stack.orphans()) == (False, [b"1"])
+
+
+def repairs(stack: Stack, kind: str) -> float:
+    return stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": kind}) or 0.0
+
+
+class TestReturned:
+    """A request that was forwarded and comes back shows that its queue, or the binding, is gone."""
+
+    async def test_deleted_queue_of_a_returned_request_is_declared_again_at_once(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.advance(1.0)
+            stack.broker.delete_queue("pool-req-a")
+            bodies = [b"%d" % number for number in range(300)]
+            for body in bodies:
+                await stack.publish("a", body)
+            await clock.settle()
+            assert (sorted(stack.waiting("a")), stack.orphans()) == (sorted(bodies), [])
+            assert repairs(stack, "request_queue") == 1.0
+
+    async def test_removed_binding_of_a_returned_request_is_bound_again_at_once(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.advance(1.0)
+            stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (stack.waiting("a"), repairs(stack, "request_binding")) == ([b"1"], 1.0)
+            assert stack.broker.count("declare", "pool-req-a") == 1
+
+    async def test_binding_that_cannot_be_looked_up_is_bound_again(self, clock: VirtualClock) -> None:
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.advance(1.0)
+            stack.broker.unbind("pool-req-a", stack.names.requests_exchange, "a")
+            stack.management.available = False
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (stack.waiting("a"), stack.task.done()) == ([b"1"], False)
+
+    async def test_returned_request_whose_queue_is_intact_is_forwarded_after_one_check(
+        self, clock: VirtualClock
+    ) -> None:
+        async with leading(clock) as stack:
+            stack.term.tracker.require_worker_group(A)
+            await clock.advance(1.0)
+            looked_up = stack.broker.count("look_up", "pool-req-a")
+            channel = FakeChannel(stack.broker)
+            for _ in range(100):
+                returned = Message(body=b"1", headers={HOPS_HEADER: 1})
+                await channel.publish(returned, exchange=stack.names.orphan_exchange, routing_key="a")
+            await clock.settle()
+            assert len(stack.waiting("a")) == 100
+            assert stack.broker.count("look_up", "pool-req-a") == looked_up + 1
+            assert stack.broker.count("bind", "pool-req-a") == 1
+            assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
+
+    async def test_deleted_store_of_a_returned_request_is_declared_again(self, clock: VirtualClock) -> None:
+        broker = FakeBroker(clock)
+        async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
+            await stack.publish("a", b"0")
+            await clock.advance(1.0)
+            broker.delete_queue("pool-req-a_Pri3")
+            await stack.publish("a", b"1")
+            await clock.settle()
+            assert (pool_waiting(stack, 3), repairs(stack, "request_queue")) == ([b"1"], 1.0)
+            assert not stack.task.done()
