@@ -196,7 +196,7 @@ class DaemonInspector:
             routing.table,
             splitter=splitter,
             names=self._names,
-            pool_ttl=routing.pool_ttl,
+            limits=routing.ttl_limits,
             retrying=routing.retrying,
         )
 

@@ -201,6 +201,7 @@ class Term:
             queues=self.queues_loop,
             control=self._control,
             count_ready=self._commands.count_ready,
+            keep_for=self._apply_policy,
             clock=self._clock,
             metrics=self._metrics,
         )
@@ -341,10 +342,15 @@ class Term:
         await self._session.declare(pool_topology(self.names.pool))
         await self.routing.load()
         await self.splitting.load()
-        await apply_policies(self._management, pool_policy(self._settings, self._session.version))
+        await self._apply_policy(self.routing.longest_ttl)
         await self._oversight.resync.seed()
         await self.groups_loop.list_instances()
         self._oversight.retire_unused()
+
+    async def _apply_policy(self, longest_ttl: float) -> None:
+        """Put the policy of the request queues on the broker; `longest_ttl` in seconds is the longest of the routes."""
+        policy = pool_policy(self._settings, self._session.version, longest_ttl=longest_ttl)
+        await apply_policies(self._management, policy)
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         return [

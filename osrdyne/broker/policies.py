@@ -36,9 +36,10 @@ class PolicySpec:
         }
 
 
-def pool_policy(settings: Settings, version: BrokerVersion) -> PolicySpec:
+def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: float | None = None) -> PolicySpec:
     """The policy of the pool's request queues; it matches no other queue.
 
+    `longest_ttl` in seconds is above `requests.ttl` where routes of a managed pool let requests wait for longer.
     Dead letters are kept until `P-dl` has them (at-least-once), which needs `reject-publish` (BROKER 0.8).
     """
     names = PoolNames(settings.pool.id)
@@ -47,7 +48,7 @@ def pool_policy(settings: Settings, version: BrokerVersion) -> PolicySpec:
         "dead-letter-exchange": names.dead_letter_exchange,
         "dead-letter-strategy": "at-least-once",
         "overflow": "reject-publish",
-        "message-ttl": _milliseconds(requests.ttl),
+        "message-ttl": _milliseconds(max(requests.ttl, longest_ttl or 0.0)),
         "delivery-limit": requests.delivery_limit,
     }
     if version.has_consumer_timeout_policy:

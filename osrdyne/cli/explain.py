@@ -13,6 +13,7 @@ from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, Ou
 from osrdyne.cli.output import print_json, printable
 from osrdyne.cli.routes import commands as route_commands
 from osrdyne.cli.splitter import commands as splitter_commands
+from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import explain as explained
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.ingress.splitter import Splitter
@@ -59,7 +60,7 @@ def explain(
         None if routes is None else RouteTable(route_commands.read(routes)),
         splitter=None if splitter is None else Splitter(splitter_commands.read(splitter).rules),
         names=PoolNames(settings.pool.id),
-        pool_ttl=settings.requests.ttl,
+        limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
     )
     print_explanation(explanation.to_json(), output)
 

@@ -7,7 +7,7 @@ import getpass
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import unified_diff
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Annotated, Any, Generic, TextIO
 
 import typer
 
-from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, load, remote
 from osrdyne.cli.output import ago, print_json, print_table, printable
 from osrdyne.client.daemon_api import DaemonApi
+from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
+from osrdyne.ingress.problems import Problem
 from osrdyne.pool.manifest_store import D, ManifestKind
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, JSON or YAML; - is standard input.")]
@@ -29,8 +31,12 @@ VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="
 
 
 class ManifestCommands(Generic[D]):
-    """The commands of one kind. `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds
-    where there has never been one; `size` is the word for what it has many of, and how many a document has."""
+    """The commands of one kind.
+
+    `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds where there has never been
+    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of, and how many
+    a document has.
+    """
 
     def __init__(
         self,
@@ -40,12 +46,14 @@ class ManifestCommands(Generic[D]):
         print_meaning: Callable[[D], None],
         none: str,
         size: tuple[str, Callable[[Any], int]],
+        warnings: Callable[[D, Settings], Iterable[Problem]] = lambda manifest, settings: (),
     ) -> None:
         self._kind = kind
         self._load = load
         self._print_meaning = print_meaning
         self._none = none
         self._size = size
+        self._warnings = warnings
 
     def add_to(self, app: typer.Typer) -> None:
         for command in (self.check, self.show, self.apply, self.diff, self.history, self.rollback):
@@ -59,10 +67,10 @@ class ManifestCommands(Generic[D]):
             raise ConfigurationError(f"{file} is empty: a manifest without anything in it is written {{}}.")
         return self._load(written)
 
-    def check(self, file: FileArgument, output: OutputOption = Output.TABLE) -> None:
-        """Check a manifest: every error with its place, or what it means."""
+    def check(self, file: FileArgument, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+        """Check a manifest: every error with its place, or what it means in a pool of this configuration."""
         manifest = self.read(file)
-        for warning in manifest.warnings:
+        for warning in (*manifest.warnings, *self._warnings(manifest, load(config, None).settings)):
             typer.echo(f"warning: {printable(warning)}", err=True)
         if output is Output.JSON:
             print_json(manifest.document())

@@ -10,6 +10,7 @@ import typer
 from osrdyne.cli.call import parse_header
 from osrdyne.cli.manifests import ManifestCommands, opened
 from osrdyne.cli.output import print_table
+from osrdyne.ingress.acceptance import TtlLimits, warn_of_capped_ttls
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown
 from osrdyne.ingress.manifest import Manifest, load_manifest
@@ -41,9 +42,9 @@ def print_routes(manifest: Manifest) -> None:
 
 
 def _ttl(route: Route, manifest: Manifest) -> str:
-    """What the manifest says; the pool's own `requests.ttl` is a limit to all of it."""
+    """What the manifest says; the pool's `requests.max_ttl` is a limit to it, and its `requests.ttl` the default."""
     seconds = route.ttl or manifest.ttl or 0
-    return f"{seconds}s" if seconds > 0 else "none" if seconds < 0 else "the pool's"
+    return f"{seconds}s" if seconds > 0 else "the pool's longest" if seconds < 0 else "the pool's"
 
 
 def _retry(route: Route) -> str:
@@ -55,6 +56,9 @@ commands = ManifestCommands(
     ManifestKind.ROUTES,
     load=load_manifest,
     print_meaning=print_routes,
+    warnings=lambda manifest, settings: warn_of_capped_ttls(
+        manifest, TtlLimits(settings.requests.ttl, settings.requests.longest_ttl)
+    ),
     none="everything goes to $upstream in the default class.",
     size=("routes", lambda manifest: len(manifest.get("routes", {}))),
 )

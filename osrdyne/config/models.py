@@ -297,6 +297,12 @@ class RequestSettings(Model):
     ttl: Duration = Field(
         600.0, gt=0, description="How long a request waits in a queue before it is answered `expired`."
     )
+    max_ttl: Duration = Field(
+        604800.0,
+        gt=0,
+        le=4233600,
+        description="Managed pools only: the longest time-to-live that a route or a manifest may give; up to 49 days.",
+    )
     delivery_limit: int = Field(5, ge=3, le=1000, description="Failed deliveries after which a request is poison.")
     consumer_timeout: Duration | None = Field(
         None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."
@@ -313,6 +319,11 @@ class RequestSettings(Model):
     cleanup_interval: Duration = Field(
         30.0, ge=1, description="Within which time that happens, where check_entire_queue_on_cleanup is on."
     )
+
+    @property
+    def longest_ttl(self) -> float:
+        """Seconds that no request of a managed pool outlives."""
+        return max(self.ttl, self.max_ttl)
 
 
 class ApiSettings(Model):
@@ -352,6 +363,18 @@ class Settings(Model):
     def _cleanup_of_managed_pools(self) -> Self:
         if self.requests.check_entire_queue_on_cleanup and not self.pool.is_managed:
             raise ValueError("requests.check_entire_queue_on_cleanup needs a managed pool: set pool.kind to managed")
+        return self
+
+    @model_validator(mode="after")
+    def _ttl_of_managed_pools(self) -> Self:
+        if self.requests.max_ttl != RequestSettings.model_fields["max_ttl"].default:
+            if not self.pool.is_managed:
+                raise ValueError("requests.max_ttl needs a managed pool: set pool.kind to managed, or remove it")
+            if self.requests.max_ttl < self.requests.ttl:
+                raise ValueError(
+                    f"requests.max_ttl ({self.requests.max_ttl:g} s) must be at least requests.ttl "
+                    f"({self.requests.ttl:g} s): raise max_ttl"
+                )
         return self
 
     def worker_config(self) -> dict[str, object]:

@@ -6,9 +6,12 @@ Source: INGRESS, "Routes"; seed 000, "Handling TTL".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from osrdyne.ingress.manifest import Manifest
+from osrdyne.ingress.problems import Problem
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.routes import Route
 from osrdyne.ingress.table import RouteTable
@@ -22,7 +25,16 @@ class Limiter(StrEnum):
     ROUTE = "route"
     MANIFEST = "manifest"
     POOL = "pool"
+    POOL_MAXIMUM = "pool-maximum"
     CALLER = "caller"
+
+
+@dataclass(frozen=True, slots=True)
+class TtlLimits:
+    """The pool's limits in seconds: `default` where neither route nor manifest has a TTL, `longest` where one has."""
+
+    default: float
+    longest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,56 +66,82 @@ class Passage:
     failed_deliveries: int = 0
 
 
-def accept(arrival: Arrival, table: RouteTable | None, *, pool_ttl: float) -> list[Passage]:
+def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> list[Passage]:
     """The passages of a request whose key is valid; none when no route takes it.
 
-    `table` is None where there is no manifest: then everything goes to its own group in the default class. `pool_ttl`
-    in seconds is the pool's own limit, which no route exceeds.
+    `table` is None where there is no manifest: then everything goes to its own group in the default class.
     """
     if table is None:
-        return [_upstream(arrival, pool_ttl)]
+        return [_upstream(arrival, limits)]
     ttl = table.manifest.ttl
     return [
-        _along(route, arrival, ttl, pool_ttl, keeps_reply=place == 0)
+        _along(route, arrival, ttl, limits, keeps_reply=place == 0)
         for place, route in enumerate(table.winners(arrival))
     ]
 
 
 def deadline_of(
-    *, route_ttl: int, manifest_ttl: int | None, pool_ttl: float, own_ms: int | None, accepted_ms: int
+    *, route_ttl: int, manifest_ttl: int | None, limits: TtlLimits, own_ms: int | None, accepted_ms: int
 ) -> Deadline:
-    """The earliest of what route or else manifest allow, the pool's limit, and the caller's own deadline.
+    """The TTL of the route, else of the manifest, up to the pool's longest; else the pool's default. The caller's own
+    deadline comes before, if it is earlier.
 
     A TTL of the route of 0 inherits; one of the manifest is nothing when it is 0 or None, and no limit when negative.
     """
-    limits = [Deadline(accepted_ms + round(pool_ttl * 1000), Limiter.POOL)]
+    longest = (limits.longest, Limiter.POOL_MAXIMUM)
     if route_ttl:
-        limits.append(Deadline(accepted_ms + route_ttl * 1000, Limiter.ROUTE))
-    elif manifest_ttl is not None and manifest_ttl > 0:
-        limits.append(Deadline(accepted_ms + manifest_ttl * 1000, Limiter.MANIFEST))
-    if own_ms is not None:
-        limits.append(Deadline(own_ms, Limiter.CALLER))
-    return min(limits, key=lambda limit: limit.at_ms)
+        seconds, limiter = min((float(route_ttl), Limiter.ROUTE), longest)
+    elif manifest_ttl is None or manifest_ttl == 0:
+        seconds, limiter = limits.default, Limiter.POOL
+    elif manifest_ttl > 0:
+        seconds, limiter = min((float(manifest_ttl), Limiter.MANIFEST), longest)
+    else:
+        seconds, limiter = longest
+    deadline = Deadline(accepted_ms + round(seconds * 1000), limiter)
+    return deadline if own_ms is None or own_ms >= deadline.at_ms else Deadline(own_ms, Limiter.CALLER)
 
 
-def _upstream(arrival: Arrival, pool_ttl: float) -> Passage:
+def longest_ttl(manifest: Manifest | None, limits: TtlLimits) -> float:
+    """Seconds that no request outlives which this manifest accepts."""
+    if manifest is None:
+        return limits.default
+    deadlines = (
+        deadline_of(route_ttl=route.ttl, manifest_ttl=manifest.ttl, limits=limits, own_ms=None, accepted_ms=0)
+        for route in manifest.routes
+    )
+    return max((deadline.at_ms / 1000 for deadline in deadlines), default=limits.default)
+
+
+def warn_of_capped_ttls(manifest: Manifest, limits: TtlLimits) -> Iterator[Problem]:
+    """Warn of TTLs that never act, because the pool's longest one is shorter."""
+    remedy = f"this pool's requests.max_ttl, {limits.longest:g} s, is shorter and counts: raise it, or lower this"
+    for route in manifest.routes:
+        if route.ttl > limits.longest:
+            yield Problem(f"{route.ttl} s; {remedy}", path=f"routes.{route.name}.timeToLiveSecs")
+    if manifest.ttl is not None and manifest.ttl > limits.longest:
+        yield Problem(f"{manifest.ttl} s; {remedy}", path="storeAndForwardConfiguration.timeToLiveSecs")
+
+
+def _upstream(arrival: Arrival, limits: TtlLimits) -> Passage:
     request = arrival.request
     deadline = deadline_of(
         route_ttl=0,
         manifest_ttl=None,
-        pool_ttl=pool_ttl,
+        limits=limits,
         own_ms=request.deadline_ms,
         accepted_ms=arrival.accepted_ms,
     )
     return Passage(Key(request.key), request.path, None, deadline, None, split_from=arrival.split_from)
 
 
-def _along(route: Route, arrival: Arrival, manifest_ttl: int | None, pool_ttl: float, *, keeps_reply: bool) -> Passage:
+def _along(
+    route: Route, arrival: Arrival, manifest_ttl: int | None, limits: TtlLimits, *, keeps_reply: bool
+) -> Passage:
     request, endpoint = arrival.request, route.statement.endpoint
     deadline = deadline_of(
         route_ttl=route.ttl,
         manifest_ttl=manifest_ttl,
-        pool_ttl=pool_ttl,
+        limits=limits,
         own_ms=request.deadline_ms,
         accepted_ms=arrival.accepted_ms,
     )

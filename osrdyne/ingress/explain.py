@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from osrdyne.errors import InvalidKeyError
-from osrdyne.ingress.acceptance import Limiter, Passage, accept
+from osrdyne.ingress.acceptance import Limiter, Passage, TtlLimits, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.retry_settings import told_retry
@@ -24,6 +24,7 @@ _LIMITS = {
     Limiter.ROUTE: "the route's time-to-live",
     Limiter.MANIFEST: "the manifest's time-to-live",
     Limiter.POOL: "the pool's requests.ttl",
+    Limiter.POOL_MAXIMUM: "the pool's requests.max_ttl",
     Limiter.CALLER: "the caller's own deadline",
 }
 
@@ -85,7 +86,7 @@ def explain(
     *,
     splitter: Splitter | None,
     names: PoolNames,
-    pool_ttl: float,
+    limits: TtlLimits,
     retrying: Mapping[int, int] | None = None,
 ) -> Explanation:
     """What would happen to this request, the key of which is valid, in a managed pool. `retrying`: how many requests
@@ -101,7 +102,7 @@ def explain(
     except InvalidKeyError as error:
         beginning.append(Step("refusal", f"The caller is answered invalid: {error}"))
         return Explanation(arrival.source, tuple(beginning), split, (), (), Status.INVALID)
-    passages = accept(arrival, table, pool_ttl=pool_ttl)
+    passages = accept(arrival, table, limits=limits)
     winners = {passage.route for passage in passages}
     routes = [_explained(one, winners) for one in (table.examine(arrival) if table else ())]
     steps = [*beginning, *_told_routes(table, routes)]

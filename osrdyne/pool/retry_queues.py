@@ -64,7 +64,8 @@ class RetryQueuesLoop:
 
     def __init__(self, queues: WaitQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
         self._queues = queues
-        self._needed_for = needed_for
+        self.needed_for = needed_for
+        """Seconds for which an accepted request may need a queue that no route uses any more."""
         self._settle_delay = settle_delay
         self._clock = clock
         self._since = clock.monotonic()
@@ -141,7 +142,7 @@ class RetryQueuesLoop:
             unused,
             totals,
             now=self._clock.monotonic(),
-            needed_for=self._needed_for,
+            needed_for=self.needed_for,
             settle_delay=self._settle_delay,
         )
         match step:

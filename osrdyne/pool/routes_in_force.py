@@ -15,6 +15,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
 from osrdyne.errors import BrokerError
+from osrdyne.ingress.acceptance import TtlLimits, longest_ttl, warn_of_capped_ttls
 from osrdyne.ingress.manifest import Manifest
 from osrdyne.ingress.problems import Problem
 from osrdyne.ingress.retry_settings import different_delays
@@ -41,7 +42,7 @@ class RouteChange(ManifestChange):
 
 class RoutesInForce(ManifestInForce[Manifest]):
     """The routes of one term; a direct pool has none. `declare` puts exchanges on the broker, `count_ready` asks it how
-    many requests wait in a store, `pool_ttl` in seconds is the pool's own limit."""
+    many requests wait in a store, `keep_for` sets for how many seconds request queues keep a request."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class RoutesInForce(ManifestInForce[Manifest]):
         store: RouteStore,
         declare: Callable[[Topology], Awaitable[None]],
         count_ready: Callable[[Key, int], Awaitable[int]],
-        pool_ttl: float,
+        ttl_limits: TtlLimits,
+        keep_for: Callable[[float], Awaitable[None]],
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -60,7 +62,11 @@ class RoutesInForce(ManifestInForce[Manifest]):
         self._layout = layout
         self.classes = classes
         self._retries = retries
-        self.pool_ttl = pool_ttl
+        self.ttl_limits = ttl_limits
+        self.longest_ttl = ttl_limits.default
+        """Seconds that no request outlives which was accepted in this term, or is accepted by the routes in force. It
+        never falls in a term: requests of former routes may still wait."""
+        self._keep_for = keep_for
         self._declare = declare
         self._count_ready = count_ready
         self._metrics = metrics
@@ -79,13 +85,15 @@ class RoutesInForce(ManifestInForce[Manifest]):
         """Seconds for which an accepted request may wait for its next attempt: no longer than it may live. 0: none
         waits."""
         in_use = self.table is not None and bool(self.table.manifest.retry_delays)
-        return self.pool_ttl if in_use or any(self.retrying.values()) else 0.0
+        return self.longest_ttl if in_use or any(self.retrying.values()) else 0.0
 
     def note_retried(self, key: Key, priority: int | None, route: str | None) -> None:
         """A worker has sent a request of this group, class and route to wait for its next attempt."""
         routes = () if self._manifest is None else self._manifest.routes
         delays_ms = different_delays(one.retry for one in routes if one.name == route) or {*self.retrying}
-        delay = min(max(delays_ms, default=math.inf) / 1000, self.pool_ttl)  # it waits for no longer than it may live
+        delay = min(
+            max(delays_ms, default=math.inf) / 1000, self.longest_ttl
+        )  # it waits for no longer than it may live
         self._retries.returned.note_sent((key, priority), at=self._clock.monotonic(), delay=delay)
 
     def may_have_returned(self, store: Store, since: float) -> bool:
@@ -117,7 +125,15 @@ class RoutesInForce(ManifestInForce[Manifest]):
             await self._declare(self._layout.exchanges_for((priority,)))
         self.classes.require(priority)
 
+    async def _require_ttl(self, manifest: Manifest) -> None:
+        """Let queues keep requests for as long as these routes allow, before the first such request is accepted."""
+        longest = longest_ttl(manifest, self.ttl_limits)
+        if longest > self.longest_ttl:
+            await self._keep_for(longest)
+            self.longest_ttl = self._retries.needed_for = longest
+
     async def _use(self, manifest: Manifest) -> None:
+        await self._require_ttl(manifest)
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.use(manifest.retry_delays, manifest.priorities)
         self.classes.use(manifest.priorities)
@@ -141,6 +157,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
 
     async def _change(self, manifest: Manifest, *, author: str) -> RouteChange:
         before = self.classes.of_routes
+        await self._require_ttl(manifest)
         # First what may be refused: a manifest that is kept and cannot be had would end each term that follows.
         await self._declare(self._layout.exchanges_for(manifest.priorities))
         await self._retries.declare(manifest.retry_delays, manifest.priorities)
@@ -150,7 +167,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
         )
         return RouteChange(
             change.kept,
-            (*change.warnings, *off),
+            (*change.warnings, *warn_of_capped_ttls(manifest, self.ttl_limits), *off),
             added=tuple(sorted(manifest.priorities - before)),
             removed=tuple(sorted(before - manifest.priorities)),
             pending=await self._count_pending(),

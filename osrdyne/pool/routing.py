@@ -9,6 +9,7 @@ from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import Settings
+from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.metrics import Metrics
 from osrdyne.pool.classes import PriorityClasses
 from osrdyne.pool.facts import QueueBoard
@@ -32,11 +33,11 @@ def build_routing(
     queues: RequestQueuesLoop,
     control: WorkerControl,
     count_ready: Callable[[Key, int], Awaitable[int]],
+    keep_for: Callable[[float], Awaitable[None]],
     clock: Clock,
     metrics: Metrics,
 ) -> RoutesInForce:
     """The routes of a term that is about to begin."""
-    ttl = settings.requests.ttl
     return RoutesInForce(
         layout=layout,
         classes=PriorityClasses(
@@ -44,14 +45,15 @@ def build_routing(
         ),
         retries=RetryQueuesLoop(
             session.wait_queues(management),
-            needed_for=ttl,
+            needed_for=settings.requests.ttl,
             settle_delay=settings.lifecycle.settle_delay,
             clock=clock,
         ),
         store=RouteStore(management, pool=session.names.pool),
         declare=session.declare,
         count_ready=count_ready,
-        pool_ttl=ttl,
+        ttl_limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
+        keep_for=keep_for,
         clock=clock,
         metrics=metrics,
     )

@@ -155,16 +155,16 @@ class IngressProcessor:
             await self._start(delivery, request, passages, group)
 
     def _decide(self, delivery: Delivery, arrival: Arrival) -> list[Passage] | Refusal:
-        request, pool_ttl = arrival.request, self._routing.pool_ttl
+        request, limits = arrival.request, self._routing.ttl_limits
         refusal = self._refusal(arrival, known=self._tracker.status(Key(request.key)) is not None)
         if refusal is not None and not (delivery.redelivered and refusal.status is Status.EXPIRED):
             return refusal
-        again = passage_again(delivery, request, self._names, pool_ttl=pool_ttl, now_ms=arrival.accepted_ms)
+        again = passage_again(delivery, request, self._names, pool_ttl=limits.default, now_ms=arrival.accepted_ms)
         if again is None:
             self._cancels.forget(request)
         elif self._cancels.was_cancelled(request):
             return CANCELLED
-        passages = [again] if again else accept(arrival, self._routing.table, pool_ttl=pool_ttl)
+        passages = [again] if again else accept(arrival, self._routing.table, limits=limits)
         if again is None and self._routing.table is not None and arrival.sample.exceeded:
             self._note_work_limit(arrival)
         # What was perhaps answered no-route before it was delivered again, and expired meanwhile, gets the same answer.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from osrdyne.errors import OsrdyneError, PoolConflictError
+from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.manifest import Manifest, load_manifest
 from osrdyne.ingress.requests import Arrival
@@ -127,7 +128,7 @@ class FakeInspector:
         routes, rules = (self.versions[kind][-1:] for kind in (ManifestKind.ROUTES, ManifestKind.SPLITTER))
         table = RouteTable(load_manifest(routes[0].manifest)) if routes else None
         splitter = Splitter(load_splitter(rules[0].manifest).rules) if rules else None
-        return explain(arrival, table, splitter=splitter, names=PoolNames(self.pool), pool_ttl=600.0)
+        return explain(arrival, table, splitter=splitter, names=PoolNames(self.pool), limits=TtlLimits(600.0, 604800.0))
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         self._fail()

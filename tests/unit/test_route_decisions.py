@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.ingress.acceptance import Deadline, Limiter, Passage, accept, deadline_of
+from osrdyne.ingress.acceptance import (
+    Deadline,
+    Limiter,
+    Passage,
+    TtlLimits,
+    accept,
+    deadline_of,
+    longest_ttl,
+    warn_of_capped_ttls,
+)
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.guards import MAX_GUARDS
 from osrdyne.ingress.explain import explain
@@ -22,6 +31,7 @@ from osrdyne.ingress.table import RouteTable, resolved
 from osrdyne.protocol.names import PoolNames
 
 NOW = 1_000_000.0
+LIMITS = TtlLimits(default=600.0, longest=604800.0)
 NOW_MS = 1_000_000_000
 
 
@@ -43,7 +53,7 @@ def arrival(
 
 
 def passages(routes: dict[str, object], request: Arrival) -> list[Passage]:
-    return accept(request, table(routes), pool_ttl=600)
+    return accept(request, table(routes), limits=LIMITS)
 
 
 def to(text: str = "FROM /messages/* INTO $upstream", **members: object) -> dict[str, object]:
@@ -83,7 +93,7 @@ def test_source_matches_by_whole_segments(source: str, *, matches: bool) -> None
 
 
 def test_without_a_manifest_everything_goes_upstream_in_the_default_class() -> None:
-    found = accept(arrival(), None, pool_ttl=600)
+    found = accept(arrival(), None, limits=LIMITS)
     assert found == [Passage("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
 
 
@@ -136,8 +146,13 @@ def test_endpoint_that_names_the_own_group_and_path_is_upstream() -> None:
         (60, 30, None, 60, Limiter.ROUTE),
         (0, 30, None, 30, Limiter.MANIFEST),
         (0, 0, None, 600, Limiter.POOL),
-        (0, -1, None, 600, Limiter.POOL),
-        (3600, 30, None, 600, Limiter.POOL),
+        (0, -1, None, 604800, Limiter.POOL_MAXIMUM),
+        (3600, 30, None, 3600, Limiter.ROUTE),
+        (0, 86400, None, 86400, Limiter.MANIFEST),
+        (700_000, None, None, 604800, Limiter.POOL_MAXIMUM),
+        (0, 700_000, None, 604800, Limiter.POOL_MAXIMUM),
+        (0, None, 3600, 600, Limiter.POOL),
+        (86400, None, 3600, 3600, Limiter.CALLER),
         (60, None, 5, 5, Limiter.CALLER),
         (60, None, 500, 60, Limiter.ROUTE),
     ],
@@ -148,11 +163,26 @@ def test_deadline_is_the_earliest_limit(
     deadline = deadline_of(
         route_ttl=route_ttl,
         manifest_ttl=manifest_ttl,
-        pool_ttl=600,
+        limits=LIMITS,
         own_ms=None if own is None else NOW_MS + own * 1000,
         accepted_ms=NOW_MS,
     )
     assert deadline == Deadline(NOW_MS + seconds * 1000, limiter)
+
+
+def test_longest_ttl_is_that_of_the_route_that_allows_most() -> None:
+    manifest = table({"short": to(timeToLiveSecs=30), "long": to(timeToLiveSecs=86400)}, ttl=60).manifest
+    assert (longest_ttl(manifest, LIMITS), longest_ttl(None, LIMITS)) == (86400.0, 600.0)
+
+
+def test_ttl_beyond_the_longest_of_the_pool_is_warned_about_with_both_numbers() -> None:
+    manifest = table({"seed": to(timeToLiveSecs=700_000), "fine": to(timeToLiveSecs=86400)}, ttl=800_000).manifest
+    warned = [str(problem) for problem in warn_of_capped_ttls(manifest, LIMITS)]
+    assert [text.partition(";")[0] for text in warned] == [
+        "routes.seed.timeToLiveSecs: 700000 s",
+        "storeAndForwardConfiguration.timeToLiveSecs: 800000 s",
+    ]
+    assert all("requests.max_ttl, 604800 s" in text for text in warned)
 
 
 def test_explanation_says_what_became_of_every_route() -> None:
@@ -162,7 +192,7 @@ def test_explanation_says_what_became_of_every_route() -> None:
         "data": to(priority=2),
         "rest": to(),
     }
-    told = explain(arrival(), table(routes), splitter=None, names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival(), table(routes), splitter=None, names=PoolNames("p"), limits=LIMITS)
     assert [(one.name, one.source, one.condition, one.taken, one.wins) for one in told.routes] == [
         ("alerts", False, None, False, False),
         ("typed", True, "undefined", False, False),
@@ -172,7 +202,7 @@ def test_explanation_says_what_became_of_every_route() -> None:
 
 
 def test_explanation_names_queue_priority_and_deadline() -> None:
-    told = explain(arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), limits=LIMITS)
     [passage] = told.passages
     assert (passage.queue, passage.exchange, passage.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
     assert (passage.deadline, passage.limited_by, told.refused) == (NOW + 600, "pool", None)
@@ -180,13 +210,13 @@ def test_explanation_names_queue_priority_and_deadline() -> None:
 
 def test_explanation_says_when_a_request_is_tried_again() -> None:
     retry = {"codes": [503], "max_attempts": 2, "delays": [1]}
-    told = explain(arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), limits=LIMITS)
     assert told.steps[-1].text == "After 503 it is tried again: 2 times in all, after 1 s."
     assert told.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
 
 
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
-    told = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), pool_ttl=600)
+    told = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), limits=LIMITS)
     assert (told.refused, told.passages) == ("no-route", ())
     assert json.dumps(told.to_json())
 

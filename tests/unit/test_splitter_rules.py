@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.errors import InvalidKeyError
+from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import explain
 from osrdyne.ingress.overlaps import Automaton, common_text
 from osrdyne.ingress.problems import InvalidDocumentError
@@ -19,6 +20,8 @@ from osrdyne.ingress.splitter_manifest import load_splitter
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames
 from osrdyne.testing.keys import ODD_KEYS
+
+LIMITS = TtlLimits(default=600.0, longest=604800.0)
 
 SEED = """
 "queue-static": {"description": "Simple static splitter", "postfixFromStatic": ["A", "B", "C", "D"]},
@@ -229,7 +232,7 @@ class TestOverlaps:
 class TestExplanation:
     def told(self, rules: object, key: str, **headers: object) -> list[str]:
         request = sample_arrival(key, "/sql", headers=headers, body=None, app_id=None, timeout=None, now=0.0)
-        explanation = explain(request, None, splitter=splitter(rules), names=PoolNames("p"), pool_ttl=600)
+        explanation = explain(request, None, splitter=splitter(rules), names=PoolNames("p"), limits=LIMITS)
         return [step.text for step in explanation.steps] + [str(explanation.refused), explanation.split.key]
 
     def test_step_names_rule_and_key_and_what_follows_is_about_that_key(self) -> None:

@@ -1,0 +1,60 @@
+"""Routes whose time-to-live is above the pool's default: queues keep their requests for as long."""
+
+from __future__ import annotations
+
+import pytest
+from managed_pool import REST, change, managed, managing
+
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.stack import Stack, leading
+
+DAY = 86_400
+LONG = {"route": "FROM /messages/* WHERE level = 'archive' INTO $upstream", "timeToLiveSecs": DAY}
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)
+
+
+def queue_ttl(stack: Stack) -> object:
+    """Milliseconds for which the policy lets request queues keep a request."""
+    [policy] = stack.broker.policies.values()
+    return policy.definition["message-ttl"]
+
+
+async def test_queues_keep_requests_for_as_long_as_some_route_allows(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, rest=REST) as stack:
+        usual = queue_ttl(stack)
+        changed = await change(stack, rest=REST, long=LONG)
+        assert changed.warnings == ()
+        assert (usual, queue_ttl(stack)) == (managed().requests.ttl * 1000, DAY * 1000)
+
+
+async def test_queues_keep_what_a_former_route_accepted(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, long=LONG) as stack:
+        await change(stack, rest=REST)
+        assert queue_ttl(stack) == DAY * 1000
+
+
+async def test_next_leader_keeps_them_too(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker, long=LONG):
+        pass
+    async with leading(clock, broker=broker, settings=managed()) as stack:
+        assert queue_ttl(stack) == DAY * 1000
+
+
+async def test_ttl_above_the_maximum_of_the_pool_is_warned_about(clock: VirtualClock, broker: FakeBroker) -> None:
+    async with managing(clock, broker) as stack:
+        changed = await change(stack, rest={"route": REST, "timeToLiveSecs": 8 * DAY})
+        assert [str(one) for one in changed.warnings] == [
+            "routes.rest.timeToLiveSecs: 691200 s; this pool's requests.max_ttl, 604800 s, is shorter and counts: "
+            "raise it, or lower this"
+        ]
+        assert queue_ttl(stack) == 7 * DAY * 1000
