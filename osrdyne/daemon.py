@@ -20,9 +20,12 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.aio.service_manager import Service, tell_service_manager
 from osrdyne.aio.supervise import start_endless
+from osrdyne.api.access import access_of
 from osrdyne.api.app import create_app
+from osrdyne.api.bodies import BodyLimits
 from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
+from osrdyne.api.unix_socket import open_listener
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.session import LeaderSession
@@ -66,6 +69,7 @@ class Daemon:
     """One daemon of one pool."""
 
     def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        access, self._warnings = access_of(settings.api, clock=clock)  # before anything else: it may refuse to start
         self._settings = settings
         self._clock = clock
         self._metrics = Metrics()
@@ -92,8 +96,10 @@ class Daemon:
             self._metrics,
             version=__version__,
             allowed_hosts=hosts_of(settings.api.host, settings.api.allowed_hosts),
+            access=access,
+            limits=BodyLimits(settings.api.max_body, settings.api.max_manifest, settings.api.body_timeout),
         )
-        self.api = ApiServer(app, settings.api)
+        self.api = ApiServer(app, settings.api, open_local=lambda: open_listener(settings))
         self._leading = asyncio.Event()
         self._log: Logger = get_logger("daemon", pool=settings.pool.id)
 
@@ -102,6 +108,8 @@ class Daemon:
         self.api.bind()
         _raise_file_limit()
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
+        for warning in self._warnings:
+            self._log.warning("the API is exposed", reason=warning)
         try:
             async with asyncio.TaskGroup() as group:
                 api = start_endless(group, "http api", self.api.run())

@@ -63,7 +63,7 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(daemon.serve(stop), name="daemon")
                 try:
-                    with announced(effective, api_port=daemon.api.port):
+                    with announced(effective, api_port=daemon.api.port, api_socket=daemon.api.local_path):
                         await daemon.wait_leading()
                         yield _with_port(effective, daemon.api.port)
                 finally:

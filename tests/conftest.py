@@ -13,6 +13,7 @@ import gc
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -58,6 +59,14 @@ def run_apart(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine function in a loop and a thread of its own, whatever loop the tests use."""
     with ThreadPoolExecutor(1) as executor:
         executor.submit(lambda: asyncio.run(coroutine())).result()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_directory() -> Iterator[None]:
+    """The Unix sockets of the daemons of this run are in a directory of their own, with a short path."""
+    with tempfile.TemporaryDirectory(prefix="osr-") as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", directory)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,16 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
+from osrdyne.aio.clock import SystemClock
 from osrdyne.api import models
+from osrdyne.api.access import Access, ForbiddenError, forbidden, principal_of
+from osrdyne.api.bodies import BodyLimits, BodyReader
 from osrdyne.api.guard import Guard
 from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
 from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
+from osrdyne.auth.roles import Role
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.retry_settings import in_seconds
 from osrdyne.metrics import Metrics, priority_label
@@ -36,9 +40,16 @@ _KEY_PARAMETER = {
 
 
 def create_app(
-    inspector: PoolInspector, metrics: Metrics, *, version: str, allowed_hosts: Collection[str] | None = None
+    inspector: PoolInspector,
+    metrics: Metrics,
+    *,
+    version: str,
+    allowed_hosts: Collection[str] | None = None,
+    access: Access | None = None,
+    limits: BodyLimits | None = None,
 ) -> FastAPI:
-    """The application. `allowed_hosts`: the `Host` names to answer (see `guard.hosts_of`), None for any."""
+    """The application. `allowed_hosts`: the `Host` names to answer (see `guard.hosts_of`), None for any; `access` None:
+    no request needs a token."""
     app = FastAPI(
         title="osrdyne",
         version=version,
@@ -56,7 +67,13 @@ def create_app(
     app.add_exception_handler(OsrdyneError, _on_own_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_parameter)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_middleware(Guard, allowed_hosts=allowed_hosts)
+    app.add_exception_handler(ForbiddenError, _on_forbidden)
+    app.add_middleware(
+        Guard,
+        allowed_hosts=allowed_hosts,
+        access=access or Access(None, clock=SystemClock()),
+        bodies=BodyReader(limits or BodyLimits()),
+    )
     return app
 
 
@@ -68,16 +85,17 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
         return models.Health()
 
     @router.get("/ready", summary="Every component that is needed is well; 503 when one is not")
-    async def ready(response: Response) -> models.Readiness:
+    async def ready(request: Request, response: Response) -> models.Readiness:
         components = [models.Component.of(view) for view in inspector.components()]
         is_ready = bool(components) and all(one.ok or not one.fatal for one in components)  # none: it is still starting
         response.status_code = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        known = principal_of(request).may(Role.READ)  # a probe has no token, and needs the status only
         return models.Readiness(
             ready=is_ready,
             pool=inspector.pool,
             role="leader" if inspector.leadership().leading else "standby",
-            leader=await inspector.leader(),
-            components=components,
+            leader=await inspector.leader() if known else None,
+            components=components if known else [],
         )
 
     @router.get("/version", summary="Which osrdyne this is")
@@ -193,6 +211,11 @@ def _group_routes(
         return models.Group.of(view)
 
     return router
+
+
+async def _on_forbidden(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ForbiddenError)
+    return forbidden(error.role)
 
 
 async def _on_own_error(_: Request, error: Exception) -> Response:

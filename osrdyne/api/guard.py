@@ -1,25 +1,31 @@
-"""What every HTTP request passes first, as plain ASGI.
+"""What every HTTP request passes first, as plain ASGI. In this order:
 
 - The `Host` header: a web page can point a name of its own at 127.0.0.1 (DNS rebinding) and would then read the API as
   its own site; on loopback only loopback's names are answered, elsewhere whatever `api.allowed_hosts` says.
-- `Content-Type: application/json` on everything that changes something: a browser sends it across sites only after a
-  preflight request, which is never granted here (CSRF).
-- The raw path for routing, so that an encoded slash stays part of its key.
+- The raw path for routing, so that an encoded slash stays part of its key. Access is decided by the same path.
+- Tokens and roles (`access`), before anything of the body is read.
+- CSRF, for everything that changes something: `Sec-Fetch-Site` and `Origin` must not name another site, and
+  `Content-Type: application/json` is required: a browser sends it across sites only after a preflight request, which is
+  never granted here.
+- The body, within limits of size and time (`bodies`).
 - Unexpected errors: logged, and answered without any detail.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection
 from http import HTTPStatus
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from osrdyne.api.access import Access
+from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
+from osrdyne.auth.exposure import is_loopback
 from osrdyne.logs import get_logger
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -30,36 +36,48 @@ log = get_logger("api")
 class Guard:
     """Wraps the application. `allowed_hosts` None answers every `Host`."""
 
-    def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str] | None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, allowed_hosts: Collection[str] | None, access: Access, bodies: BodyReader
+    ) -> None:
         self._app = app
         self._allowed_hosts = None if allowed_hosts is None else {host.lower() for host in allowed_hosts}
+        self._access = access
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope["method"], Headers(scope=scope))
+        scope = {**scope, "path": scope["raw_path"].decode("latin-1")} if scope.get("raw_path") else {**scope}
+        refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, send)
             return
-        scope = {**scope, "path": scope["raw_path"].decode("latin-1")} if scope.get("raw_path") else scope
-        await self._run(scope, receive, send)
+        try:
+            body = await self._bodies.read(scope, receive)
+        except ClientGoneError:
+            return
+        if isinstance(body, JSONResponse):
+            await body(scope, receive, send)
+            return
+        await self._run(scope, replayed(body, receive), send)
 
-    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
-        if self._allowed_hosts is not None and _host_name(headers.get("host", "")) not in self._allowed_hosts:
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        return (
+            self._unknown_host(scope, headers)
+            or self._access.admit(scope)
+            or (None if scope["method"] in _SAFE_METHODS else _from_a_web_page(headers))
+        )
+
+    def _unknown_host(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+        host = _host_name(headers.get("host", ""))
+        if self._allowed_hosts is not None and host not in self._allowed_hosts and host != _own_address(scope):
             return problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 code="unknown-host",
                 detail="This API does not answer to the name in the Host header.",
                 remedy="Use the address it listens on, or add the name to api.allowed_hosts.",
-            )
-        content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if method not in _SAFE_METHODS and content_type != "application/json":
-            return problem(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                code="json-required",
-                detail="A request that changes something needs the header Content-Type: application/json.",
-                remedy="Add the header; the body may be empty.",
             )
         return None
 
@@ -84,15 +102,45 @@ class Guard:
                 await answer(scope, receive, send)
 
 
+def _from_a_web_page(headers: Headers) -> JSONResponse | None:
+    """The answer to what a page of another site could have sent."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None:
+        foreign = site not in {"same-origin", "none"}
+    else:
+        foreign = origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower()
+    if foreign:
+        return problem(
+            HTTPStatus.FORBIDDEN,
+            code="cross-site",
+            detail="A web page of another site sent this request.",
+            remedy="Use the command line, or a program that is not a browser.",
+        )
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        return problem(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            code="json-required",
+            detail="A request that changes something needs the header Content-Type: application/json.",
+            remedy="Add the header; the body may be empty.",
+        )
+    return None
+
+
 def hosts_of(address: str, allowed: Collection[str]) -> Collection[str] | None:
-    """The `Host` names to answer when listening on `address`; None for any."""
-    try:
-        loopback = ip_address(address).is_loopback
-    except ValueError:
-        loopback = address == "localhost"
-    if loopback:
-        return {"localhost", "127.0.0.1", "::1", address, *allowed}
-    return {address, "localhost", "127.0.0.1", "::1", *allowed} if allowed else None
+    """The `Host` names to answer when listening on `address`; None for any, which only an API without any protection
+    does. Elsewhere the host's own name is one: daemons announce it to each other."""
+    own = {"localhost", "127.0.0.1", "::1", address}
+    if is_loopback(address):
+        return {*own, *allowed}
+    return {*own, socket.gethostname(), *allowed} if allowed else None
+
+
+def _own_address(scope: Scope) -> str | None:
+    """The address that the connection came to, as probes and scrapers use it. DNS rebinding needs a name instead."""
+    server = scope.get("server")
+    if server is None or server[1] is None or is_loopback(str(server[0])):
+        return None
+    return str(server[0]).lower()
 
 
 def _host_name(header: str) -> str:

@@ -10,10 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
+from osrdyne.api.access import require
 from osrdyne.api.keys import query_keys
+from osrdyne.auth.roles import Role
 from osrdyne.logs import mask_uri
 from osrdyne.pool.view import PoisonDeath, PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.protocol.names import Key
@@ -129,6 +131,7 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
 
     @router.get("", summary="Entries of the poison inventory, oldest first; nothing is consumed")
     async def poison(
+        request: Request,
         keys: Annotated[set[Key] | None, Depends(query_keys)],
         path: str | None = None,
         older_than: Annotated[float | None, Query(ge=0, description="Seconds since it came.")] = None,
@@ -137,6 +140,8 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         bodies: bool = False,
     ) -> Inventory:
+        if bodies:
+            require(request, Role.OPERATE)  # a body may hold what only its sender and its worker should read
         query = PoisonQuery(
             keys=None if keys is None else frozenset(keys),
             path=path,
@@ -157,7 +162,8 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
         return Outcome.of(await inspector.drop_poison(entries))
 
     @router.get("/{entry}", summary="One entry with its body, by its id or the beginning of it")
-    async def poison_entry(entry: str) -> Entry:
+    async def poison_entry(request: Request, entry: str) -> Entry:
+        require(request, Role.OPERATE)
         return Entry.of(await inspector.poison_entry(entry))
 
     return router

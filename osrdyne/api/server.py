@@ -1,4 +1,4 @@
-"""Serves the API from inside the daemon: uvicorn without signal handlers, without a ticking loop, on our own socket.
+"""Serves the API from inside the daemon: uvicorn without signal handlers, without a ticking loop, on our own sockets.
 
 The daemon binds first (a port that is taken ends the start-up with one sentence), then runs `ApiServer.run` in its
 TaskGroup; cancelling it is the graceful stop.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from osrdyne.config.models import ApiSettings
+from osrdyne.api.access import Local
+from osrdyne.api.connection import connection_class
+from osrdyne.api.unix_socket import UnixListener
+from osrdyne.config.models import ApiSettings, ApiTlsSettings
 from osrdyne.errors import ConfigurationError, PortTakenError
 from osrdyne.logs import get_logger
 
@@ -26,28 +31,32 @@ log = get_logger("api")
 
 
 class ApiServer:
-    """One listening server."""
+    """The listeners of one API: TCP, and a Unix socket where `open_local` opens one. Each has limits of its own, so
+    that requests from the network cannot keep those of this host out."""
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ApiSettings, *, open_local: Callable[[], UnixListener | None] | None = None
+    ) -> None:
         self._settings = settings
-        self._server = _QuietServer(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                date_header=False,
-                server_header=False,
-                ws="none",
-                timeout_graceful_shutdown=STOP_TIMEOUT,
-            )
-        )
+        self._server = _QuietServer(_configuration(app, settings, tls=True))
+        self._local_server = _QuietServer(_configuration(Local(app), settings, tls=False))
+        self._open_local = open_local
+        self._local: UnixListener | None = None
         self._socket: socket.socket | None = None
 
     def bind(self) -> None:
-        """Take the port. Raises `PortTakenError` or `ConfigurationError`; calling it again does nothing."""
-        if self._socket is None:
-            self._socket = bind_socket(self._settings.host, self._settings.port)
+        """Take port and path. Raises `PortTakenError` or `ConfigurationError`; calling it again does nothing."""
+        if self._socket is not None:
+            return
+        _check_certificate(self._settings.tls)
+        self._socket = bind_socket(self._settings.host, self._settings.port)
+        if self._open_local is not None:
+            self._local = self._open_local()
+
+    @property
+    def local_path(self) -> Path | None:
+        """The file of the Unix socket, where there is one. Only after `bind`."""
+        return None if self._local is None else self._local.path
 
     @property
     def port(self) -> int:
@@ -61,33 +70,76 @@ class ApiServer:
         """Where to reach the API from this host. Only after `bind`."""
         host = self._settings.host
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def announced_url(self) -> str:
         """Where to reach the API from other hosts, if it listens there; else from this one. Only after `bind`."""
         if self._settings.host in {"0.0.0.0", "::", ""}:
-            return f"http://{socket.gethostname()}:{self.port}"
+            return f"{self._scheme}://{socket.gethostname()}:{self.port}"
         return self.url
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self._settings.tls.certificate_file is None else "https"
 
     async def run(self) -> None:
         """Serve until cancelled; then let requests under way end, at most `STOP_TIMEOUT` seconds."""
         self.bind()
         assert self._socket is not None
-        log.info("api listening", url=self.url)
-        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="uvicorn")
+        log.info("api listening", url=self.url, socket=None if self._local is None else str(self._local.path))
+        serving = [asyncio.create_task(self._server.serve(sockets=[self._socket]), name="uvicorn")]
+        if self._local is not None:
+            serve_local = self._local_server.serve(sockets=[self._local.socket])
+            serving.append(asyncio.create_task(serve_local, name="uvicorn, Unix socket"))
         try:
-            await asyncio.shield(serving)
+            await asyncio.shield(asyncio.gather(*serving))
         finally:
             self._server.stop()
-            await serving
+            self._local_server.stop()
+            await asyncio.gather(*serving)
             self.close()
 
     def close(self) -> None:
-        """Give the port back; for a server that was bound and never ran."""
+        """Give the port and the path back; for a server that was bound and never ran."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+
+
+def _configuration(app: ASGIApp, settings: ApiSettings, *, tls: bool) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=connection_class(settings.header_timeout),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        limit_concurrency=settings.limit_concurrency,
+        timeout_graceful_shutdown=STOP_TIMEOUT,
+        ssl_certfile=settings.tls.certificate_file if tls else None,
+        ssl_keyfile=settings.tls.key_file if tls else None,
+    )
+
+
+def _check_certificate(tls: ApiTlsSettings) -> None:
+    """Raises `ConfigurationError`; a key with a passphrase would ask for it on the terminal."""
+    if tls.certificate_file is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate_file, tls.key_file, password=lambda: "")
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise ConfigurationError(
+            f"api.tls: cannot use the certificate {tls.certificate_file} with the key {tls.key_file}: "
+            f"{getattr(error, 'strerror', None) or getattr(error, 'reason', None) or error}."
+        ) from error
 
 
 class _QuietServer(uvicorn.Server):

@@ -23,8 +23,12 @@ def check_config(
     as_json: JsonOption = False,
 ) -> None:
     """Check the configuration and print the effective settings, each with where it came from."""
+    from osrdyne.api.access import access_of  # takes a while to import
+
     loaded = load(config, assignments, pool=pool, driver=driver)
     asyncio.run(_check_driver(loaded.settings))
+    for warning in access_of(loaded.settings.api, clock=SystemClock())[1]:
+        typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded)
     if as_json:
         print_json([{"path": list(one.path), "value": one.value, "origin": one.origin} for one in shown])

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from osrdyne import __version__
-from osrdyne.cli import groups, poison, routes, splitter
+from osrdyne.cli import groups, poison, routes, splitter, token
 from osrdyne.cli.call import call
 from osrdyne.cli.check_config import check_config
 from osrdyne.cli.dev import dev
@@ -86,6 +86,7 @@ app.add_typer(groups.app, name="groups")
 app.add_typer(poison.app, name="poison")
 app.add_typer(routes.app, name="routes")
 app.add_typer(splitter.app, name="splitter")
+app.add_typer(token.app, name="token")
 app.command()(explain)
 
 

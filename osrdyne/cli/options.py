@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from osrdyne.client.daemon_api import DaemonApi
+from osrdyne.api.unix_socket import find_socket
+from osrdyne.client.daemon_api import UNIX, DaemonApi
 from osrdyne.config.announcement import find_announcement
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
@@ -76,15 +77,23 @@ def _dev_stack(client: bool) -> str | None:
 
 def remote(api: str | None, config: str | None) -> DaemonApi:
     """The daemon's HTTP API."""
-    return DaemonApi(daemon_url(api, config))
+    url, ca_file = daemon_address(api, config)
+    return DaemonApi(url, ca_file=ca_file)
 
 
-def daemon_url(api: str | None, config: str | None) -> str:
-    """Where the daemon's HTTP API is: `--api`, or the address that the configuration makes the daemon listen on."""
-    return api if api is not None else api_url(load(config, None, client=True).settings.api)
+def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None]:
+    """Where the daemon's HTTP API is, and the authorities to trust there: `--api`, else the Unix socket of a daemon on
+    this host, else the address that the configuration makes the daemon listen on."""
+    if api is not None:
+        ca_file = load(config, None, client=True).settings.api.tls.ca_file if api.startswith("https") else None
+        return api, ca_file
+    settings = load(config, None, client=True).settings
+    socket = find_socket(settings)
+    return api_url(settings.api) if socket is None else f"{UNIX}{socket}", settings.api.tls.ca_file
 
 
 def api_url(settings: ApiSettings) -> str:
     """Where a daemon with these settings is reached from this host."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    scheme = "http" if settings.tls.certificate_file is None and settings.tls.ca_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"

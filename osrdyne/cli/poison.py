@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from osrdyne.cli.call import seconds
-from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, daemon_url
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, daemon_address
 from osrdyne.cli.output import ago, log_line, print_json, print_table, printable
 from osrdyne.client.poison import PoisonClient, PoisonEntry, PoisonOutcome
 from osrdyne.errors import ConfigurationError
@@ -156,7 +156,8 @@ def export(
 
 
 def _client(api: str | None, config: str | None) -> PoisonClient:
-    return PoisonClient(daemon_url(api, config))
+    url, ca_file = daemon_address(api, config)
+    return PoisonClient(url, ca_file=ca_file)
 
 
 def _chosen(client: PoisonClient, entries: list[str] | None, filters: Filters, everything: bool) -> list[str]:

@@ -7,8 +7,12 @@ then, once.
 from __future__ import annotations
 
 import json
+import os
+import ssl
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -17,22 +21,58 @@ from osrdyne.logs import mask_uri
 from osrdyne.protocol.leaders import leader_to_ask
 
 TIMEOUT = 30.0
+TOKEN_VARIABLE = "OSRDYNE_API_TOKEN"
+TOKEN_FILE_VARIABLE = "OSRDYNE_API_TOKEN_FILE"
+UNIX = "unix:"
+"""What the address of a Unix socket begins with; its path follows."""
 
 Parameter = str | int | float | bool | Sequence[str] | None
 
 
-class DaemonApi:
-    """One pool, by the base address of the API of one of its daemons. `timeout` in seconds, for one answer."""
+def token_from_environment() -> str | None:
+    """The API token of `OSRDYNE_API_TOKEN`, or of the file that `OSRDYNE_API_TOKEN_FILE` names.
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT) -> None:
+    Raises `ConfigurationError` for a file that cannot be read, and where both are set.
+    """
+    token, file = os.environ.get(TOKEN_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    if token and file:
+        raise ConfigurationError(f"Set either {TOKEN_VARIABLE} or {TOKEN_FILE_VARIABLE}, not both.")
+    if not file:
+        return token or None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"{TOKEN_FILE_VARIABLE}: cannot read {file}: {reason}.") from error
+
+
+class DaemonApi:
+    """One pool, by the base address of the API of one of its daemons.
+
+    `timeout` in seconds, for one answer. `token`: of the API; by default that of the environment. `ca_file`:
+    authorities to trust for https; the system's by default.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = TIMEOUT, token: str | None = None, ca_file: str | None = None
+    ) -> None:
         self._url = url.rstrip("/")
         self._timeout = timeout
+        self._ca_file = ca_file
+        self._token = token_from_environment() if token is None else token
+        self.answered_by = self._url
+        """The address that gave the last answer: the leader's, after a standby has named it."""
+        if self._token is not None and not (self._token.isascii() and self._token.isprintable()):
+            raise ConfigurationError(
+                "The API token has characters that no token has. `osrdyne token create` makes one."
+            )
         try:
-            usable = httpx.URL(url).scheme in {"http", "https"} and bool(httpx.URL(url).host)
+            address = httpx.URL(url)
+            usable = url.startswith(f"{UNIX}/") or (address.scheme in {"http", "https"} and bool(address.host))
         except httpx.InvalidURL:
             usable = False
         if not usable:
-            raise ConfigurationError("--api must be an address such as http://127.0.0.1:4242.")
+            raise ConfigurationError("--api must be an address such as http://127.0.0.1:4242, or unix:/path/of/socket.")
 
     def get(self, path: str, /, **parameters: Parameter) -> Any:
         """The JSON answer; also that of a daemon that says it is not ready. Raises `OsrdyneError`."""
@@ -62,21 +102,50 @@ class DaemonApi:
         self, url: str, method: str, path: str, parameters: Mapping[str, Parameter], document: object | None
     ) -> httpx.Response:
         given = {name: value for name, value in parameters.items() if value is not None}
-        headers = {"content-type": "application/json"} if method != "GET" else None
+        headers = {"content-type": "application/json"} if method != "GET" else {}
+        if self._token is not None and self._may_send_token_to(url):
+            headers["authorization"] = f"Bearer {self._token}"
         content = None if document is None else json.dumps(document)
+        base, transport = url, None
+        if url.startswith(UNIX):
+            base, transport = "http://localhost", httpx.HTTPTransport(uds=url.removeprefix(UNIX))
+        self.answered_by = url
         try:
             # The environment's proxies are for the internet, not for a daemon next door.
-            with httpx.Client(timeout=self._timeout, trust_env=False) as client:
-                return client.request(method, f"{url}{path}", params=given, headers=headers, content=content)
+            with httpx.Client(
+                timeout=self._timeout, trust_env=False, transport=transport, verify=self._trusted()
+            ) as client:
+                return client.request(method, f"{base}{path}", params=given, headers=headers, content=content)
         except httpx.TimeoutException as error:
             raise OsrdyneError(
                 f"The daemon at {mask_uri(url)} did not answer within {self._timeout:g} seconds."
             ) from error
         except httpx.HTTPError as error:
-            raise OsrdyneError(
-                f"No osrdyne daemon answers at {mask_uri(url)}: start one with `osrdyne run`, or name its address with "
-                "--api."
-            ) from error
+            raise OsrdyneError(f"{_unreachable(error, url)}") from error
+
+    def _may_send_token_to(self, url: str) -> bool:
+        """Not unencrypted where a standby was asked over TLS: another party may have forged the leader's address."""
+        return urlsplit(url).scheme == urlsplit(self._url).scheme or urlsplit(self._url).scheme != "https"
+
+    def _trusted(self) -> ssl.SSLContext | bool:
+        if self._ca_file is None:
+            return True
+        try:
+            return ssl.create_default_context(cafile=self._ca_file)
+        except OSError as error:
+            reason = error.strerror or "it holds no certificate"
+            raise ConfigurationError(f"api.tls.ca_file: cannot read {self._ca_file}: {reason}.") from error
+
+
+def _unreachable(error: httpx.HTTPError, url: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return (
+            f"The certificate of the daemon at {mask_uri(url)} was refused. Set api.tls.ca_file to the authority that "
+            "signed it, and use a name that the certificate is for."
+        )
+    return (
+        f"No osrdyne daemon answers at {mask_uri(url)}: start one with `osrdyne run`, or name its address with --api."
+    )
 
 
 def _content(answer: httpx.Response, url: str) -> dict[str, Any]:
@@ -84,6 +153,10 @@ def _content(answer: httpx.Response, url: str) -> dict[str, Any]:
         content = answer.json()
     except ValueError:
         content = None
+    if content is None and answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        raise OsrdyneError(
+            f"The daemon at {mask_uri(url)} has too many connections (api.limit_concurrency). Try again."
+        )
     if not isinstance(content, dict):
         raise OsrdyneError(f"What answers at {mask_uri(url)} is not an osrdyne daemon: name its address with --api.")
     return content

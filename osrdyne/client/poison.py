@@ -65,11 +65,15 @@ class PoisonOutcome:
 class PoisonClient:
     """The inventory of one pool, by the address of a daemon's API; a standby sends it on to the leader.
 
-    Every method raises `OsrdyneError` when that does not work. `timeout` in seconds, for one answer.
+    Every method raises `OsrdyneError` when that does not work. `timeout` in seconds, for one answer. `token` is an API
+    token; without it the environment's is used (`OSRDYNE_API_TOKEN`, `OSRDYNE_API_TOKEN_FILE`). `ca_file`: authorities
+    to trust for https.
     """
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT) -> None:
-        self._api = DaemonApi(url, timeout=timeout)
+    def __init__(
+        self, url: str, *, timeout: float = TIMEOUT, token: str | None = None, ca_file: str | None = None
+    ) -> None:
+        self._api = DaemonApi(url, timeout=timeout, token=token, ca_file=ca_file)
 
     def entries(
         self,

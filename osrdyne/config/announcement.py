@@ -37,7 +37,7 @@ def find_announcement() -> str | None:
 
 
 @contextmanager
-def announced(settings: Settings, *, api_port: int) -> Iterator[Path]:
+def announced(settings: Settings, *, api_port: int, api_socket: Path | None = None) -> Iterator[Path]:
     """Keep the announcement in place; it holds the broker's password, so only this user can read it."""
     file = announcement_file()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,7 +48,11 @@ def announced(settings: Settings, *, api_port: int) -> Iterator[Path]:
             "management_uri": management.get_secret_value() if management else None,
         },
         "pool": {"id": settings.pool.id},
-        "api": {"host": settings.api.host, "port": api_port},
+        "api": {
+            "host": settings.api.host,
+            "port": api_port,
+            "socket": "off" if api_socket is None else str(api_socket),
+        },
     }
     text = f"{_PROCESS}{os.getpid()}\n{yaml.safe_dump(content)}"
     unfinished = file.with_name(f"{file.name}.{os.getpid()}")

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from osrdyne.config.display import masked_uri
 from osrdyne.config.schema import Path, Setting, all_settings, sections
-from osrdyne.config.types import Duration, Size
+from osrdyne.config.types import Duration, Size, size_text
 
 BEGIN = "<!-- settings: written by `python -m osrdyne.config.document` -->"
 END = "<!-- end of settings -->"
@@ -68,14 +68,6 @@ def duration_text(seconds: float) -> str:
         if seconds >= size and seconds % size == 0:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
-
-
-def size_text(size_bytes: int) -> str:
-    """`16777216` as `16MiB`."""
-    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
-        if size_bytes >= size and size_bytes % size == 0:
-            return f"{size_bytes // size}{unit}"
-    return str(size_bytes)
 
 
 def _limits(setting: Setting) -> str:

@@ -326,15 +326,59 @@ class RequestSettings(Model):
         return max(self.ttl, self.max_ttl)
 
 
+class ApiTlsSettings(Model):
+    """TLS of the HTTP API."""
+
+    certificate_file: str | None = Field(
+        None, description="The API's certificate with its chain, PEM. It turns HTTPS on."
+    )
+    key_file: str | None = Field(None, description="The private key of the certificate, PEM, without a passphrase.")
+    ca_file: str | None = Field(
+        None, description="Authorities that the command line trusts for this API, PEM; the system's when absent."
+    )
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: set both or neither")
+        return self
+
+
 class ApiSettings(Model):
     """The HTTP API."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; loopback, because the API has no log-in yet.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. Any other than loopback needs `tokens_file` and `allowed_hosts`.",
+    )
     port: int = Field(4242, ge=0, le=65535, description="Port; 0 picks a free one.")
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description="Further names in the `Host` header to answer, for a reverse proxy; on loopback only its own names "
-        "are answered, because a web page could otherwise reach the API through a name of its own (DNS rebinding).",
+        description="Names in the `Host` header to answer, besides the daemon's own name and the address of the "
+        "connection. A request with another name is refused: a web page could otherwise reach the API through a name "
+        "of its own (DNS rebinding).",
+    )
+    tokens_file: str | None = Field(
+        None,
+        description="File with the digests of API tokens, written by `osrdyne token`. With it every request over TCP "
+        "needs a token; without it the API is open.",
+    )
+    insecure: bool = Field(
+        False,
+        description="Listen on an address other than loopback without tokens. Every host that reaches it may use it.",
+    )
+    socket: str = Field(
+        "auto",
+        description="Unix socket that only the daemon's user and root can connect to; the command line prefers it. "
+        "`auto`: in `/run/osrdyne`, `$XDG_RUNTIME_DIR/osrdyne` or the user's state directory; `off`: none.",
+    )
+    tls: ApiTlsSettings = Field(default_factory=ApiTlsSettings, description="HTTPS.")
+    max_body: Size = Field(2**20, ge=1024, description="Largest body of a request that is not a manifest.")
+    max_manifest: Size = Field(16 * 2**20, ge=1024, le=64 * 2**20, description="Largest body that holds a manifest.")
+    header_timeout: Duration = Field(10.0, gt=0, description="Within which the headers of a request must arrive.")
+    body_timeout: Duration = Field(60.0, gt=0, description="Within which the body of a request must arrive.")
+    limit_concurrency: int = Field(
+        100, ge=2, description="Connections and requests at once; further requests are answered 503."
     )
 
 

@@ -54,6 +54,14 @@ def parse_size(value: object) -> object:
     return int(size)
 
 
+def size_text(size_bytes: int) -> str:
+    """`16777216` as `16MiB`."""
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if size_bytes >= size and size_bytes % size == 0:
+            return f"{size_bytes // size}{unit}"
+    return str(size_bytes)
+
+
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 """Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers."""
 

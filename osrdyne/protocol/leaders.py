@@ -24,6 +24,8 @@ def leader_to_ask(asked: str, problem: Mapping[str, object]) -> str | None:
 
 
 def _is_loopback(url: str) -> bool:
+    if urlsplit(url).scheme == "unix":
+        return True
     host = urlsplit(url).hostname or ""
     try:
         return ip_address(host).is_loopback

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,23 @@ def test_question_from_within_is_answered_and_the_worker_goes_when_it_is_told_to
     while "tpch/sf=0.001" in stack.workers(everything=True):
         assert time.monotonic() < deadline, "the container of a stopped group is gone"
         time.sleep(0.5)
+
+
+def test_api_needs_the_token_and_workers_cannot_reach_it(stack: ComposeStack) -> None:
+    groups = f"http://127.0.0.1:{stack.variables['API_PORT']}/v1/groups"
+    assert httpx.get(groups, timeout=60).status_code == 401
+    token = stack.compose("run", "--rm", "--no-deps", "--entrypoint", "cat", "api-token", "/api/token").strip()
+    assert httpx.get(groups, headers={"authorization": f"Bearer {token}"}, timeout=60).status_code == 200
+    [daemon] = run(["docker", "ps", "-q", "--filter", f"publish={stack.variables['API_PORT']}"]).split()
+    found = json.loads(run(["docker", "inspect", daemon]))[0]["NetworkSettings"]["Networks"]
+    assert list(found) == [f"{stack.name}-backend"]
+    probe = f"import socket; socket.create_connection(({found[f'{stack.name}-backend']['IPAddress']!r}, 4242), 5)"
+    command = ["docker", "run", "--rm", "--network", f"{stack.name}-workers", "--entrypoint", "python"]
+    tried = subprocess.run(
+        [*command, "osrdyne/controller", "-c", probe], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert tried.returncode == 1
+    assert "TimeoutError" in tried.stderr or "OSError" in tried.stderr
 
 
 def test_doctor_finds_all_that_the_daemon_needs(stack: ComposeStack) -> None:

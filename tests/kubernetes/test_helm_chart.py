@@ -120,6 +120,19 @@ def test_probes_ask_the_api():
     assert container["ports"] == [{"name": "api", "containerPort": 4242}]
 
 
+def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
+    objects = rendered(**EVERYTHING)
+    api = yaml.safe_load(the("ConfigMap", objects)["data"]["osrdyne.yaml"])["api"]
+    pod = the("Deployment", objects)["spec"]["template"]["spec"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    [secret] = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "api-tokens"]
+    assert (secret["secretName"], f"{mounts['api-tokens']}/tokens.json") == ("osrdyne-api-tokens", api["tokens_file"])
+    assert api["socket"].startswith(f"{mounts['socket']}/")
+    assert api["allowed_hosts"]
+    [endpoint] = the("PodMonitor", objects)["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "osrdyne-metrics-token", "key": "token"}
+
+
 def test_nobody_reaches_the_api_unless_named():
     assert the("NetworkPolicy", rendered())["spec"]["ingress"] == []
     [rule] = the("NetworkPolicy", rendered(**EVERYTHING))["spec"]["ingress"]

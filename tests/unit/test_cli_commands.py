@@ -89,7 +89,10 @@ def test_environment_of_a_worker_as_json() -> None:
         (["groups", "show"], "Missing argument 'KEY'. Try `osrdyne groups show --help`.\n"),
         (["call", "k", "/p", "-o", "xml"], "Invalid value for '--output' / '-o': 'xml' is not one of 'table', 'json'"),
         (["run", "--set", "x"], "Wrong configuration: flag --set: 'x' is not path=value, such as pool.id=example"),
-        (["status", "--api", "nope"], "--api must be an address such as http://127.0.0.1:4242.\n"),
+        (
+            ["status", "--api", "nope"],
+            "--api must be an address such as http://127.0.0.1:4242, or unix:/path/of/socket.\n",
+        ),
         (["groups", "env", "x" * 256], "The key has 256 bytes; at most 255 are allowed.\n"),
         (["groups", "env", "\udcff"], "The routing key is not valid UTF-8; use a UTF-8 key of at most 255 bytes.\n"),
         (["check-config", "-c", "x.yaml"], "Cannot read the configuration file x.yaml: No such file or directory.\n"),

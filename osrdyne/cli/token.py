@@ -1,0 +1,104 @@
+"""`osrdyne token …`: the tokens of the HTTP API, in the file that `api.tokens_file` names. Thin."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from osrdyne.api.token_file import TokenFile
+from osrdyne.auth.roles import Role
+from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
+from osrdyne.cli.call import seconds
+from osrdyne.cli.options import ConfigOption, Output, OutputOption, load
+from osrdyne.cli.output import ago, ahead, print_json, print_table
+from osrdyne.errors import ConfigurationError
+
+app = typer.Typer(help="Create, list and revoke tokens of the HTTP API.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Who or what uses the token.")]
+FileOption = Annotated[
+    str | None, typer.Option("--file", metavar="FILE", help="The file of the tokens; else api.tokens_file.")
+]
+
+
+@app.command()
+def create(
+    name: NameArgument,
+    role: Annotated[Role, typer.Option("--role", help="`read` sees, `operate` also changes and reads bodies.")],
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="DURATION", help="For how long it is valid, as 30d; else for good."),
+    ] = None,
+    file: FileOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Create a token and print it, once: only its digest is kept. A running daemon takes it at once."""
+    check_name(name)
+    text, created = generate_token(), datetime.now(UTC).replace(microsecond=0)
+    try:
+        until = None if expires is None else created + timedelta(seconds=seconds(expires, option="--expires"))
+    except OverflowError as error:
+        raise ConfigurationError(
+            "--expires: that is too long; leave it out for a token that does not expire."
+        ) from error
+
+    def add(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        if any(token.name == name for token in tokens):
+            raise ConfigurationError(f"There is a token {name!r} already: revoke it first, or choose another name.")
+        if len(tokens) >= MAX_TOKENS:
+            raise ConfigurationError(f"There are {MAX_TOKENS} tokens, which is the limit: revoke some.")
+        return (*tokens, Token(name, role, digest_of(text), created, until))
+
+    _file(file, config).change(add)
+    typer.echo(text)
+
+
+@app.command("list")
+def list_tokens(file: FileOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List the tokens: names, roles and when they expire."""
+    tokens, now = _file(file, config).read(), datetime.now(UTC)
+    if output is Output.JSON:
+        print_json(
+            [
+                {
+                    "name": token.name,
+                    "role": token.role.value,
+                    "created": token.created.isoformat(),
+                    "expires": None if token.expires is None else token.expires.isoformat(),
+                    "expired": token.has_expired(now),
+                }
+                for token in tokens
+            ]
+        )
+        return
+    rows = ((token.name, token.role.value, ago(token.created.timestamp()), _expiry(token, now)) for token in tokens)
+    print_table(("name", "role", "created", "expires"), rows, empty="There are no tokens.")
+
+
+@app.command()
+def revoke(name: NameArgument, file: FileOption = None, config: ConfigOption = None) -> None:
+    """Remove a token. A running daemon refuses it from its next request on."""
+
+    def remove(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+        left = tuple(token for token in tokens if token.name != name)
+        if len(left) == len(tokens):
+            raise ConfigurationError(f"There is no token {name!r}: `osrdyne token list` shows them.")
+        return left
+
+    _file(file, config).change(remove)
+    typer.echo(f"The token {name} is revoked.")
+
+
+def _expiry(token: Token, now: datetime) -> str:
+    if token.expires is None:
+        return "never"
+    return "expired" if token.has_expired(now) else ahead(token.expires.timestamp())
+
+
+def _file(file: str | None, config: str | None) -> TokenFile:
+    path = file or load(config, None).settings.api.tokens_file
+    if path is None:
+        raise ConfigurationError("Name the file of the tokens: set api.tokens_file, or use --file.")
+    return TokenFile(path)
