@@ -138,7 +138,7 @@ def open_data(context: Context) -> SqlData:
     return data
 
 
-@app.handler("/sql")
+@app.handler("/sql", abandonable=True)
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
@@ -149,7 +149,7 @@ def sql(call: Call, request: SqlRequest) -> Answer:
     return Answer(result.to_json(), content_type=JSON_TYPE, headers=headers)
 
 
-@app.handler("/explain")
+@app.handler("/explain", abandonable=True)
 def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
     data: SqlData = call.context.state
     plan = _guarded(data.session, lambda: explained_plan(data.frame(request.query), request.mode))

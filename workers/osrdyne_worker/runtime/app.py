@@ -91,6 +91,7 @@ class Route:
     is_async: bool
     takes_request: bool
     request_type: Any = None
+    abandonable: bool = False
 
 
 class App:
@@ -114,6 +115,7 @@ class App:
         self._stop: AnyFunction | None = None
         self._default: AnyFunction | None = None
         self._handlers: dict[str, AnyFunction] = {}
+        self._abandonable: set[str] = set()
 
     def on_start(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once, after the session is built and before any request. What it returns is
@@ -130,13 +132,19 @@ class App:
         self._stop = function
         return function
 
-    def handler(self, path: str) -> Callable[[FunctionT], FunctionT]:
-        """Answer requests whose `x-rpc-path` is exactly `path`."""
+    def handler(self, path: str, *, abandonable: bool = False) -> Callable[[FunctionT], FunctionT]:
+        """Answer requests whose `x-rpc-path` is exactly `path`.
+
+        With `abandonable`, a cancelled call of it that goes on (Spark's analysis cannot be cancelled) holds up no other
+        request: the next one runs beside it, also where `concurrency` is 1.
+        """
         if path in self._handlers:
             raise ConfigurationError(f"The path {path!r} has two handlers; give one of them another path.")
 
         def register(function: FunctionT) -> FunctionT:
             self._handlers[path] = function
+            if abandonable:
+                self._abandonable.add(path)
             return function
 
         return register
@@ -158,13 +166,18 @@ class App:
 
     def routes(self) -> Mapping[str, Route]:
         """The handlers by path; raises `ConfigurationError` for one whose signature cannot be used."""
-        return MappingProxyType({path: _route(path, function) for path, function in self._handlers.items()})
+        return MappingProxyType(
+            {
+                path: _route(path, function, abandonable=path in self._abandonable)
+                for path, function in self._handlers.items()
+            }
+        )
 
     def default_route(self) -> Route | None:
         return None if self._default is None else _route("*", self._default)
 
 
-def _route(path: str, function: AnyFunction) -> Route:
+def _route(path: str, function: AnyFunction, *, abandonable: bool = False) -> Route:
     name = getattr(function, "__qualname__", repr(function))
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
@@ -180,6 +193,7 @@ def _route(path: str, function: AnyFunction) -> Route:
         request_type=_request_type(function, parameters[1].name, where=f"{name} of {path!r}")
         if takes_request
         else None,
+        abandonable=abandonable,
     )
 
 

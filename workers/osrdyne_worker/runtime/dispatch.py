@@ -68,6 +68,11 @@ class Dispatcher:
     def knows(self, path: str) -> bool:
         return path in self._targets
 
+    def may_abandon(self, path: str) -> bool:
+        """Whether the next request may run beside a cancelled call of this handler."""
+        target = self._targets.get(path, self._default)
+        return target is not None and target.route.abandonable
+
     async def run(self, call: Call, *, group_id: str) -> Response:
         """The reply to one request; never raises but `SessionLostError` and a cancellation."""
         target = self._targets.get(call.path, self._default)

@@ -54,6 +54,11 @@ class InFlight:
     is_reported: bool = False
     goes_to_wait: bool = False
     """It failed and is to be tried again: a cancel is meant for the next attempt."""
+    has_slot: bool = False
+    in_handler: bool = False
+    """Its handler runs; also after the request was interrupted and settled, until the handler ends."""
+    settling: asyncio.Task[None] | None = field(default=None, repr=False)
+    """Settles an interrupted request while its handler may still run."""
     phase: Phase = Phase.WAITING
     interruption: Interruption | None = None
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -87,6 +92,13 @@ class InFlight:
         self.call.cancel()
         if self.task is not None and self.started:
             self.task.cancel()
+        return True
+
+    def claim(self) -> bool:
+        """Begin to settle the request; False when another task has begun. Nothing interrupts it from here on."""
+        if self.phase is Phase.SETTLING:
+            return False
+        self.phase = Phase.SETTLING
         return True
 
     def disarm(self) -> None:

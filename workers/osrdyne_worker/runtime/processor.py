@@ -113,6 +113,8 @@ class Processor:
         """The caller wants no answer any more. A request that has not come yet is answered when it does; it may wait
         for another attempt for `keep_for` seconds."""
         for job in self._jobs.values():
+            if job.settling is not None and job.settling.done():
+                continue  # only its handler is left; a later request may have its correlation id
             if (job.request.correlation_id, job.request.reply_to) == (correlation_id, reply_to):
                 self._interrupt(job, Interruption.CANCELLED)
                 if not job.goes_to_wait:
@@ -134,13 +136,13 @@ class Processor:
                 self._interrupt(job, Interruption.LOST)
 
     def running_requests(self) -> list[str]:
-        """Fingerprints of the requests that run now, or that ran when the session was lost."""
-        running = [job.fingerprint for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        """Fingerprints of the requests whose handlers run now, answered or not, or ran when the session was lost."""
+        running = [job.fingerprint for job in self._jobs.values() if job.in_handler]
         return [*self._lost_session, *running][:MAX_NAMED_REQUESTS]
 
     async def progress(self) -> Mapping[str, int]:
         """How far the session is with the running requests; empty when it does not say."""
-        running = [job.group_id for job in self._jobs.values() if job.phase is Phase.RUNNING]
+        running = [job.group_id for job in self._jobs.values() if job.in_handler]
         try:
             return await self._dispatcher.progress(self.context.session, running) if running else {}
         except Exception:
@@ -149,17 +151,22 @@ class Processor:
 
     async def _process(self, job: InFlight, number: int) -> None:
         job.started = True
+        claimed = False
         try:
             result = await self._work(job)
-            if job.phase is not Phase.SETTLING:
+            job.disarm()
+            if claimed := job.claim():
                 await self._settle(job, result)
         except BrokerError as error:
             self._dropped(job, error)
         except Exception:
             log.exception("a request could not be processed")
-            await self._reject(job)
+            if claimed or job.claim():
+                await self._reject(job)
         finally:
             job.disarm()
+            if job.settling is not None:
+                await asyncio.wait({job.settling})
             if not job.is_reported:
                 self._reporter.dropped()
             del self._jobs[number]
@@ -208,10 +215,12 @@ class Processor:
     async def _run_in_slot(self, job: InFlight) -> Result:
         if not self._slots.try_acquire(job.rank):
             await self._slots.acquire(job.rank)
+        job.has_slot = True
         if job.backlog is not None:
             job.backlog.begin()
         try:
             job.phase = Phase.RUNNING
+            job.in_handler = True
             left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
             self._arm(job, time_to_work(left, self._settings))
             if await self._is_abandoned(job):
@@ -224,6 +233,12 @@ class Processor:
             self._give_up(BeyondHelp(error.message))
             return Settlement.REJECT
         finally:
+            job.in_handler = False
+            self._free_slot(job)
+
+    def _free_slot(self, job: InFlight) -> None:
+        if job.has_slot:
+            job.has_slot = False
             if job.backlog is not None:
                 job.backlog.end()
             self._slots.release()
@@ -244,33 +259,46 @@ class Processor:
             self._watch_stuck(job)  # lost before; its thread has had its time as well
 
     def _interrupt(self, job: InFlight, reason: Interruption) -> bool:
+        """Stop the work on a request, and settle it now: its handler may go on for a while, or never end."""
         if not job.interrupt(reason):
             return False
         if reason is not Interruption.LOST:
             self._watch_stuck(job)
+        if job.in_handler:
+            job.settling = self._spawn(self._settle_interrupted(job, reason))
+            self._abandon(job)
         return True
+
+    async def _settle_interrupted(self, job: InFlight, reason: Interruption) -> None:
+        if not job.claim():
+            return  # the handler ended at once, and the request's own task settles it
+        try:
+            await self._settle(job, result_of(reason))
+        except BrokerError as error:
+            self._dropped(job, error)
+        except Exception:
+            log.exception("an interrupted request could not be settled")
+            await self._reject(job)
+
+    def _abandon(self, job: InFlight) -> None:
+        """Give the place of an interrupted handler to the next request at once, where its application allows it."""
+        abandoned = sum(other.in_handler and not other.has_slot for other in self._jobs.values())
+        if self._dispatcher.may_abandon(job.request.path) and abandoned < self._settings.max_abandoned:
+            self._free_slot(job)
 
     def _watch_stuck(self, job: InFlight) -> None:
         job.disarm()
         job.timer = self._loop.call_later(self._settings.stuck_grace, self._stuck, job)
 
     def _stuck(self, job: InFlight) -> None:
-        """The handler goes on although it was told to stop: answer for it, then this process must end."""
-        if job.phase is Phase.SETTLING or job.interruption is None:
+        """The handler goes on although it was cancelled: its request is settled, and this process must end."""
+        if job.interruption is None or not job.in_handler:
             return
         log.error("a handler does not end", path=job.request.path, reason=str(job.interruption))
-        self._spawn(self._settle_stuck(job, job.interruption))
-
-    async def _settle_stuck(self, job: InFlight, reason: Interruption) -> None:
-        try:
-            await self._settle(job, result_of(reason))
-        except BrokerError as error:
-            self._dropped(job, error)
-        self._give_up(BeyondHelp(f"The handler of {job.request.path!r} did not end when it was told to."))
+        self._give_up(BeyondHelp(f"The handler of {job.request.path!r} did not end when it was cancelled."))
 
     async def _settle(self, job: InFlight, result: Result) -> None:
-        job.phase = Phase.SETTLING
-        job.disarm()
+        """Reply and acknowledge, or give back: for the task that has claimed the request."""
         delivery = job.delivery
         if isinstance(result, Response):
             if job.progress:

@@ -15,9 +15,9 @@ MAX_CONCURRENCY = 64
 class RuntimeSettings:
     """Times in seconds. Every field has the default of the controller's `worker` settings.
 
-    `stuck_grace` is how long a handler may go on after it was told to stop, `blocked_timeout` how long a coroutine may
-    keep the event loop, and `stray_timeout` how long tasks may run that nobody waits for, before the worker gives up on
-    itself.
+    `stuck_grace` is how long a handler may go on after it was cancelled, `blocked_timeout` how long a coroutine may
+    keep the event loop, and `stray_timeout` how long tasks of requests that are over may run, before the worker ends.
+    `max_abandoned` is how many cancelled handlers may go on at once without a place among the `concurrency`.
     """
 
     concurrency: int = 1
@@ -25,6 +25,7 @@ class RuntimeSettings:
     queue_missing_timeout: float = 60.0
     stop_grace: float = 30.0
     stuck_grace: float = 10.0
+    max_abandoned: int = 4
     blocked_timeout: float = 30.0
     stray_timeout: float = 30.0
     max_clock_skew: float = 0.0
@@ -52,6 +53,9 @@ def _checked(name: str, value: object) -> object:
     elif name == "concurrency":
         fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
         wanted = f"a whole number from 1 to {MAX_CONCURRENCY}"
+    elif name == "max_abandoned":
+        fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_CONCURRENCY
+        wanted = f"a whole number from 0 to {MAX_CONCURRENCY}"
     else:
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
         wanted = "a number of seconds"

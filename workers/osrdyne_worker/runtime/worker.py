@@ -65,8 +65,10 @@ class Worker:
         self._ready_file = ready_file
         self._clock = clock or SystemClock()
         self._settings = settings = runtime_settings(environment.config)
-        # One thread for each request that runs, and two for questions about them. Loading uses the first.
-        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="handler")
+        # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the
+        # first.
+        threads = settings.concurrency + settings.max_abandoned
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="handler")
         self._side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
         self._loader = Loader(app, first_context(environment), self._threads)
         self._dispatcher = Dispatcher(app, threads=self._threads, side_threads=self._side_threads, debug=settings.debug)
