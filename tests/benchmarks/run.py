@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
-    python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [tracker] [drivers] [spark]
+    python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [priorities] [tracker] [drivers] [spark]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -18,12 +18,13 @@ import uvloop
 
 from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
-from tests.benchmarks import activation, driver_starts, echo, ingress, spark_query, takeover, tracker
+from tests.benchmarks import activation, driver_starts, echo, ingress, priorities, spark_query, takeover, tracker
 from tests.benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "tracker": tracker.run,
     "echo": echo.run,
+    "priorities": priorities.run,
     "activation": activation.run,
     "ingress": ingress.run,
     "takeover": takeover.run,

@@ -194,14 +194,54 @@ async def test_class_that_is_not_served_any_more_holds_nobody_up(scene: Scene) -
 
 
 @pytest.mark.parametrize("concurrency", [2])
-async def test_class_with_a_running_request_leaves_further_places_to_lower_ones(scene: Scene) -> None:
-    """Of each class one request is handed over at a time."""
+async def test_one_class_fills_all_places_of_the_worker(scene: Scene) -> None:
     scene.go.clear()
-    await scene.put(HIGH, "high 1", "high 2")
+    await scene.put(HIGH, "high 1", "high 2", "high 3", "high 4")
     await scene.put(LOW, "low")
     await scene.serve()
     await scene.clock.advance(1.0)
-    assert scene.served == ["high 1", "low"]
+    assert scene.served == ["high 1", "high 2"]
+    assert len(scene.broker.look_up(HIGH).ready) == 1, "one runs in each place, one waits in the worker"
+
+
+@pytest.mark.parametrize("concurrency", [2, 4])
+async def test_at_most_one_request_of_a_class_waits_while_others_run(scene: Scene, concurrency: int) -> None:
+    scene.go.clear()
+    for queue in QUEUES:
+        await scene.put(queue, *(f"{queue} {number}" for number in range(concurrency + 3)))
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    waiting_in_queues = [len(scene.broker.look_up(queue).ready) for queue in QUEUES]
+    assert scene.served == [f"high {number}" for number in range(concurrency)]
+    assert waiting_in_queues == [2, concurrency + 2, concurrency + 2]
+
+
+@pytest.mark.parametrize("concurrency", [3])
+@pytest.mark.parametrize("order", [QUEUES, QUEUES[::-1]], ids=["high first", "low first"])
+async def test_order_is_strict_with_several_places(scene: Scene, order: tuple[QueueName, ...]) -> None:
+    for number in range(20):
+        for queue in (LOW, HIGH, MIDDLE):
+            await scene.put(queue, f"{queue} {number}")
+    await scene.serve(*order)
+    await scene.clock.advance(5.0)
+    assert scene.served == [f"{queue} {number}" for queue in QUEUES for number in range(20)]
+
+
+@pytest.mark.parametrize("concurrency", [3])
+async def test_pause_gives_back_what_waits_and_finishes_what_runs(scene: Scene) -> None:
+    scene.go.clear()
+    await scene.put(HIGH, *(f"high {number}" for number in range(6)))
+    await scene.serve()
+    await scene.clock.advance(1.0)
+    scene.queues.set(())
+    await scene.clock.advance(1.0)
+    assert len(scene.broker.look_up(HIGH).ready) == 3
+    scene.go.set()
+    await scene.clock.advance(1.0)
+    assert scene.served == [f"high {number}" for number in range(3)]
+    scene.queues.set(QUEUES)
+    await scene.clock.advance(5.0)
+    assert scene.served == [f"high {number}" for number in range(6)]
 
 
 async def test_nobody_gets_ahead_while_a_higher_queue_is_being_asked() -> None:

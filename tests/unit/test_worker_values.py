@@ -82,8 +82,8 @@ def test_queues_that_are_none_change_nothing(queues: object) -> None:
     ("queue", "queues", "share"),
     [
         (Q, (Q,), Share(rank=0, prefetch=8)),
-        (HIGH, (HIGH, LOW), Share(rank=0, prefetch=1)),
-        (LOW, (HIGH, LOW), Share(rank=1, prefetch=1)),
+        (HIGH, (HIGH, LOW), Share(rank=0, prefetch=None)),
+        (LOW, (HIGH, LOW), Share(rank=1, prefetch=None)),
         (Q, (HIGH, LOW), None),
         (Q, (), None),
     ],

@@ -33,16 +33,14 @@ class Backlog:
         self._reachable = False
         self._empty = False
         self._asking = False
-        self._running = 0
-        self._held = 0
+        self._waiting = 0
         self._silence = 0
         self._news = Wakeup(clock)
 
     @property
     def blocks(self) -> bool:
-        """Whether it may hold a request that has not come. While one of it runs, none can come."""
-        has_more = self._asking or not self._empty
-        return self._wanted and self._reachable and has_more and self._running == 0
+        """Whether it may hold a request that has not come."""
+        return self._wanted and self._reachable and (self._asking or not self._empty)
 
     def expect(self, rank: int) -> None:
         """Its queue is about to be consumed."""
@@ -67,25 +65,22 @@ class Backlog:
 
     def came(self) -> None:
         """A request of it has come: there may be more behind it."""
-        self._held += 1
+        self._waiting += 1
         self._silence = 0
         self._reachable, self._empty = True, False
         self._news.set()
 
     def begin(self) -> None:
-        self._running += 1
-
-    def end(self) -> None:
-        self._running -= 1
+        """A request of it waits no more: it runs, is put aside, or has left without a run."""
+        self._waiting -= 1
 
     def settled(self) -> None:
-        """A request of it has left this worker."""
-        self._held -= 1
+        """A request of it has left this worker: another one may come."""
         self._news.set()
 
     async def look(self) -> None:
         """Find out more, or wait a moment for news."""
-        if self._held == 0 and self._ask is not None and await self._is_empty(self._ask):
+        if self._waiting == 0 and self._ask is not None and await self._is_empty(self._ask):
             return
         await self._news.wait(NEWS_TIMEOUT)
 

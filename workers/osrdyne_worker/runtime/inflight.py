@@ -17,6 +17,7 @@ from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.runtime.backlog import Backlog, Backlogs
 from osrdyne_worker.runtime.call import Call
+from osrdyne_worker.runtime.lanes import Place
 from osrdyne_worker.runtime.link import Link
 
 
@@ -50,7 +51,10 @@ class InFlight:
     rank: int
     received_at: float
     backlog: Backlog | None = None
+    place: Place | None = None
     started: bool = False
+    waits: bool = True
+    """For its turn, as its level sees it."""
     is_reported: bool = False
     goes_to_wait: bool = False
     """It failed and is to be tried again: a cancel is meant for the next attempt."""
@@ -101,6 +105,41 @@ class InFlight:
         self.phase = Phase.SETTLING
         return True
 
+    def begin(self) -> None:
+        """It has its turn."""
+        self._end_wait()
+        if self.place is not None:
+            self.place.begin()
+
+    def leave(self) -> None:
+        """It has left the worker."""
+        self._end_wait()
+        if self.place is not None:
+            self.place.leave()
+        if self.backlog is not None:
+            self.backlog.settled()
+
+    def _end_wait(self) -> None:
+        if self.waits and self.backlog is not None:
+            self.backlog.begin()
+        self.waits = False
+
+    async def ack(self) -> None:
+        await self._before_settling()
+        await self.delivery.ack()
+
+    async def nack(self) -> None:
+        await self._before_settling()
+        await self.delivery.nack(requeue=True)
+
+    async def reject(self, *, requeue: bool = True) -> None:
+        await self._before_settling()
+        await self.delivery.reject(requeue=requeue)
+
+    async def _before_settling(self) -> None:
+        if self.place is not None:
+            await self.place.settle()
+
     def disarm(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
@@ -127,6 +166,10 @@ class Slots:
         self._asking = False
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._order = count()
+
+    @property
+    def free(self) -> int:
+        return self._free
 
     def try_acquire(self, rank: int = 0) -> bool:
         """Take a place if one is free, nobody waits and no higher class may be first."""

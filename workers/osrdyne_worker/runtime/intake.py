@@ -14,11 +14,12 @@ from typing import NamedTuple
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.watch import WatchCell
-from osrdyne.amqp import Channel, Consumer
+from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import QueueName
 from osrdyne_worker.runtime.ending import QueueMissing
+from osrdyne_worker.runtime.lanes import Lane, Lanes
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
 from osrdyne_worker.runtime.settings import RuntimeSettings
@@ -29,21 +30,23 @@ log = get_logger("worker")
 
 
 class Share(NamedTuple):
-    """How one queue is consumed. `rank` 0 is the highest priority."""
+    """How one queue is consumed. `rank` 0 is the highest priority; `prefetch` None: one request may wait in the worker,
+    however many run."""
 
     rank: int
-    prefetch: int
+    prefetch: int | None
 
 
 def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
     """How `queue` is to be consumed when `queues` are, highest priority first; None: not at all.
 
     A single queue fills every place of the worker. Of several, each may have one request waiting here, so that the
-    highest one runs next (PROTOCOL, "Worker loop").
+    highest one runs next. With one place, that which runs counts as well: a request that waits behind it in the same
+    level would only be kept from other workers.
     """
     if queue not in queues:
         return None
-    return Share(queues.index(queue), concurrency if len(queues) == 1 else 1)
+    return Share(queues.index(queue), concurrency if len(queues) == 1 or concurrency == 1 else None)
 
 
 class Intake:
@@ -70,6 +73,7 @@ class Intake:
         self._channel: Channel | None = None
         self._failures = 0
         self._backlog = processor.backlogs.of(queue)
+        self._lanes: Lanes | None = None
 
     @property
     def _share(self) -> Share | None:
@@ -122,50 +126,69 @@ class Intake:
         """Hand deliveries over until the share changes; a broken consumer loses the channel and raises."""
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._link.connection.channel()
-        channel = self._channel
+        channel, failures = self._channel, list[BrokerError]()
+        log.info("taking requests", queue=self._queue)
         try:
-            consumer = await channel.consume(self._queue, prefetch=share.prefetch)
-            log.info("taking requests", queue=self._queue)
-            self._failures = 0
-            self._backlog.attach(share.rank, partial(self._ready, channel, consumer))
-            await self._hand_over(channel, consumer, share)
-        except BrokerError:
+            async with asyncio.TaskGroup() as group:
+
+                def open_lane(lane: Lane) -> None:
+                    group.create_task(self._hand_over(channel, lanes, lane, share), name="intake-lane")
+
+                lanes = self._lanes = Lanes(
+                    limit=share.prefetch,
+                    free=lambda: self._processor.free_slots,
+                    open_lane=open_lane,
+                    close_lane=partial(self._close_lane, channel),
+                )
+                lanes.start()
+                while self._share == share:
+                    await self._queues.changed()
+                lanes.stop()
+                if self._share is None:
+                    self._backlog.detach()
+                else:  # it is consumed again at once: no lower level gets ahead meanwhile
+                    self._backlog.expect(self._share.rank)
+                await self._link.until_unblocked()
+                await asyncio.gather(*(self._close_lane(channel, lane) for lane in lanes.open))
+        except* BrokerError as errors:
+            failures += _flat(errors)
+        if failures:
             self._lose()
-            raise
+            raise failures[0]
+        self._processor.give_back(channel=channel)
         log.info("taking no more requests", queue=self._queue)
 
-    async def _hand_over(self, channel: Channel, consumer: Consumer, share: Share) -> None:
+    async def _hand_over(self, channel: Channel, lanes: Lanes, lane: Lane, share: Share) -> None:
         """The consumer ends plainly once it is cancelled and everything that had come is handed over."""
-        watch = asyncio.create_task(self._cancel_when_changed(channel, consumer, share), name="intake-watch")
-        try:
-            async for delivery in consumer:
-                self._processor.accept(delivery, rank=share.rank, link=self._link, backlog=self._backlog)
-        finally:
-            watch.cancel()
-            await asyncio.wait({watch})
-        self._processor.give_back(channel=channel)
+        consumer = lane.consumer = await channel.consume(self._queue, prefetch=lane.prefetch)
+        self._failures = 0
+        if self._share == share:
+            self._backlog.attach(share.rank, partial(self._ready, channel, lanes))
+        else:
+            await self._close_lane(channel, lane)
+        async for delivery in consumer:
+            if self._share is None:
+                await delivery.nack(requeue=True)  # it came before the consumer was cancelled
+                continue
+            place = lanes.place(lane)
+            self._processor.accept(delivery, rank=share.rank, link=self._link, backlog=self._backlog, place=place)
 
-    async def _ready(self, channel: Channel, consumer: Consumer) -> int | None:
+    async def _close_lane(self, channel: Channel, lane: Lane) -> None:
+        if lane.consumer is None:
+            return  # it closes itself once it is open
+        try:
+            await channel.cancel(lane.consumer)
+        except BrokerError as error:
+            lane.consumer.end(error)
+
+    async def _ready(self, channel: Channel, lanes: Lanes) -> int | None:
         """Requests in the queue that have not been handed over to the processor; None where it is not known.
 
-        RabbitMQ says 0 for a queue that does not answer it in time, and then it knows of no consumer either (BROKER 1).
+        RabbitMQ says 0 for a queue that does not answer it in time, and then it knows of no consumer either.
         """
         queue = await channel.declare_queue(self._queue, passive=True)
-        waiting = queue.ready + consumer.waiting()
+        waiting = queue.ready + sum(lane.consumer.waiting() for lane in lanes.open if lane.consumer is not None)
         return waiting if waiting or queue.consumers else None
-
-    async def _cancel_when_changed(self, channel: Channel, consumer: Consumer, share: Share) -> None:
-        while self._share == share:
-            await self._queues.changed()
-        if self._share is None:
-            self._backlog.detach()
-        else:  # it is consumed again at once: nobody of a lower class gets ahead meanwhile
-            self._backlog.expect(self._share.rank)
-        await self._link.until_unblocked()
-        try:
-            await channel.cancel(consumer)
-        except BrokerError as error:
-            consumer.end(error)
 
     def _lose(self) -> None:
         """What came over the channel is RabbitMQ's again; closing it makes sure of that."""
@@ -174,3 +197,10 @@ class Intake:
         if channel is not None:
             self._processor.lose(channel)
             self._link.discard(channel)
+
+
+def _flat(group: BaseExceptionGroup[BrokerError]) -> list[BrokerError]:
+    found: list[BrokerError] = []
+    for error in group.exceptions:
+        found += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -29,6 +29,7 @@ from osrdyne_worker.runtime.decisions import Result, Settlement, first_look, res
 from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.runtime.ending import BeyondHelp
 from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
+from osrdyne_worker.runtime.lanes import Place
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
@@ -86,7 +87,20 @@ class Processor:
         """Wait until no request is in this worker."""
         await self._idle.wait()
 
-    def accept(self, delivery: Delivery, *, rank: int, link: Link, backlog: Backlog | None = None) -> None:
+    @property
+    def free_slots(self) -> int:
+        """How many requests could begin to run now."""
+        return self._slots.free
+
+    def accept(
+        self,
+        delivery: Delivery,
+        *,
+        rank: int,
+        link: Link,
+        backlog: Backlog | None = None,
+        place: Place | None = None,
+    ) -> None:
         """Take a delivery over; `rank` 0 is the highest priority. Never fails, whatever the delivery holds."""
         request = delivery.to_request(now_ms=now_ms(self._clock))
         self._count += 1
@@ -100,6 +114,7 @@ class Processor:
             rank=rank,
             received_at=self._clock.monotonic(),
             backlog=backlog,
+            place=place,
         )
         if backlog is not None:
             backlog.came()
@@ -170,8 +185,7 @@ class Processor:
             if not job.is_reported:
                 self._reporter.dropped()
             del self._jobs[number]
-            if job.backlog is not None:
-                job.backlog.settled()
+            job.leave()
             if not self._jobs:
                 self._idle.set()
 
@@ -183,7 +197,7 @@ class Processor:
 
     async def _reject(self, job: InFlight) -> None:
         try:
-            await job.delivery.reject(requeue=True)
+            await job.reject()
         except BrokerError as error:
             self._dropped(job, error)
 
@@ -216,8 +230,7 @@ class Processor:
         if not self._slots.try_acquire(job.rank):
             await self._slots.acquire(job.rank)
         job.has_slot = True
-        if job.backlog is not None:
-            job.backlog.begin()
+        job.begin()
         try:
             job.phase = Phase.RUNNING
             job.in_handler = True
@@ -239,8 +252,6 @@ class Processor:
     def _free_slot(self, job: InFlight) -> None:
         if job.has_slot:
             job.has_slot = False
-            if job.backlog is not None:
-                job.backlog.end()
             self._slots.release()
 
     async def _is_abandoned(self, job: InFlight) -> bool:
@@ -299,12 +310,11 @@ class Processor:
 
     async def _settle(self, job: InFlight, result: Result) -> None:
         """Reply and acknowledge, or give back: for the task that has claimed the request."""
-        delivery = job.delivery
         if isinstance(result, Response):
             if job.progress:
                 await asyncio.wait(job.progress)
             if await self._goes_to_wait(job, result):
-                await delivery.ack()
+                await job.ack()
                 return self._report(job, RETRIED)
             try:
                 await self._sender.send(job.link.replies, job.request, counted(job.request, result))
@@ -312,7 +322,7 @@ class Processor:
                 log.warning("the reply queue takes no reply", path=job.request.path, reason=str(error))
                 result = Settlement.REJECT
             else:
-                await delivery.ack()
+                await job.ack()
                 self._completed(job, str(result.status))
                 return
         await self._settle_without_reply(job, result)
@@ -329,12 +339,12 @@ class Processor:
     async def _settle_without_reply(self, job: InFlight, settlement: Settlement) -> None:
         match settlement:
             case Settlement.ABANDON:
-                await job.delivery.ack()
+                await job.ack()
                 return self._completed(job, "abandoned")
             case Settlement.GIVE_BACK:
-                await job.delivery.nack(requeue=True)
+                await job.nack()
             case Settlement.REJECT:
-                await job.delivery.reject(requeue=True)
+                await job.reject()
             case Settlement.DROP:
                 pass
 
