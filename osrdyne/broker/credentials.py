@@ -28,7 +28,7 @@ RETRY = Backoff(initial=1.0, maximum=30.0)
 LIMITS = {"max-connections": 4, "max-channels": 64}
 """Of one worker's user: it needs one connection, perhaps another for direct replies, and as many again while RabbitMQ
 has not noticed their loss."""
-_REPLICA = r"(\.[a-z0-9.-]+)?"
+_REPLICA = r"\.[a-z0-9][a-z0-9-]{0,251}"
 """What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`)."""
 
 
@@ -81,6 +81,7 @@ class ScopedCredentials:
         self._interval = interval
         self._clock = clock
         self._workers_of_start = workers_of_start
+        self._replicas = workers_of_start > 1
         self._prefix = user_prefix(names.pool, management.vhost)
         self._kept_until: dict[WorkerId, float] = {}
         self._wakeup = Wakeup(clock)
@@ -98,12 +99,19 @@ class ScopedCredentials:
             for limit, value in LIMITS.items():
                 await self._management.put_user_limit(user, limit, value * self._workers_of_start)
             await self._management.put_topic_permissions(
-                user, self._names.control_exchange, write="^$", read=control_topics(self._names, key, worker_id)
+                user,
+                self._names.control_exchange,
+                write="^$",
+                read=control_topics(self._names, key, worker_id, replicas=self._replicas),
             )
             await self._management.put_permissions(
                 user,
                 worker_permissions(
-                    self._names, self._layout.possible(key), worker_id, has_retries=self._layout.managed
+                    self._names,
+                    self._layout.possible(key),
+                    worker_id,
+                    has_retries=self._layout.managed,
+                    replicas=self._replicas,
                 ),
             )
         except BaseException:
@@ -138,6 +146,27 @@ class ScopedCredentials:
             if worker_id not in alive and worker_id not in self._kept_until:
                 await self._management.delete_user(user)
                 self._log.info("credentials of a worker removed", worker_id=worker_id)
+                await self._remove_objects_of(worker_id)
+
+    async def _remove_objects_of(self, worker_id: WorkerId) -> None:
+        """Delete what the removed user has left under the name of its control queue.
+
+        A worker's own control queue is exclusive and goes with its connection. The same permission allows a queue that
+        stays, or an exchange, of that name: code in a worker may have made one.
+        """
+        name = self._names.control_queue(worker_id)
+
+        def is_its_own(other: str) -> bool:
+            return other == name or other.startswith(f"{name}.")
+
+        try:
+            for exchange in filter(is_its_own, await self._management.list_exchanges()):
+                await self._management.delete_exchange(exchange)
+            for queue in await self._management.list_queues(name):
+                if is_its_own(queue.name):
+                    await self._management.delete_queue(queue.name)
+        except BrokerError as error:  # RabbitMQ refuses an exclusive queue whose connection is just being closed
+            self._log.warning("objects of a removed user cannot be deleted", worker_id=worker_id, error=str(error))
 
 
 def user_prefix(pool: str, vhost: str) -> str:
@@ -146,28 +175,39 @@ def user_prefix(pool: str, vhost: str) -> str:
 
 
 def worker_permissions(
-    names: PoolNames, queues: Sequence[QueueName], worker_id: WorkerId, *, has_retries: bool = False
+    names: PoolNames,
+    queues: Sequence[QueueName],
+    worker_id: WorkerId,
+    *,
+    has_retries: bool = False,
+    replicas: bool = False,
 ) -> Permissions:
-    """What a worker of these request queues needs (BROKER 11): declaring a queue needs configure, binding it write on
+    """What a worker of these request queues needs: declaring a queue needs configure, binding it write on
     the queue and read on the exchange, and a reply is written to `amq.default`, which is the way to every queue.
-    `has_retries`: it sends failed requests to wait."""
-    control = names.control_queue(worker_id)
+    `has_retries`: it sends failed requests to wait. `replicas`: several workers share the user."""
+    control = _own(names.control_queue(worker_id), replicas=replicas)
     retries = [names.retry_exchange] if has_retries else []
     return Permissions(
-        configure=exactly(own=control),
-        write=exactly(names.activity_exchange, "amq.default", *retries, own=control),
-        read=exactly(*queues, names.control_exchange, own=control),
+        configure=_exactly(own=control),
+        write=_exactly(names.activity_exchange, "amq.default", *retries, own=control),
+        read=_exactly(*queues, names.control_exchange, own=control),
     )
 
 
-def control_topics(names: PoolNames, key: Key, worker_id: WorkerId) -> str:
+def control_topics(names: PoolNames, key: Key, worker_id: WorkerId, *, replicas: bool = False) -> str:
     """The routing keys of control messages that the worker may listen to: those to its group and to itself."""
-    return exactly(names.control_group_routing_key(key), own=names.control_worker_routing_key(worker_id))
+    own = _own(names.control_worker_routing_key(worker_id), replicas=replicas)
+    return _exactly(names.control_group_routing_key(key), own=own)
 
 
-def exactly(*texts: str, own: str) -> str:
-    """A regular expression that matches these texts, a name of the worker's own, and nothing else.
+def _own(name: str, *, replicas: bool) -> str:
+    """The pattern of one name of a worker. Where several workers share a user, each adds a name of its own."""
+    return f"{re.escape(name)}{_REPLICA if replicas else ''}"
 
-    Its own name may go on with that of a replica. RabbitMQ's names hold no line feed.
+
+def _exactly(*texts: str, own: str) -> str:
+    """A regular expression that matches these texts, the names of the worker's own, and nothing else.
+
+    RabbitMQ's names hold no line feed.
     """
-    return f"^({'|'.join([*map(re.escape, texts), re.escape(own) + _REPLICA])})$"
+    return f"^({'|'.join([*map(re.escape, texts), own])})$"

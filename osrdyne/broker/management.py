@@ -1,6 +1,7 @@
 """RabbitMQ's HTTP API: listings, policies, global parameters, users of workers, and what `doctor` asks.
 
-It never changes queues or bindings: that goes over AMQP, on the channel that holds the leader token (LIFECYCLE 2).
+It never changes the pool's queues or bindings: that goes over AMQP, on the channel that holds the leader token. It
+deletes what code in a worker has made under the worker's own name.
 
 Every call has a time-out, every answer is checked before it is believed, and no error, log or repr holds a password.
 """
@@ -217,6 +218,19 @@ class ManagementClient:
     async def delete_user(self, name: str) -> None:
         """Delete a user, which closes its connections (BROKER 11); a missing one is not an error."""
         await self._find("users", name, method="DELETE")
+
+    async def list_exchanges(self) -> list[str]:
+        """The names of all exchanges of the virtual host."""
+        answer = await self._request("GET", "exchanges", self.vhost, query={"columns": "name"})
+        return [str(item.get("name")) for item in _objects(answer)]
+
+    async def delete_exchange(self, name: str) -> None:
+        """Delete an exchange; a missing one is not an error."""
+        await self._find("exchanges", self.vhost, name, method="DELETE")
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue that does not belong to the pool itself; a missing one is not an error."""
+        await self._find("queues", self.vhost, name, method="DELETE")
 
     async def _find(self, *path: str, method: str = "GET") -> httpx.Response | None:
         try:

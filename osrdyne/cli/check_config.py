@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 import typer
+from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
@@ -26,21 +27,23 @@ def check_config(
     from osrdyne.api.access import access_of  # takes a while to import
 
     loaded = load(config, assignments, pool=pool, driver=driver)
-    asyncio.run(_check_driver(loaded.settings))
+    options = asyncio.run(_check_driver(loaded.settings))
     for warning in access_of(loaded.settings.api, clock=SystemClock())[1]:
         typer.echo(f"warning: {warning}", err=True)
-    shown = shown_settings(loaded)
+    shown = shown_settings(loaded, driver_options=options)
     if as_json:
         print_json([{"path": list(one.path), "value": one.value, "origin": one.origin} for one in shown])
     else:
         typer.echo("\n".join(_as_yaml(shown)))
 
 
-async def _check_driver(settings: Settings) -> None:
-    """Only the driver knows its options. Raises `ConfigurationError`."""
+async def _check_driver(settings: Settings) -> type[BaseModel]:
+    """Check the driver's options, and return their model. Raises `ConfigurationError`."""
     from osrdyne.drivers.registry import create_driver, driver_context
 
-    await create_driver(settings.driver, driver_context(settings, clock=SystemClock())).close()
+    driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
+    await driver.close()
+    return driver.options_model
 
 
 def _as_yaml(shown: Sequence[Shown]) -> Iterator[str]:

@@ -1,22 +1,28 @@
-"""The effective settings for people: every value with its origin, and no secret. Used by `check-config`."""
+"""The effective settings for people: every value with its origin, and no secret. Used by `check-config`.
+
+The type of a setting decides what is shown, never its name: a `SecretStr` is shown as a URI without its password, and
+the texts in a free mapping (an application's configuration, environment variables) are hidden, because any of them may
+be a secret. A mapping that never holds one has a `PublicMarker`.
+"""
 
 from __future__ import annotations
 
-import re
+import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
 
 from osrdyne.config.loading import LoadedSettings
 from osrdyne.config.schema import Path, all_settings
+from osrdyne.config.types import PublicMarker
 from osrdyne.logs import mask_uri
 
 MASK = "***"
-
-_SECRET_NAME = re.compile(r"passw|pwd|secret|token|credential|key", re.IGNORECASE)
+DRIVER_OPTIONS: Path = ("driver", "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +34,40 @@ class Shown:
     origin: str
 
 
-def shown_settings(loaded: LoadedSettings) -> list[Shown]:
-    """Every setting in the order of the models; mappings value by value."""
-    return [shown for setting in all_settings().values() for shown in _shown(loaded, setting.path)]
+def shown_settings(loaded: LoadedSettings, *, driver_options: type[BaseModel] | None = None) -> list[Shown]:
+    """Every setting in the order of the models; mappings value by value.
+
+    `driver_options` is the model of the driver's own options; without it, all their texts are hidden.
+    """
+    models = {} if driver_options is None else {DRIVER_OPTIONS: driver_options}
+    return [
+        shown
+        for setting in all_settings().values()
+        for shown in _shown(loaded, setting.path, setting.field, models.get(setting.path))
+    ]
 
 
-def _shown(loaded: LoadedSettings, path: Path) -> Iterator[Shown]:
+def _shown(loaded: LoadedSettings, path: Path, field: FieldInfo, model: type[BaseModel] | None) -> Iterator[Shown]:
     value: Any = loaded.settings
     for part in path:
         value = getattr(value, part)
     if isinstance(value, Mapping) and value:
-        yield from _inside(loaded, path, value, hidden=False)
+        yield from _inside(loaded, path, value, model=model, hidden=may_hold_secret(field))
     else:
-        yield Shown(path, _masked(value), loaded.origins[path])
+        yield Shown(path, _masked(value, hidden=may_hold_secret(field)), loaded.origins[path])
 
 
-def _inside(loaded: LoadedSettings, path: Path, value: Mapping[str, Any], *, hidden: bool) -> Iterator[Shown]:
+def _inside(
+    loaded: LoadedSettings, path: Path, value: Mapping[str, Any], *, model: type[BaseModel] | None, hidden: bool
+) -> Iterator[Shown]:
+    """The values of a mapping. Where a model describes it, each of its fields has its own type."""
+    fields = {} if model is None else model.model_fields
     for name, item in value.items():
         below = (*path, name)
-        secret = hidden or is_secret_name(name)
+        inner = _model_of(fields.get(name))
+        secret = hidden if name not in fields else may_hold_secret(fields[name])
         if isinstance(item, Mapping) and item:
-            yield from _inside(loaded, below, item, hidden=secret)
+            yield from _inside(loaded, below, item, model=inner, hidden=secret)
         else:
             yield Shown(below, _masked(item, hidden=secret), _origin(loaded.origins, below))
 
@@ -57,12 +76,21 @@ def _origin(origins: Mapping[Path, str], path: Path) -> str:
     return next(origins[path[:size]] for size in range(len(path), 0, -1) if path[:size] in origins)
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a name in a free mapping suggests a secret: it contains password, secret, token, credential or key.
+def may_hold_secret(field: FieldInfo) -> bool:
+    """Whether the type of a field leaves room for a secret: a free mapping, or anything at all."""
+    return not any(isinstance(mark, PublicMarker) for mark in field.metadata) and _is_free(field.annotation)
 
-    `key` and `keys` alone are this product's word for what a worker serves.
-    """
-    return _SECRET_NAME.search(name) is not None and name.lower() not in {"key", "keys"}
+
+def _is_free(annotation: object) -> bool:
+    if annotation is Any or annotation is SecretStr or typing.get_origin(annotation) in {dict, Mapping}:
+        return True
+    inner = typing.get_args(annotation)
+    return not any(isinstance(one, PublicMarker) for one in inner) and any(_is_free(one) for one in inner)
+
+
+def _model_of(field: FieldInfo | None) -> type[BaseModel] | None:
+    annotation = None if field is None else field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _masked(value: Any, *, hidden: bool = False) -> Any:
@@ -70,11 +98,11 @@ def _masked(value: Any, *, hidden: bool = False) -> Any:
         case SecretStr():
             return masked_uri(value.get_secret_value())
         case Mapping():
-            return {name: _masked(item, hidden=hidden or is_secret_name(name)) for name, item in value.items()}
+            return {name: _masked(item, hidden=hidden) for name, item in value.items()}
         case list() | tuple():
             return [_masked(item, hidden=hidden) for item in value]
-        case None:
-            return None
+        case None | bool():
+            return value
         case _ if hidden:
             return MASK
         case str():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -67,3 +68,15 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 """Bytes; accepts `16MiB` and numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicMarker:
+    """Says of a free mapping that its values are never secret."""
+
+
+PublicMapping = Annotated[dict[str, Any], PublicMarker()]
+"""A free mapping whose values `check-config` shows. It hides the texts of every other one."""
+
+PublicTexts = Annotated[dict[str, str], PublicMarker()]
+"""The same, with texts only."""

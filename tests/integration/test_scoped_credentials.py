@@ -112,6 +112,16 @@ ELSEWHERE: dict[str, Attempt] = {
         names.control_queue(SOMEBODY), exclusive=True, auto_delete=True
     ),
     "declare an exchange": lambda channel, names: channel.declare_exchange(f"{names.pool}-new", "fanout"),
+    "declare a queue with a name below its own": lambda channel, names: channel.declare_queue(
+        f"{names.control_queue(ME)}.more"
+    ),
+    "declare an exchange with a name below its own": lambda channel, names: channel.declare_exchange(
+        f"{names.control_queue(ME)}.more", "fanout"
+    ),
+    "declare a queue with a name that begins like its own": lambda channel, names: channel.declare_queue(
+        f"{names.control_queue(ME)}-more"
+    ),
+    "declare a queue that RabbitMQ names": lambda channel, names: channel.declare_queue(""),
     "delete an exchange": lambda channel, names: delete_exchange(channel, names.requests_exchange),
     "unbind its request queue": lambda channel, names: channel.unbind_queue(
         names.request_queue(MINE), names.requests_exchange, MINE
@@ -243,6 +253,21 @@ async def test_user_of_an_ended_worker_goes_with_its_connections(
         assert isinstance(await worker.wait_closed(), Exception)
     with pytest.raises(BrokerAccessError):
         await amqp.connect(amqp.ConnectionOptions(uri=uri))
+
+
+async def test_nothing_is_left_that_a_worker_made_under_its_own_name(
+    uri: str, grants: Grants, management: ManagementClient
+) -> None:
+    name = grants.names.control_queue(ME)
+    async with worker_channel(uri) as worker:
+        await worker.declare_queue(name, arguments={"x-queue-type": "quorum"})  # stays when the connection is gone
+        await worker.declare_exchange(name, "fanout")
+    assert name in await management.list_exchanges()
+    grants.credentials.release(ME)
+    await grants.credentials.tidy()
+    assert name not in await management.list_exchanges()
+    assert await management.list_queues(name) == []
+    assert grants.names.control_exchange in await management.list_exchanges()
 
 
 @pytest.mark.usefixtures("uri")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from osrdyne.config.display import MASK, masked_uri, shown_settings
 from osrdyne.config.loading import LoadedSettings, load_settings
+from osrdyne.drivers.docker.options import DockerOptions
 from osrdyne.errors import ConfigurationError
 
 
@@ -198,18 +199,44 @@ def test_secret_and_its_file_together_are_refused() -> None:
 
 
 def test_nothing_shown_holds_a_secret() -> None:
+    """The type of a field decides: in a free mapping any text may be a secret, whatever its name is."""
     text = """
 broker: {uri: 'amqp://u:hidden1@h/v?cert=hidden2', management_uri: 'http://u:hidden3@h'}
 driver: {name: noop, options: {api_token: hidden4, url: 'http://u:hidden5@h', env: ['amqp://u:hidden6@h']}}
 worker:
-  spark_conf: {spark.hadoop.fs.s3a.secret.key: hidden7, spark.app: shown1}
-  config: {s3: {password: {value: hidden8}}, list: [{accessKey: hidden9, key: shown2}]}
+  spark_conf: {spark.hadoop.fs.s3a.secret.key: hidden7, spark.app: hidden7a}
+  config: {s3: {password: {value: hidden8}}, list: [{plain: hidden9, key: hidden10, pin: 424242}], cache: true}
 """
     loaded = load(text)
     shown = str(shown_settings(loaded))
-    assert "shown1" in shown
-    assert "shown2" in shown
     assert "hidden" not in shown + repr(loaded)
+    assert "424242" not in shown
+    values = {one.path: one.value for one in shown_settings(loaded)}
+    assert values["worker", "spark_conf", "spark.app"] == MASK
+    assert values["worker", "config", "cache"] is True
+    assert values["lifecycle", "max_groups"] == 100
+
+
+def test_driver_option_is_hidden_by_its_type_and_not_by_its_name() -> None:
+    options = """
+driver:
+  name: docker
+  options:
+    image: registry.example.org/tokens/key:1
+    environment: {REGION: hidden1}
+    labels: {secret: shown1}
+    log_options: {url: hidden2}
+    broker_uri: file
+    mounts: ["/srv/keys:/data"]
+"""
+    loaded = load(options)
+    values = {one.path[2:]: one.value for one in shown_settings(loaded, driver_options=DockerOptions)}
+    assert values["image",] == "registry.example.org/tokens/key:1"
+    assert values["mounts",] == ["/srv/keys:/data"]
+    assert values["labels", "secret"] == "shown1"
+    assert (values["environment", "REGION"], values["log_options", "url"]) == (MASK, MASK)
+    assert values["broker_uri",] == "file"
+    assert not [text for text in ("shown1", "/srv/keys") if text in str(shown_settings(loaded))]
 
 
 @given(st.text(min_size=1))

@@ -41,6 +41,10 @@ class Api:
             return httpx.Response(503, json={"reason": "not now"})
         if path == ["users"]:
             return httpx.Response(200, json=[{"name": name} for name in self.users])
+        if path[0] == "queues":
+            return httpx.Response(200, json={"items": [], "filtered_count": 0, "page_count": 0})
+        if path[0] == "exchanges":
+            return httpx.Response(200, json=[])
         if request.method == "DELETE":
             self.users.pop(path[1])
             return httpx.Response(204)
@@ -158,12 +162,13 @@ def test_key_matches_itself_and_no_other(key: Key) -> None:
     assert allowed == heard == [key]
 
 
-def test_replica_of_a_worker_has_its_rights_and_no_other_worker_has() -> None:
-    configure = re.compile(worker_permissions(NAMES, [], ME).configure)
-    topics = re.compile(control_topics(NAMES, KEY, ME))
-    ids = ["me", "me.pod-1", "me.", "mex", "me-pod", "other", "other.me", "me.a b"]
-    assert [one for one in ids if configure.search(NAMES.control_queue(WorkerId(one)))] == ["me", "me.pod-1"]
-    assert [one for one in ids if topics.search(NAMES.control_worker_routing_key(WorkerId(one)))] == ["me", "me.pod-1"]
+@pytest.mark.parametrize(("replicas", "allowed"), [(False, ["me"]), (True, ["me.pod-1"])], ids=["one", "replicas"])
+def test_user_may_use_the_names_of_its_own_workers_only(replicas: bool, allowed: list[str]) -> None:
+    configure = re.compile(worker_permissions(NAMES, [], ME, replicas=replicas).configure)
+    topics = re.compile(control_topics(NAMES, KEY, ME, replicas=replicas))
+    ids = ["me", "me.pod-1", "me.", "me.-", "me.a.b", "mex", "me-pod", "other", "other.me", "me.a b"]
+    assert [one for one in ids if configure.search(NAMES.control_queue(WorkerId(one)))] == allowed
+    assert [one for one in ids if topics.search(NAMES.control_worker_routing_key(WorkerId(one)))] == allowed
 
 
 def test_worker_may_write_reports_replies_and_its_own_queue_only() -> None:

@@ -34,6 +34,8 @@ STATE = Path("/state/blue")
         pytest.param({"command": ["a\0"]}, r"driver\.options\.command: a NUL character", id="nul"),
         pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options\.environment: WORKER_KEY is", id="ours"),
         pytest.param({"environment": {"A=B": "x"}}, r"environment: 'A=B' cannot be passed", id="no-name"),
+        pytest.param({"inherit": ["A B"]}, r"driver\.options\.inherit: 'A B' is no name", id="inherit-no-name"),
+        pytest.param({"inherit": ["WORKER_*"]}, r"inherit: WORKER_\* is set by osrdyne", id="inherit-ours"),
         pytest.param({"log_max_bytes": "1kB"}, r"driver\.options\.log_max_bytes: .*4096", id="small-log"),
         pytest.param(
             {"log_retention": "soon"}, r"driver\.options\.log_retention: 'soon' is no duration", id="duration"
@@ -114,18 +116,29 @@ def test_worker_reads_what_it_was_given(key, tmp_path):
     spec = make_spec(key, note="漢")
     uri_file = tmp_path / "uri"
     uri_file.write_text(spec.environment.amqp_uri)
-    given = worker_variables(spec, make_marks(key), inherited={}, extra={}, uri_file=uri_file)
+    given = worker_variables(spec, make_marks(key), daemon={}, extra={}, uri_file=uri_file)
     read = WorkerEnvironment.from_variables({name.decode(): value.decode() for name, value in given.items()})
     assert read == spec.environment
 
 
-def test_inherited_variables_pass_but_for_settings_and_what_is_meant_for_the_daemon():
-    inherited = {b"PATH": b"/bin", b"ODD": b"\xff", b"OSRDYNE__POOL__ID": b"x", b"WORKER_X": b"y", b"LISTEN_FDS": b"1"}
+def test_worker_inherits_what_is_named_and_nothing_else_of_the_daemon():
+    daemon = {
+        b"PATH": b"/bin", b"LC_ALL": b"C.UTF-8", b"PYTHONPATH": b"\xff", b"AWS_REGION": b"eu", b"GOOGLE_TOKEN": b"g",
+        b"AWS_SECRET_ACCESS_KEY": b"hidden", b"RABBITMQ_PASSWORD": b"hidden", b"https_proxy": b"http://u:hidden@proxy",
+        b"OSRDYNE__BROKER__URI": b"amqp://u:hidden@h", b"WORKER_X": b"y", b"LISTEN_FDS": b"1", b"NOTIFY_SOCKET": b"/n",
+    }  # fmt: skip
     given = worker_variables(
-        make_spec(), make_marks(), inherited=inherited, extra={"PATH": "/opt/bin"}, uri_file=Path("/uri")
+        make_spec(),
+        make_marks(),
+        daemon=daemon,
+        inherit=("AWS_REGION", "GOOGLE_*"),
+        extra={"PATH": "/opt/bin"},
+        uri_file=Path("/uri"),
     )
-    assert (given[b"PATH"], given[b"ODD"], given[b"PYTHONUNBUFFERED"]) == (b"/opt/bin", b"\xff", b"1")
-    assert not {b"OSRDYNE__POOL__ID", b"WORKER_X", b"LISTEN_FDS", b"WORKER_AMQP_URI"} & given.keys()
+    assert (given[b"PATH"], given[b"LC_ALL"], given[b"PYTHONPATH"]) == (b"/opt/bin", b"C.UTF-8", b"\xff")
+    assert (given[b"AWS_REGION"], given[b"GOOGLE_TOKEN"], given[b"PYTHONUNBUFFERED"]) == (b"eu", b"g", b"1")
+    assert not [name for name, value in given.items() if b"hidden" in value]
+    assert not {b"WORKER_X", b"LISTEN_FDS", b"NOTIFY_SOCKET", b"WORKER_AMQP_URI"} & given.keys()
 
 
 def make_logs(directory, *, old_files):

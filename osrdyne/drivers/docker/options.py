@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from osrdyne.config.models import Model
-from osrdyne.config.types import Duration, Size
+from osrdyne.config.types import Duration, PublicTexts, Size
 from osrdyne.drivers.base import DriverOptions
 from osrdyne.drivers.variables import Variables
 
@@ -66,7 +66,7 @@ class DockerOptions(DriverOptions):
     network: str | None = Field(
         None, description="Network of the workers, `host` for that of the host; the engine's default when absent."
     )
-    extra_hosts: dict[str, str] = Field(
+    extra_hosts: PublicTexts = Field(
         default_factory=dict, description="Host names and addresses; `host-gateway` stands for the engine's host."
     )
     cpus: float | None = Field(None, gt=0, description="Processors that a worker may use, such as 1.5.")
@@ -75,7 +75,7 @@ class DockerOptions(DriverOptions):
     )
     user: str | None = Field(None, min_length=1, description="User of the workers; the image's own by default.")
     init: bool = Field(True, description="Run a small init as process 1, which passes signals and buries orphans.")
-    labels: dict[str, str] = Field(default_factory=dict, description="Further labels of the containers.")
+    labels: PublicTexts = Field(default_factory=dict, description="Further labels of the containers.")
     broker_uri: BrokerUri = Field(
         BrokerUri.FILE,
         description="How a worker gets the AMQP URI: as a `file` in its container, or in the environment (`env`) "

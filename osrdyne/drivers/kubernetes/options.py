@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from osrdyne.config.models import Model
-from osrdyne.config.types import Duration, Size
+from osrdyne.config.types import Duration, PublicMapping, PublicTexts, Size
 from osrdyne.drivers.base import DriverOptions
 from osrdyne.drivers.variables import ShellVariables
 
@@ -61,8 +61,8 @@ class AutoscalingOptions(Model):
 class ResourceOptions(Model):
     """What a worker asks for and may use at most, as Kubernetes writes it."""
 
-    requests: dict[str, str] = Field(default_factory=dict, description="For example `{cpu: '2', memory: 4Gi}`.")
-    limits: dict[str, str] = Field(default_factory=dict, description="Memory beyond its limit ends the worker.")
+    requests: PublicTexts = Field(default_factory=dict, description="For example `{cpu: '2', memory: 4Gi}`.")
+    limits: PublicTexts = Field(default_factory=dict, description="Memory beyond its limit ends the worker.")
 
     @field_validator("requests", "limits")
     @classmethod
@@ -95,9 +95,9 @@ class KubernetesOptions(DriverOptions):
     environment: ShellVariables = Field(default_factory=dict, description="Further variables; no secrets.")
     environment_from: tuple[str, ...] = Field((), description="Names of Secrets whose keys become variables.")
     resources: ResourceOptions = Field(default_factory=ResourceOptions, description="CPU and memory of a worker.")
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Labels that a node must have.")
-    affinity: dict[str, Any] = Field(default_factory=dict, description="An Affinity object.")
-    tolerations: tuple[dict[str, Any], ...] = Field((), description="Toleration objects.")
+    node_selector: PublicTexts = Field(default_factory=dict, description="Labels that a node must have.")
+    affinity: PublicMapping = Field(default_factory=dict, description="An Affinity object.")
+    tolerations: tuple[PublicMapping, ...] = Field((), description="Toleration objects.")
     priority_class: str | None = Field(None, description="Name of a PriorityClass.")
     scheduler: str | None = Field(None, description="Name of another scheduler than the cluster's default.")
     service_account: str | None = Field(
@@ -106,10 +106,10 @@ class KubernetesOptions(DriverOptions):
     run_as_user: int | None = Field(
         None, ge=1, description="User id of the workers; by default the image's, which must be a number and not 0."
     )
-    labels: dict[str, str] = Field(default_factory=dict, description="Further labels of the pods.")
-    annotations: dict[str, str] = Field(default_factory=dict, description="Further annotations of the pods.")
+    labels: PublicTexts = Field(default_factory=dict, description="Further labels of the pods.")
+    annotations: PublicTexts = Field(default_factory=dict, description="Further annotations of the pods.")
     volumes: tuple[dict[str, Any], ...] = Field((), description="Volume objects, for data.")
-    volume_mounts: tuple[dict[str, Any], ...] = Field((), description="VolumeMount objects, for data.")
+    volume_mounts: tuple[PublicMapping, ...] = Field((), description="VolumeMount objects, for data.")
     scratch_size: Size | None = Field(
         None, ge=1, description="Limit of `/tmp`, which Spark writes to; the rest of the file system is read-only."
     )

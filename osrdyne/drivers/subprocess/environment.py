@@ -1,4 +1,4 @@
-"""The environment of a worker process: what it inherits, what it is told, and the marks by which it is found again.
+"""The environment of a worker process: what it inherits, what it is given, and the marks by which it is found again.
 
 Pure; called by the subprocess driver. Variables are bytes, so that a key is UTF-8 whatever locale the daemon has.
 """
@@ -6,7 +6,7 @@ Pure; called by the subprocess driver. Variables are bytes, so that a key is UTF
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -15,14 +15,20 @@ from osrdyne.drivers.base import WorkerSpec
 from osrdyne.drivers.variables import RESERVED_PREFIXES
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 
-# What systemd says to the daemon alone; a worker that answered it would speak in the daemon's name.
-_DAEMON_ONLY = frozenset(
-    name.encode()
-    for name in (
-        "INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_FDNAMES", "LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET",
-        "STATE_DIRECTORY", "WATCHDOG_PID", "WATCHDOG_USEC",
-    )
+INHERITED = (
+    # The user, the language and where programs and temporary files are.
+    "HOME", "LANG", "LANGUAGE", "LC_*", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "TZDIR",
+    "USER", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR",
+    # Python, Java, Spark and Hadoop: where they are installed and configured.
+    "HADOOP_CONF_DIR", "HADOOP_HOME", "HIVE_CONF_DIR", "JAVA_HOME", "PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON",
+    "PYTHONHOME", "PYTHONPATH", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_LOCAL_DIRS", "SPARK_LOCAL_HOSTNAME",
+    "SPARK_LOCAL_IP", "VIRTUAL_ENV", "YARN_CONF_DIR",
+    # Authorities that TLS trusts.
+    "SSL_CERT_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
+"""The variables of the daemon that a worker inherits. A daemon's environment may hold credentials (of a cloud, of a
+registry, of a proxy), and a worker runs other people's requests: it gets nothing that is not named here or in the
+option `inherit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,31 @@ def carries_mark(variables: Mapping[str, str], state: Path, worker_ids: frozense
 
 
 def worker_variables(
-    spec: WorkerSpec, marks: Marks, *, inherited: Mapping[bytes, bytes], extra: Mapping[str, str], uri_file: Path
+    spec: WorkerSpec,
+    marks: Marks,
+    *,
+    daemon: Mapping[bytes, bytes],
+    inherit: Sequence[str] = (),
+    extra: Mapping[str, str],
+    uri_file: Path,
 ) -> dict[bytes, bytes]:
     """Everything the worker process finds in its environment.
 
-    It inherits the daemon's, less the daemon's own settings; the AMQP URI comes as the name of a file.
+    Of the daemon's own environment it inherits `INHERITED` and what matches `inherit`, never osrdyne's own settings.
+    The AMQP URI comes as the name of a file.
     """
-    reserved = tuple(prefix.encode() for prefix in RESERVED_PREFIXES)
-    kept = {
-        name: value for name, value in inherited.items() if not name.startswith(reserved) and name not in _DAEMON_ONLY
-    }
+    wanted = (*INHERITED, *inherit)
+    kept = {name: value for name, value in daemon.items() if _is_inherited(os.fsdecode(name), wanted)}
     told = {**spec.environment.to_variables(), "WORKER_AMQP_URI_FILE": str(uri_file)}
     del told["WORKER_AMQP_URI"]
     # Unbuffered, so that the last words of a killed worker are in its log.
     return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(told), **_encode(marks.to_variables())}
+
+
+def _is_inherited(name: str, wanted: Sequence[str]) -> bool:
+    return not name.startswith(RESERVED_PREFIXES) and any(
+        name.startswith(one[:-1]) if one.endswith("*") else name == one for one in wanted
+    )
 
 
 def _encode(variables: Mapping[str, str]) -> dict[bytes, bytes]:

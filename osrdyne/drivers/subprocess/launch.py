@@ -30,6 +30,7 @@ class Launch:
 
     command: tuple[str, ...]
     cwd: str | None
+    inherit: tuple[str, ...]
     environment: Mapping[str, str]
     spec_hash: str
 

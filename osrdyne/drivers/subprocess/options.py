@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -22,6 +23,10 @@ class SubprocessOptions(DriverOptions):
     )
     cwd: str | None = Field(None, description="Working directory of the workers; the daemon's own by default.")
     environment: Variables = Field(default_factory=dict, description="Further environment variables of the workers.")
+    inherit: tuple[str, ...] = Field(
+        (),
+        description="Further variables of the daemon's environment that workers inherit; `AWS_*` for all that begin so.",
+    )
     state_directory: str | None = Field(
         None, description="Where locks and records of running workers are kept; private to one stack of daemons."
     )
@@ -43,6 +48,16 @@ class SubprocessOptions(DriverOptions):
             raise ValueError("give a program, or leave the option out for `osrdyne-worker`")
         if any("\0" in part for part in value or ()):
             raise ValueError("a NUL character cannot be passed to a program")
+        return value
+
+    @field_validator("inherit")
+    @classmethod
+    def _names_of_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name) is None:
+                raise ValueError(f"{name!r} is no name of a variable; write AWS_REGION, or AWS_* for a prefix")
+            if name.startswith(RESERVED_PREFIXES):
+                raise ValueError(f"{name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
         return value
 
 

@@ -318,7 +318,12 @@ class LocalWorkers:
         self._state.write(name, record)
         marks = Marks(self._state.path, record.key, record.slot, record.worker_id, record.spec_hash, record.generation)
         variables = worker_variables(
-            spec, marks, inherited=os.environb, extra=self._launch.environment, uri_file=uri_file
+            spec,
+            marks,
+            daemon=os.environb,
+            inherit=self._launch.inherit,
+            extra=self._launch.environment,
+            uri_file=uri_file,
         )
         try:
             pid = self._launch_in(name, variables, lock)
