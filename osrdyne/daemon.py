@@ -30,6 +30,7 @@ from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
+from osrdyne.broker.worker_access import REMEDY, administrator_of_workers, describe
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.registry import create_driver, driver_context
@@ -170,6 +171,7 @@ class Daemon:
             pinned = await self._pins.load()
             await self._leader.announce(self.api.announced_url, term=token.term)
             self._state.note("management", ok=True, detail="the HTTP API answers")
+            await self._note_rights_of_workers()
             term = Term(
                 self._settings,
                 session=session,
@@ -183,6 +185,22 @@ class Daemon:
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))
             return True
+
+    async def _note_rights_of_workers(self) -> None:
+        """Warn where every worker is given the credentials of an administrator."""
+        name = "worker credentials"
+        if self._settings.broker.scoped_credentials and self._driver.manages_workers:
+            return
+        try:
+            user = await administrator_of_workers(self._settings.broker, clock=self._clock)
+        except BrokerError as error:
+            self._log.debug("rights of the workers' user unknown", error=str(error))
+            return
+        if user is None:
+            self._state.components.pop(name, None)
+        elif name not in self._state.components:
+            self._state.note(name, ok=False, fatal=False, detail=f"{describe(user)} {REMEDY}")
+            self._log.warning("workers have the credentials of an administrator", user=user, remedy=REMEDY)
 
     def _refuse_foreign_host(self, previous: Token) -> None:
         """Workers of a driver of one host cannot be seen from another: two of a key would run (decision 0008)."""

@@ -53,7 +53,11 @@ async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
     """
     async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as broker:
         embedded = settings.broker.model_copy(
-            update={"uri": SecretStr(broker.amqp_uri), "management_uri": SecretStr(broker.management_uri)}
+            update={
+                "uri": SecretStr(broker.amqp_uri),
+                "management_uri": SecretStr(broker.management_uri),
+                "scoped_credentials": True,
+            }
         )
         with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
             effective = _with_state(settings.model_copy(update={"broker": embedded}), Path(directory))

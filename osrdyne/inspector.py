@@ -50,8 +50,8 @@ class DaemonState:
     term: Term | None = None
     components: dict[str, ComponentView] = field(default_factory=dict)
 
-    def note(self, name: str, *, ok: bool, detail: str) -> None:
-        self.components[name] = ComponentView(name, ok, detail)
+    def note(self, name: str, *, ok: bool, detail: str, fatal: bool = True) -> None:
+        self.components[name] = ComponentView(name, ok, detail, fatal=fatal)
 
 
 class DaemonInspector:

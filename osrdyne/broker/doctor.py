@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from osrdyne import amqp
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.broker import checks
+from osrdyne.broker import checks, worker_access
 from osrdyne.broker.management import ManagementClient
 from osrdyne.broker.session import connection_options
 from osrdyne.broker.version import BrokerVersion
@@ -86,6 +86,7 @@ async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
         ]
         whoami = await management.whoami()
         findings += checks.check_tags(whoami, scoped_credentials=settings.broker.scoped_credentials)
+        findings += await _guarded("worker credentials", lambda: _check_worker_credentials(settings, clock))
         findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
@@ -93,6 +94,16 @@ async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
         if whoami.may_monitor:
             findings += await _guarded("nodes", lambda: _check_nodes(management))
         return findings
+
+
+async def _check_worker_credentials(settings: Settings, clock: Clock) -> list[Finding]:
+    subject = "worker credentials"
+    if settings.broker.scoped_credentials and settings.driver.name != "noop":
+        return [Finding(subject, True, "Each worker gets a RabbitMQ user of its own.")]
+    user = await worker_access.administrator_of_workers(settings.broker, clock=clock)
+    if user is None:
+        return [Finding(subject, True, "The user that workers log in as is no administrator.")]
+    return [Finding(subject, False, worker_access.describe(user), worker_access.REMEDY, fatal=False)]
 
 
 async def _check_permissions(management: ManagementClient, settings: Settings) -> list[Finding]:

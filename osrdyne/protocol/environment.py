@@ -13,6 +13,9 @@ from osrdyne.errors import ConfigurationError, InvalidKeyError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, decode_key, encode_key, parse_key
 
 DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+URI_VARIABLE, URI_FILE_VARIABLE = "WORKER_AMQP_URI", "WORKER_AMQP_URI_FILE"
+STANDARD_INPUT = "-"
+"""In place of a file: the worker reads the URI from its standard input, which is open to nothing else."""
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
 """Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
 
@@ -111,15 +114,24 @@ def _key(variables: Mapping[str, str]) -> Key:
 
 
 def _amqp_uri(variables: Mapping[str, str]) -> str:
-    file = variables.get("WORKER_AMQP_URI_FILE")
+    file = variables.get(URI_FILE_VARIABLE)
     if not file:
-        return _require(variables, "WORKER_AMQP_URI")
+        return _require(variables, URI_VARIABLE)
     try:
-        return Path(file).read_text(encoding="utf-8").strip()
+        if file == STANDARD_INPUT:
+            with open(0, encoding="utf-8", closefd=False) as standard_input:
+                text = standard_input.read()
+        else:
+            text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"WORKER_AMQP_URI_FILE: cannot read {file}: {error.strerror}.") from error
     except UnicodeDecodeError:
         raise ConfigurationError(f"WORKER_AMQP_URI_FILE: {file} is not UTF-8 text.") from None
+    if not (uri := text.strip()):
+        raise ConfigurationError(
+            f"WORKER_AMQP_URI_FILE: {file} is empty: another worker has read it, or none was given."
+        )
+    return uri
 
 
 def _queues(variables: Mapping[str, str]) -> tuple[QueueName, ...]:

@@ -25,7 +25,8 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @pytest.fixture
 def settings(broker_settings: BrokerSettings, pool_id: str) -> Settings:
-    return Settings(broker=broker_settings, pool=PoolSettings(id=pool_id))
+    broker = broker_settings.model_copy(update={"scoped_credentials": True})
+    return Settings(broker=broker, pool=PoolSettings(id=pool_id))
 
 
 @pytest.fixture
@@ -122,6 +123,10 @@ async def test_no_rabbitmq_at_all_is_two_findings_with_remedies() -> None:
 async def test_the_embedded_broker_allows_the_long_work_it_was_made_for() -> None:
     settings = Settings(worker=WorkerSettings(processing_timeout=7200), requests=RequestSettings(consumer_timeout=7500))
     async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as embedded:
-        broker = BrokerSettings(uri=SecretStr(embedded.amqp_uri), management_uri=SecretStr(embedded.management_uri))
+        broker = BrokerSettings(
+            uri=SecretStr(embedded.amqp_uri),
+            management_uri=SecretStr(embedded.management_uri),
+            scoped_credentials=True,
+        )
         findings = await run_broker_checks(settings.model_copy(update={"broker": broker}))
     assert wrong(findings) == set()

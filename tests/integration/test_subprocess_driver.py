@@ -531,15 +531,18 @@ async def test_password_is_deleted_when_the_worker_has_ended(driver, tmp_path):
     assert [path for path in tmp_path.rglob("*") if path.is_file() and SECRET in path.read_text()] == []
 
 
-async def test_worker_inherits_the_environment_but_not_the_settings(tmp_path, monkeypatch):
+async def test_worker_inherits_what_is_named_and_no_secrets_of_the_daemon(tmp_path, monkeypatch):
     monkeypatch.setenv("OSRDYNE__BROKER__URI", "amqp://a:secret@b/")
     monkeypatch.setenv("WORKER_KEY_ESCAPED", "of+2Fsomebody+2Felse")
     monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
     monkeypatch.setenv("AWS_PROFILE", "lake")
-    driver = make_driver(tmp_path, environment={"SPARK_LOCAL_IP": "127.0.0.1"}, cwd=str(tmp_path))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-daemon")
+    options = {"environment": {"SPARK_LOCAL_IP": "127.0.0.1"}, "inherit": ["AWS_PROFILE"]}
+    driver = make_driver(tmp_path, **options, cwd=str(tmp_path))
     variables = (await is_ready(driver, await driver.start(make_spec())))["variables"]
     await clean_up(driver)
-    assert not {"OSRDYNE__BROKER__URI", "WORKER_KEY_ESCAPED", "NOTIFY_SOCKET"} & variables.keys()
+    secret = {"OSRDYNE__BROKER__URI", "WORKER_KEY_ESCAPED", "NOTIFY_SOCKET", "AWS_SECRET_ACCESS_KEY"}
+    assert not secret & variables.keys()
     assert (variables["AWS_PROFILE"], variables["SPARK_LOCAL_IP"]) == ("lake", "127.0.0.1")
 
 

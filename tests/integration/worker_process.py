@@ -160,11 +160,14 @@ class Stage:
             "-m",
             "osrdyne_worker.runtime.main",
             app,
-            env={**inherited, **environment.to_variables(), **(variables or {})},
+            env={**inherited, **environment.to_variables(), "WORKER_AMQP_URI_FILE": "-", **(variables or {})},
             cwd=ROOT,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        assert process.stdin is not None
+        process.stdin.write(self.uri.encode())
+        process.stdin.close()
         worker = WorkerProcess(process, environment)
         worker.reading = asyncio.create_task(worker.read())
         self.workers.append(worker)

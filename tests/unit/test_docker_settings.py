@@ -227,7 +227,7 @@ def test_secret_is_a_file_for_its_owner_only():
         content = archive.extractfile(file)
         assert content is not None
         assert content.read().decode() == AMQP_URI
-    assert (directory.name, directory.mode) == ("run/osrdyne", 0o755)
+    assert (directory.name, directory.mode, directory.uid) == ("run/osrdyne", 0o700, 4711)
     assert (file.name, file.mode, file.uid) == ("run/osrdyne/amqp-uri", 0o400, 4711)
 
 

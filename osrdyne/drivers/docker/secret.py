@@ -2,7 +2,7 @@
 
 It is written into the container before its start, through the engine: so it needs no directory that daemon and engine
 share, works when the daemon runs in a container itself and with an engine elsewhere, and is neither in the environment
-nor in `docker inspect`. It goes with the container. Used by the Docker driver.
+nor in `docker inspect`. The worker removes it once it has read it. Used by the Docker driver.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _MAX_PASSWD_BYTES = 2**20
 
 
 def secret_archive(uri: str, *, owner: int) -> bytes:
-    """A tar archive, for the root directory, of the file that only its owner may read."""
+    """A tar archive, for the root directory, of the file that only its owner may read, and remove."""
     content = uri.encode()
     directory = tarfile.TarInfo("run/osrdyne")
-    directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+    directory.type, directory.mode, directory.uid = tarfile.DIRTYPE, 0o700, owner
     file = tarfile.TarInfo(URI_FILE.removeprefix("/"))
     file.size, file.mode, file.uid = len(content), 0o400, owner
     buffer = io.BytesIO()

@@ -25,7 +25,7 @@ class SubprocessOptions(DriverOptions):
     environment: Variables = Field(default_factory=dict, description="Further environment variables of the workers.")
     inherit: tuple[str, ...] = Field(
         (),
-        description="Further variables of the daemon's environment that workers inherit; `AWS_*` for all that begin so.",
+        description="Further variables of the daemon's environment that workers inherit, such as `AWS_*`.",
     )
     state_directory: str | None = Field(
         None, description="Where locks and records of running workers are kept; private to one stack of daemons."

@@ -18,6 +18,7 @@ import uvloop
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_logging, get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne_worker.runtime.credentials import forget_source, leave_environment
 from osrdyne_worker.runtime.ending import Ending, ExitCode, Stop
 from osrdyne_worker.runtime.loading import import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
@@ -38,12 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     app_reference: str = parsed.app
     if parsed.check:
         _check(app_reference)
+    leave_environment()
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
     ready_file = ReadyFile.from_variables(os.environ)
     ready_file.delete()  # one of a former run would be believed while the application is imported
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
+        forget_source(os.environ)  # before any code of the application runs
         worker = Worker(import_app(app_reference), environment, ready_file=ready_file)
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")

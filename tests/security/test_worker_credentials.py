@@ -1,0 +1,134 @@
+"""What code in a worker can find of the worker's credentials, and what the daemon says where they are too powerful."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from osrdyne.broker.credentials import user_prefix
+from osrdyne.broker.doctor import run_broker_checks
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.broker.management import ManagementClient
+from osrdyne.client import AsyncClient
+from osrdyne.config.models import BrokerSettings, DriverSettings, Settings
+from osrdyne.daemon import Daemon
+from osrdyne.findings import Finding
+from osrdyne.protocol.uri import with_user
+from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until
+from tests.integration.worker_process import stage
+
+KEY = "infra=42"
+
+
+@pytest.fixture
+async def settings(
+    broker_settings: BrokerSettings, management: ManagementClient, pool_id: str, tmp_path: Path
+) -> AsyncIterator[Settings]:
+    """A daemon as `osrdyne dev` runs it: each worker has a user of its own."""
+    settings = echo_settings(broker_settings.model_copy(update={"scoped_credentials": True}), pool_id, tmp_path)
+    worker = Path(sys.executable).with_name("osrdyne-worker")
+    options = {**settings.driver.options, "command": [str(worker), "tests.security.seeker_app:app"]}
+    yield settings.model_copy(update={"driver": DriverSettings(name="subprocess", options=options)})
+    for user in await management.list_users(f"osrdyne-{pool_id}-"):
+        await management.delete_user(user)
+
+
+@asynccontextmanager
+async def client_of(settings: Settings) -> AsyncIterator[AsyncClient]:
+    uri = settings.broker.effective_uri()
+    async with AsyncClient(uri, settings.pool.id, name="osrdyne test", default_timeout=PATIENCE) as client:
+        yield client
+
+
+async def test_handler_finds_the_credentials_nowhere_and_the_worker_reconnects_with_them(
+    settings: Settings, management: ManagementClient, broker_settings: BrokerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLOUD_PASSWORD", "of-the-daemon")
+    prefix = user_prefix(settings.pool.id, management.vhost)
+    async with running_daemon(settings), client_of(settings) as client:
+        pid = (await client.call(KEY, "/who")).json()
+        [user] = await management.list_users(prefix)
+        assert (await client.call(KEY, "/seek", user.encode())).json() == []
+        assert (await client.call(KEY, "/seek", b"of-the-daemon")).json() == []
+        assert (await client.call(KEY, "/seek", b"OSRDYNE_SLOT")).json() != []  # it does see what there is
+        await cut_connection(broker_settings, user)
+        assert (await client.call(KEY, "/who", idempotent=True)).json() == pid
+
+
+async def cut_connection(broker: BrokerSettings, user: str) -> None:
+    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=PATIENCE) as http:
+
+        async def find() -> list[str]:
+            listed = (await http.get("/api/connections")).raise_for_status().json()
+            return [connection["name"] for connection in listed if connection.get("user") == user]
+
+        for name in await until(find, "RabbitMQ lists the connection"):
+            assert (await http.delete(f"/api/connections/{quote(name, safe='')}")).status_code in {204, 404}
+
+
+async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(
+    broker: EmbeddedBroker, pool_id: str
+) -> None:
+    """`WORKER_AMQP_URI` itself, as `osrdyne groups env` and Kubernetes give it."""
+    seeker = "tests.security.seeker_app:app"
+    async with stage(broker.amqp_uri, pool_id) as pool, AsyncClient(broker.amqp_uri, pool_id) as client:
+        worker = await pool.start(app=seeker, variables={"WORKER_AMQP_URI_FILE": "", "HOME": "/nowhere"})
+        assert (await client.call(pool.key, "/who", timeout=PATIENCE)).json() == worker.process.pid
+        assert (await client.call(pool.key, "/seek", pool.uri.encode(), timeout=PATIENCE)).json() == []
+
+
+async def test_administrator_in_workers_is_reported_by_log_status_and_doctor(
+    settings: Settings, broker_settings: BrokerSettings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shared = settings.model_copy(update={"broker": broker_settings})
+    async with running_daemon(shared) as daemon:
+        component = await worker_credentials(daemon)
+        assert component is not None
+        assert (component["ok"], component["fatal"]) == (False, False)
+        assert "an administrator of RabbitMQ" in component["detail"]
+        assert "broker.scoped_credentials" in component["detail"]
+    assert "workers have the credentials of an administrator" in capfd.readouterr().err
+    finding = await finding_about_credentials(shared)
+    assert (finding.ok, finding.fatal) == (False, False)
+    assert finding.remedy is not None
+    assert "broker.scoped_credentials" in finding.remedy
+
+
+async def test_scoped_credentials_are_reported_as_fine(settings: Settings) -> None:
+    async with running_daemon(settings) as daemon:
+        assert await worker_credentials(daemon) is None
+    assert (await finding_about_credentials(settings)).ok
+
+
+async def test_user_without_tags_in_workers_is_fine(
+    settings: Settings, broker_settings: BrokerSettings, management: ManagementClient, pool_id: str
+) -> None:
+    user = f"osrdyne-{pool_id}-workers"
+    await management.put_user(user, password="secret")
+    worker_uri = SecretStr(with_user(broker_settings.effective_uri(), user, "secret"))
+    limited = settings.model_copy(update={"broker": broker_settings.model_copy(update={"worker_uri": worker_uri})})
+    async with running_daemon(limited) as daemon:
+        assert await worker_credentials(daemon) is None
+    assert (await finding_about_credentials(limited)).ok
+
+
+async def worker_credentials(daemon: Daemon) -> dict[str, object] | None:
+    base = f"http://127.0.0.1:{daemon.api.port}"
+    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as http:
+        answer = await http.get("/ready")
+    assert answer.status_code == 200
+    components = [one for one in answer.json()["components"] if one["name"] == "worker credentials"]
+    return components[0] if components else None
+
+
+async def finding_about_credentials(settings: Settings) -> Finding:
+    async with asyncio.timeout(PATIENCE):
+        return next(one for one in await run_broker_checks(settings) if one.subject == "worker credentials")
