@@ -35,10 +35,9 @@ def _places() -> Iterator[tuple[str, bytes]]:
     for descriptor in Path("/proc/self/fd").iterdir():
         if descriptor.is_file() and not str(descriptor.resolve()).endswith(".log"):
             yield f"descriptor {descriptor.name}", _content(descriptor)
-    for variable in ("OSRDYNE_STATE_DIRECTORY", "HOME"):
-        for path in Path(AT_IMPORT.get(variable, "/nowhere")).rglob("*"):
-            if path.is_file() and path.stat().st_size < 100_000:
-                yield str(path), _content(path)
+    for path in Path(AT_IMPORT.get("OSRDYNE_STATE_DIRECTORY", "/nowhere")).rglob("*"):
+        if path.is_file() and path.suffix != ".log":
+            yield str(path), _content(path)
 
 
 def _content(path: Path) -> bytes:

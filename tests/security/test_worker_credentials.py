@@ -80,7 +80,7 @@ async def test_worker_started_by_hand_leaves_no_credentials_in_its_environment(
     """`WORKER_AMQP_URI` itself, as `osrdyne groups env` and Kubernetes give it."""
     seeker = "tests.security.seeker_app:app"
     async with stage(broker.amqp_uri, pool_id) as pool, AsyncClient(broker.amqp_uri, pool_id) as client:
-        worker = await pool.start(app=seeker, variables={"WORKER_AMQP_URI_FILE": "", "HOME": "/nowhere"})
+        worker = await pool.start(app=seeker, variables={"WORKER_AMQP_URI_FILE": ""})
         assert (await client.call(pool.key, "/who", timeout=PATIENCE)).json() == worker.process.pid
         assert (await client.call(pool.key, "/seek", pool.uri.encode(), timeout=PATIENCE)).json() == []
 
