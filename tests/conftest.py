@@ -32,6 +32,8 @@ from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.logs import configure_events
 
+pytest_plugins = ["spark_fixtures"]
+
 # A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

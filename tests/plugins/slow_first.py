@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-SLOW = ("acceptance", "spark", "integration", "contract")
+SLOW = ("acceptance", "spark", "security", "integration", "contract")
 FILES = ("test_demo.py", "test_dev_stack.py", "test_faults_from_a_seed.py")
 """The slowest of all."""
 

@@ -63,6 +63,18 @@ def test_accepted_query_passes_both_nets_and_runs(call: Call, name: str) -> None
     assert answer(call, load("accepted.yaml")[name], limit=3)["columns"]
 
 
+@pytest.mark.parametrize("name", load("spark_only.yaml"))
+def test_query_that_only_spark_reads_runs(call: Call, name: str) -> None:
+    assert answer(call, load("spark_only.yaml")[name], limit=3)["columns"]
+
+
+@pytest.mark.parametrize("query", ["select 'abc", "select 1 +", "from nation select (", "select 1 >>> "])
+def test_text_that_neither_parser_reads_is_a_syntax_error(call: Call, query: str) -> None:
+    error = refusal(call, query)
+    assert error.code == 400
+    assert "\n" not in error.message
+
+
 TYPES: list[tuple[str, str, Any]] = [
     ("cast('12345678901234567890.123456789' as decimal(38, 9))", "decimal(38,9)", "12345678901234567890.123456789"),
     ("cast(0 as decimal(38, 18))", "decimal(38,18)", "0.000000000000000000"),

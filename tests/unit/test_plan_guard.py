@@ -1,8 +1,9 @@
-"""The second net on plans as Spark writes them, without Spark."""
+"""The second net on descriptions of plans, without Spark."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,70 +16,158 @@ LOGICAL = f"{CATALYST}plans.logical."
 VIEWS = frozenset({"nation"})
 
 
-def node(kind: str, children: int = 0, **fields: Any) -> dict[str, Any]:
-    return {"class": kind, "num-children": children, **fields}
+class Plan:
+    """Builds the description of a plan, as `PlanWalker.java` writes it."""
+
+    def __init__(self) -> None:
+        self.nodes: list[dict[str, Any]] = []
+
+    def add(self, kind: str, parent: int = -1, field: str = "child", *, nulls: Any = (), **values: Any) -> int:
+        item = {"class": kind, "parent": parent, "field": field, "kind": "tree", "nulls": list(nulls), "values": values}
+        self.nodes.append(item)
+        return len(self.nodes) - 1
+
+    def data(self, kind: str, parent: int, field: str, **values: Any) -> int:
+        index = self.add(kind, parent, field, **values)
+        self.nodes[index]["kind"] = "data"
+        return index
+
+    def relation(self, name: list[str], parent: int = -1, field: str = "child", *, streaming: bool = False) -> int:
+        return self.add(
+            f"{CATALYST}analysis.UnresolvedRelation", parent, field, multipartIdentifier=name, isStreaming=streaming
+        )
+
+    def function(self, name: list[str], parent: int = -1) -> int:
+        return self.add(f"{CATALYST}analysis.UnresolvedFunction", parent, "projectList.0", nameParts=name)
+
+    def common(self, with_: int, position: int, name: str) -> int:
+        alias = self.add(f"{LOGICAL}SubqueryAlias", with_, f"cteRelations.{position}.1")
+        self.data(f"{CATALYST}AliasIdentifier", alias, "identifier", name=name)
+        return alias
+
+    def view(self, parent: int, *, ours: bool) -> int:
+        index = self.add(f"{LOGICAL}View", parent, isTempView=True)
+        if ours:
+            self.nodes[index]["ours"] = True
+        return index
+
+    def parsed(self) -> None:
+        check_parsed(json.dumps(self.nodes), views=VIEWS)
+
+    def analyzed(self) -> None:
+        check_analyzed(json.dumps(self.nodes))
 
 
-def relation(name: str, **fields: Any) -> dict[str, Any]:
-    return node(f"{CATALYST}analysis.UnresolvedRelation", multipartIdentifier=name, **fields)
+LEAF = "org.apache.spark.sql.execution.datasources.LogicalRelation"
+PROJECT = f"{LOGICAL}Project"
 
 
-def function(name: str) -> dict[str, Any]:
-    return node(f"{CATALYST}analysis.UnresolvedFunction", nameParts=name)
-
-
-def view(name: str, **fields: Any) -> dict[str, Any]:
-    return node(f"{LOGICAL}View", 1, desc={"identifier": {"table": name, **fields}}, isTempView=True)
-
-
-LEAF = node("org.apache.spark.sql.execution.datasources.LogicalRelation")
-PROJECT = node(f"{LOGICAL}Project", 1)
-
-
-def refusal(check: Any, *nodes: Any) -> str:
+def refusal(check: Callable[[], None]) -> str:
     with pytest.raises(QueryRefusedError) as caught:
-        check(json.dumps(list(nodes)), views=VIEWS)
+        check()
     return caught.value.error_code
 
 
 def test_query_over_a_view_is_accepted() -> None:
-    check_parsed(json.dumps([PROJECT, relation("[Nation]", options={})]), views=VIEWS)
-    check_analyzed(json.dumps([PROJECT, view("nation"), LEAF]), views=VIEWS)
+    plan = Plan()
+    plan.relation(["Nation"], plan.add(PROJECT))
+    plan.parsed()
+    plan = Plan()
+    plan.view(plan.add(PROJECT), ours=True)
+    plan.analyzed()
 
 
-def test_name_given_by_with_is_accepted() -> None:
-    alias = node(f"{LOGICAL}SubqueryAlias", 1, identifier={"name": "a"})
-    with_ = node(f"{LOGICAL}UnresolvedWith", 1, cteRelations=[{"_1": "a", "_2": [alias, relation("[nation]")]}])
-    check_parsed(json.dumps([with_, PROJECT, relation("[a]")]), views=VIEWS)
+@pytest.mark.parametrize("recursive", [False, True])
+def test_name_given_by_with_is_visible_behind_it_and_to_later_definitions(recursive: bool) -> None:
+    def plan(place: str, name: str) -> Plan:
+        made = Plan()
+        with_ = made.add(f"{LOGICAL}UnresolvedWith", allowRecursion=recursive)
+        parents = {
+            "query": made.add(PROJECT, with_),
+            "first": made.common(with_, 0, "A"),
+            "second": made.common(with_, 1, "b"),
+        }
+        made.relation([name], parents[place])
+        return made
+
+    for place, name in (("query", "a"), ("query", "B"), ("second", "a"), ("first", "nation")):
+        plan(place, name).parsed()
+    assert refusal(plan("first", "b").parsed) == "unknown_table"
+    if recursive:
+        plan("first", "a").parsed()
+    else:
+        assert refusal(plan("first", "a").parsed) == "unknown_table"
 
 
-@pytest.mark.parametrize("name", ["[csv, /etc/passwd]", "[default, nation]", "[secrets]", "[nation, nation]", "nation"])
-def test_other_relation_is_refused(name: str) -> None:
-    assert refusal(check_parsed, PROJECT, relation(name)) == "table_not_allowed"
+def test_name_given_by_with_in_a_subquery_is_not_visible_outside() -> None:
+    plan = Plan()
+    root = plan.add(PROJECT)
+    with_ = plan.add(f"{LOGICAL}UnresolvedWith", root, allowRecursion=False)
+    plan.common(with_, 0, "a")
+    plan.relation(["a"], root)
+    assert refusal(plan.parsed) == "unknown_table"
+
+
+@pytest.mark.parametrize("name", [["csv", "/etc/passwd"], ["default", "nation"], ["nation", "nation"], []])
+def test_relation_with_a_path_or_schema_is_refused(name: list[str]) -> None:
+    plan = Plan()
+    plan.relation(name, plan.add(PROJECT))
+    assert refusal(plan.parsed) == "table_not_allowed"
+
+
+@pytest.mark.parametrize("name", ["secrets", "[nation]", "csv, /etc/passwd", "a.nation"])
+def test_relation_that_is_no_view_is_refused(name: str) -> None:
+    plan = Plan()
+    plan.relation([name], plan.add(PROJECT))
+    assert refusal(plan.parsed) == "unknown_table"
 
 
 def test_relation_as_a_stream_is_refused() -> None:
-    assert refusal(check_parsed, relation("[nation]", isStreaming=True)) == "table_not_allowed"
+    plan = Plan()
+    plan.relation(["nation"], streaming=True)
+    assert refusal(plan.parsed) == "table_not_allowed"
 
 
-def test_relation_inside_an_expression_is_refused() -> None:
-    subquery = node(f"{CATALYST}expressions.ScalarSubquery", plan=[PROJECT, relation("[csv, /x]")])
-    assert refusal(check_parsed, {**PROJECT, "projectList": [[subquery]]}, relation("[nation]")) == "table_not_allowed"
+@pytest.mark.parametrize("field", ["plan", "windowDefinitions.0.1", "anything"])
+def test_relation_inside_an_expression_is_refused(field: str) -> None:
+    plan = Plan()
+    subquery = plan.add(f"{CATALYST}expressions.ScalarSubquery", plan.add(PROJECT), "projectList.0")
+    plan.relation(["csv", "/x"], subquery, field)
+    assert refusal(plan.parsed) == "table_not_allowed"
 
 
-@pytest.mark.parametrize("name", ["[java_method]", "[system, builtin, upper]", "[my_udf]", "[REFLECT]"])
-def test_function_that_is_not_allowed_is_refused(name: str) -> None:
-    assert refusal(check_parsed, {**PROJECT, "projectList": [[function(name)]]}) == "function_not_allowed"
+@pytest.mark.parametrize("name", [["java_method"], ["system", "builtin", "upper"], ["my_udf"], ["REFLECT"], []])
+def test_function_that_is_not_allowed_is_refused(name: list[str]) -> None:
+    plan = Plan()
+    plan.function(name, plan.add(PROJECT))
+    assert refusal(plan.parsed) == "function_not_allowed"
 
 
 def test_generator_with_a_schema_is_refused() -> None:
-    name = {"database": "db", "funcName": "explode"}
-    assert refusal(check_parsed, node(f"{CATALYST}analysis.UnresolvedGenerator", name=name)) == "function_not_allowed"
+    plan = Plan()
+    generator = plan.add(f"{CATALYST}analysis.UnresolvedGenerator")
+    plan.data(f"{CATALYST}FunctionIdentifier", generator, "name", database="db", funcName="explode")
+    assert refusal(plan.parsed) == "function_not_allowed"
 
 
 def test_scalar_function_as_table_is_refused() -> None:
-    table = node(f"{CATALYST}analysis.UnresolvedTableValuedFunction", name="[upper]")
-    assert refusal(check_parsed, table) == "function_not_allowed"
+    plan = Plan()
+    plan.add(f"{CATALYST}analysis.UnresolvedTableValuedFunction", name=["upper"])
+    assert refusal(plan.parsed) == "function_not_allowed"
+
+
+def test_null_where_nodes_belong_is_refused() -> None:
+    plan = Plan()
+    plan.add(PROJECT, nulls=["projectList"])
+    assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
+
+
+@pytest.mark.parametrize("field", ["value", "exprBuilder"])
+def test_object_that_cannot_be_looked_into_is_refused(field: str) -> None:
+    plan = Plan()
+    index = plan.add("com.example.Function1", plan.add(PROJECT), field)
+    plan.nodes[index]["kind"] = "opaque"
+    assert refusal(plan.parsed) == refusal(plan.analyzed) == "statement_not_allowed"
 
 
 @pytest.mark.parametrize(
@@ -102,24 +191,33 @@ def test_scalar_function_as_table_is_refused() -> None:
     ],
 )
 def test_class_that_is_not_of_a_query_is_refused(name: str) -> None:
-    assert refusal(check_parsed, PROJECT, node(name)) == "statement_not_allowed"
-    assert refusal(check_analyzed, PROJECT, node(name)) == "statement_not_allowed"
+    plan = Plan()
+    plan.add(name, plan.add(PROJECT))
+    assert refusal(plan.parsed) == "statement_not_allowed"
+    assert refusal(plan.analyzed) == "statement_not_allowed"
 
 
 def test_hint_that_starts_tasks_is_refused() -> None:
-    hint = node(f"{LOGICAL}UnresolvedHint", 1, name="REPARTITION")
-    assert refusal(check_parsed, hint, relation("[nation]")) == "syntax_not_allowed"
+    plan = Plan()
+    plan.relation(["nation"], plan.add(f"{LOGICAL}UnresolvedHint", name="REPARTITION"))
+    assert refusal(plan.parsed) == "syntax_not_allowed"
 
 
 def test_stored_data_outside_of_a_view_is_refused() -> None:
-    join = node(f"{LOGICAL}Join", 2)
-    assert refusal(check_analyzed, join, view("nation"), LEAF, LEAF) == "statement_not_allowed"
+    plan = Plan()
+    join = plan.add(f"{LOGICAL}Join")
+    plan.view(join, ours=True)
+    plan.add(LEAF, join, "right")
+    assert refusal(plan.analyzed) == "statement_not_allowed"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [view("secrets"), view("nation", database="db"), {**view("nation"), "isTempView": False}],
-    ids=["other name", "other schema", "permanent"],
-)
-def test_view_that_is_not_ours_is_refused(other: dict[str, Any]) -> None:
-    assert refusal(check_analyzed, PROJECT, other, LEAF) == "statement_not_allowed"
+def test_view_that_is_not_ours_is_refused() -> None:
+    plan = Plan()
+    plan.view(plan.add(PROJECT), ours=False)
+    assert refusal(plan.analyzed) == "statement_not_allowed"
+
+
+def test_view_made_by_the_parser_is_refused() -> None:
+    plan = Plan()
+    plan.view(plan.add(PROJECT), ours=True)
+    assert refusal(plan.parsed) == "statement_not_allowed"

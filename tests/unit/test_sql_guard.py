@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits, check_query
 
 QUERIES = Path(__file__).parents[1] / "queries"
@@ -45,6 +45,18 @@ def test_attack_is_refused_with_its_code(code: str, query: str) -> None:
 @pytest.mark.parametrize("query", ACCEPTED)
 def test_query_over_the_views_is_accepted(query: str) -> None:
     check_query(query, views=VIEWS)
+
+
+@pytest.mark.parametrize("query", load("spark_only.yaml").values(), ids=load("spark_only.yaml"))
+def test_query_that_sqlglot_cannot_read_is_left_to_the_plan(query: str) -> None:
+    with pytest.raises(QueryNotReadError):
+        check_query(query, views=VIEWS)
+
+
+def test_text_without_tokens_is_still_limited_in_its_nesting() -> None:
+    with pytest.raises(QueryNotReadError):
+        check_query("select " + "(" * 30 + "'", views=VIEWS)
+    assert refusal("select " + "(" * 31 + "'").error_code == "query_too_complex"
 
 
 @pytest.mark.parametrize("name", sorted(DENIED_FUNCTIONS))

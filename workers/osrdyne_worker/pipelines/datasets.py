@@ -170,6 +170,10 @@ class SqlConfig(_Model):
         10.0, ge=0, description="Seconds until data that was missing is looked for again, by the next request."
     )
 
+    allow_unguarded: bool = Field(
+        False, description="Accept a Spark Connect master, where the plans of queries cannot be checked."
+    )
+
     @model_validator(mode="after")
     def _limits(self) -> Self:
         if self.row_limit > self.max_row_limit:

@@ -1,8 +1,9 @@
 """The second net: reads the plan that Spark made of a query and refuses what is not over the views of the key.
 
-Pure: it gets the plan as Spark's own JSON (`TreeNode.toJSON`). The SQL pipeline calls `check_parsed` before the query
-is given to `spark.sql` (which runs commands at once), and `check_analyzed` before it is run. Both are allow-lists of
-node classes, so that a statement of a later Spark is refused until somebody has read what it does.
+Pure: it gets the description of a plan that `PlanWalker.java` writes, which holds everything that is in the plan. The
+SQL pipeline calls `check_parsed` before Spark analyses the query (which evaluates constants and runs commands), and
+`check_analyzed` before it is run. Both are allow-lists of node classes, so that a statement of a later Spark is refused
+until it has been reviewed. This net decides alone: the first net may fail to read a text that Spark reads.
 """
 
 from __future__ import annotations
@@ -23,20 +24,24 @@ _PLANS = """
     Aggregate AsOfJoin CTERelationDef CTERelationRef Deduplicate Distinct Except Expand Filter Generate GlobalLimit
     GlobalLimitAndOffset Intersect Join LateralJoin LimitAll LocalLimit LocalRelation Offset OneRowRelation Pivot
     Project Range RepartitionByExpression ResolvedHint Sample Sort SubqueryAlias Union UnionLoop UnionLoopRef Unpivot
-    UnresolvedHint UnresolvedWith Window WithCTE WithWindowDefinition WindowGroupLimit
+    UnresolvedHint UnresolvedWith View Window WithCTE WithWindowDefinition WindowGroupLimit
 """
 _PLAN_NODES = frozenset(_PLANS.split())
 """Logical operators of a query. Not here: commands, writers, scripts, pipes, and whatever reads a source."""
 
 _UNRESOLVED = """
-    GroupingAnalytics Star UnresolvedAlias UnresolvedAttribute UnresolvedDeserializer UnresolvedExtractValue
-    UnresolvedFunction UnresolvedGenerator UnresolvedHaving UnresolvedInlineTable UnresolvedOrdinal UnresolvedRegex
-    UnresolvedRelation UnresolvedStar UnresolvedStarExcept UnresolvedStarExceptOrReplace UnresolvedStarWithColumns
-    UnresolvedSubqueryColumnAliases UnresolvedTVFAliases UnresolvedTableValuedFunction UnresolvedTranspose
-    MultiAlias NamedRelation OrderByAll UnresolvedGroupByAll ResolvedInlineTable UnresolvedOrderByAll
+    GroupingAnalytics Star TempResolvedColumn UnresolvedAlias UnresolvedAttribute UnresolvedDeserializer
+    UnresolvedExtractValue UnresolvedFunction UnresolvedGenerator UnresolvedHaving UnresolvedInlineTable
+    UnresolvedOrdinal UnresolvedRegex UnresolvedRelation UnresolvedStar UnresolvedStarExcept
+    UnresolvedStarExceptOrReplace UnresolvedStarWithColumns UnresolvedSubqueryColumnAliases UnresolvedTVFAliases
+    UnresolvedTableValuedFunction UnresolvedTranspose MultiAlias NamedRelation OrderByAll UnresolvedGroupByAll
+    ResolvedInlineTable UnresolvedOrderByAll
 """
 _UNRESOLVED_NODES = frozenset(_UNRESOLVED.split())
 """Nodes that only Spark's parser makes. Not here: IDENTIFIER clauses, parameters, EXECUTE IMMEDIATE."""
+
+_PARTITIONINGS = frozenset({"HashPartitioning", "RangePartitioning", "RoundRobinPartitioning"})
+"""What DISTRIBUTE BY, CLUSTER BY and SORT BY make."""
 
 _FORBIDDEN = """
     ApplyFunctionExpression AvroDataToCatalyst CallMethodViaReflection CatalystDataToAvro CurrentCatalog CurrentDatabase
@@ -47,69 +52,119 @@ _FORBIDDEN = """
 _FORBIDDEN_EXPRESSIONS = frozenset(_FORBIDDEN.split())
 """Expressions that run code, read files or show where the worker runs, by whatever name they were called."""
 
+_FORBIDDEN_PACKAGES = ("expressions.xml.",)
 
-def check_parsed(plan_json: str, *, views: Collection[str]) -> None:
+_OPAQUE = frozenset({"java.util.UUID", "org.apache.spark.sql.types.Metadata", "scala.Enumeration$Val"})
+"""Objects that a plan of a query holds and that cannot hold plans or expressions."""
+
+_OPAQUE_VALUES = frozenset(
+    {
+        "java.util.concurrent.atomic.AtomicReference",  # of a lambda variable, for its value at run time
+        "org.apache.spark.unsafe.types.CalendarInterval",
+        "org.apache.spark.unsafe.types.VariantVal",
+    }
+)
+"""The same, as the value of a literal or a variable only."""
+
+
+def check_parsed(description: str, *, views: Collection[str]) -> None:
     """Check what Spark's parser read; `views` in lower case. Raises `QueryRefusedError`."""
-    nodes = list(_all_nodes(json.loads(plan_json), views=()))
-    names = {_bracketed(alias) for node in nodes for alias in _aliases(node)} | {_bracketed(view) for view in views}
-    for node in nodes:
-        _check_class(node)
+    nodes: list[Node] = json.loads(description)
+    scopes = _Scopes(nodes)
+    functions = ALLOWED_FUNCTIONS | TABLE_FUNCTIONS
+    for index, node in enumerate(nodes):
+        _check_node(node)
         kind = _short_class(node)
+        if kind == "View":
+            raise _not_a_query(kind)
         if kind == "UnresolvedRelation":
-            _check_relation(node, names)
-        elif kind in ("UnresolvedFunction", "UnresolvedGenerator"):
-            _check_function(_function_name(node), ALLOWED_FUNCTIONS | TABLE_FUNCTIONS)
+            _check_relation(node, views, scopes.names_at(index))
+        elif kind == "UnresolvedFunction":
+            _check_function(node["values"].get("nameParts"), functions)
+        elif kind == "UnresolvedGenerator":
+            _check_function(_generator_name(nodes, index), functions)
         elif kind == "UnresolvedTableValuedFunction":
-            _check_function(_function_name(node), TABLE_FUNCTIONS)
-        elif kind == "UnresolvedHint" and str(node.get("name")).lower() not in JOIN_HINTS:
-            raise _refused("syntax_not_allowed", f"the hint {node.get('name')!r} is not allowed")
+            _check_function(node["values"].get("name"), TABLE_FUNCTIONS)
+        elif kind == "UnresolvedHint" and str(node["values"].get("name")).lower() not in JOIN_HINTS:
+            raise _refused("syntax_not_allowed", f"the hint {node['values'].get('name')!r} is not allowed")
 
 
-def check_analyzed(plan_json: str, *, views: Collection[str]) -> None:
-    """Check what Spark's analyser made of it: every leaf is a view of the key or holds no stored data."""
-    for node in _all_nodes(json.loads(plan_json), views=views):
-        _check_class(node)
+def check_analyzed(description: str) -> None:
+    """Check what Spark's analyser made of it: every leaf is a view of the key or holds no stored data.
+
+    Which views are of the key is known to the walker (`ours`), as it leaves out what is inside of them.
+    """
+    for node in json.loads(description):
+        _check_node(node)
+        if _short_class(node) == "View" and node.get("ours") is not True:
+            raise _not_a_query("a view that is not of this key")
 
 
-def _all_nodes(tree: object, *, views: Collection[str]) -> Iterator[Node]:
-    """Every node of a plan, of its expressions and of the plans inside them; what is below our views is left out."""
-    pending: list[object] = [tree]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending.extend(_without_views(value, views))
-        elif isinstance(value, dict):
-            if "class" in value:
-                yield value
-            pending.extend(value.values())
+class _Scopes:
+    """Which names the WITH clauses around a place give, as Spark resolves them.
+
+    Within a definition the earlier names of its clause are visible, and its own only with RECURSIVE; in the query
+    behind the clause all of them are.
+    """
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self._nodes = nodes
+        self._names: dict[int, dict[int, str]] = {}
+        for node in nodes:
+            holder = nodes[node["parent"]] if node["parent"] >= 0 else None
+            if _short_class(node) == "AliasIdentifier" and holder is not None and node["field"] == "identifier":
+                position = _definition(holder["field"])
+                above = holder["parent"]
+                if position is not None and above >= 0 and _short_class(nodes[above]) == "UnresolvedWith":
+                    self._names.setdefault(above, {})[position] = str(node["values"].get("name")).lower()
+
+    def names_at(self, index: int) -> Iterator[str]:
+        """The names that the node may mean, in lower case."""
+        while (parent := self._nodes[index]["parent"]) >= 0:
+            names = self._names.get(parent)
+            if names:
+                own = _definition(self._nodes[index]["field"])
+                recursive = self._nodes[parent]["values"].get("allowRecursion") is True
+                for position, name in names.items():
+                    if own is None or position < own or (recursive and position == own):
+                        yield name
+            index = parent
 
 
-def _without_views(items: list[Any], views: Collection[str]) -> Iterator[object]:
-    """The items of a list; a tree comes as the list of its nodes, each followed by its children."""
-    skip = 0
-    for item in items:
-        children = item.get("num-children", 0) if isinstance(item, dict) else 0
-        if skip:
-            skip += children - 1
-        elif isinstance(item, dict) and _is_our_view(item, views):
-            skip = children
-        else:
-            yield item
+def _definition(field: str) -> int | None:
+    """The position of a definition in its WITH clause, by the field that holds it."""
+    steps = field.split(".")
+    return int(steps[1]) if steps[0] == "cteRelations" and len(steps) > 1 else None
 
 
-def _is_our_view(node: Node, views: Collection[str]) -> bool:
-    if _short_class(node) != "View" or node.get("isTempView") is not True:
-        return False
-    identifier = node.get("desc", {}).get("identifier", {})
-    return identifier.get("database") is None and str(identifier.get("table")).lower() in views
+def _generator_name(nodes: list[Node], index: int) -> list[str]:
+    """The name of a generator is a function identifier."""
+    for node in nodes[index + 1 :]:
+        if node["parent"] == index and node["field"] == "name":
+            parts = [node["values"].get(part) for part in ("catalog", "database", "funcName")]
+            return [str(part) for part in parts if part is not None]
+    return []
 
 
 def _short_class(node: Node) -> str:
-    return str(node.get("class")).rpartition(".")[2].rstrip("$")
+    return str(node["class"]).rpartition(".")[2].rstrip("$")
 
 
-def _check_class(node: Node) -> None:
-    full = str(node["class"])
+def _check_node(node: Node) -> None:
+    kind = node["kind"]
+    if kind == "tree":
+        _check_class(str(node["class"]))
+        if node["nulls"]:
+            raise _refused(
+                "statement_not_allowed", f"{_short_class(node)}.{node['nulls'][0]} is null and cannot be checked"
+            )
+    elif kind == "opaque" and node["class"] not in _OPAQUE:
+        if node["class"] in _OPAQUE_VALUES and node["field"] == "value":
+            return
+        raise _not_a_query(_short_class(node))
+
+
+def _check_class(full: str) -> None:
     package, _, name = full.removeprefix(_CATALYST).rpartition(".")
     name = name.rstrip("$")
     if full.startswith(_CATALYST):
@@ -117,49 +172,43 @@ def _check_class(node: Node) -> None:
             return
         if package == "analysis" and name in _UNRESOLVED_NODES:
             return
+        if package == "plans.physical" and name in _PARTITIONINGS:
+            return
         # The parser puts these into a package of plans or analysis; they are expressions and hold no data.
         if package.split(".")[0] == "expressions" and name not in _FORBIDDEN_EXPRESSIONS:
+            if f"{package}.".startswith(_FORBIDDEN_PACKAGES):
+                raise _not_a_query(name)
             return
-    raise _refused(
-        "statement_not_allowed", f"Spark would run {name}, which is not part of a SELECT over this key's views"
-    )
+    raise _not_a_query(name)
 
 
-def _check_relation(node: Node, names: Collection[str]) -> None:
-    """`multipartIdentifier` comes as `[a, b]`; no view has a comma in its name, so this is unambiguous.
-
-    Options (`WITH (...)`) are not in the JSON; Spark ignores those of a temporary view.
-    """
-    name = str(node.get("multipartIdentifier"))
-    if name.lower() not in names:
-        raise _refused("table_not_allowed", f"{name[1:61]!r} is not a view of this key")
-    if node.get("isStreaming") is True:
+def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -> None:
+    name = node["values"].get("multipartIdentifier")
+    if not isinstance(name, list) or len(name) != 1:
+        shown = ".".join(name) if isinstance(name, list) else ""
+        raise _refused("table_not_allowed", f"{shown[:60]!r} is not a view of this key")
+    if name[0].lower() not in views and name[0].lower() not in common:
+        raise QueryRefusedError(
+            f"There is no view {name[0][:60]!r}; this key has {', '.join(sorted(views)) or 'none'}.",
+            error_code="unknown_table",
+            code=400,
+        )
+    if node["values"].get("isStreaming") is not False:
         raise _refused("table_not_allowed", "a view is not a stream")
 
 
-def _aliases(node: Node) -> Iterator[str]:
-    """Names that a WITH clause may have given."""
-    if _short_class(node) == "SubqueryAlias":
-        yield str(node.get("identifier", {}).get("name"))
-
-
-def _bracketed(name: str) -> str:
-    return f"[{name.lower()}]"
-
-
-def _function_name(node: Node) -> str:
-    """`upper` out of `"[upper]"` or of a function identifier; a qualified name keeps its dots and is thus not known."""
-    name = node.get("nameParts") or node.get("name")
-    if isinstance(name, dict):
-        parts = [name.get("catalog"), name.get("database"), name.get("funcName")]
-        return ".".join(part for part in parts if part).lower()
-    return str(name).removeprefix("[").removesuffix("]").lower()
-
-
-def _check_function(name: str, allowed: Collection[str]) -> None:
-    if name not in allowed:
+def _check_function(parts: object, allowed: Collection[str]) -> None:
+    """A name with a catalog or schema has several parts and is not known."""
+    name = ".".join(str(part) for part in parts).lower() if isinstance(parts, list) else ""
+    if not isinstance(parts, list) or len(parts) != 1 or name not in allowed:
         reason = DENIED_FUNCTIONS.get(name, "it is not known or not allowed here")
         raise _refused("function_not_allowed", f"the function {name[:60]!r} may not be called: {reason}")
+
+
+def _not_a_query(name: str) -> QueryRefusedError:
+    return _refused(
+        "statement_not_allowed", f"Spark would run {name}, which is not part of a SELECT over this key's views"
+    )
 
 
 def _refused(error_code: str, reason: str) -> QueryRefusedError:

@@ -29,3 +29,7 @@ class QueryRefusedError(OsrdyneError):
             return {}
         line, column = self.position
         return {"line": line, "column": column}
+
+
+class QueryNotReadError(QueryRefusedError):
+    """The first net cannot read the query. Where Spark's parser can, the plan decides; else this is the answer."""

@@ -16,18 +16,19 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
+from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.loading import DataProblemError, View, load
-from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+from osrdyne_worker.pipelines.sql_guard import Limits
 from osrdyne_worker.spark.errors import describe
-from osrdyne_worker.spark.plans import analyzed_plan, explained_plan, is_repeatable, parsed_plan
+from osrdyne_worker.spark.plans import explained_plan, is_repeatable, load_plan_walker
 from osrdyne_worker.spark.results import PreparedQuery, Result, prepare
-from osrdyne_worker.spark.session import SparkSessions
+from osrdyne_worker.spark.session import SparkSessions, is_connect
 
 log = get_logger(__name__)
 
@@ -38,12 +39,34 @@ REQUIRED_SETTINGS = {
     "spark.sql.variable.substitute": "false",
     # csv.`/etc/passwd` is not a table, should both nets miss it.
     "spark.sql.runSQLOnFiles": "false",
+    # Spark would evaluate a VALUES clause while it parses, before any check.
+    "spark.sql.parser.eagerEvalOfUnresolvedInlineTable": "false",
+    # Spark opens files that an option of a function names with Hadoop's file systems; these would request a URL.
+    **{f"spark.hadoop.fs.{scheme}.impl": "osrdyne.refused" for scheme in ("http", "https", "ftp", "sftp")},
 }
+
+# XML in a query must not make the JVM read files or request URLs.
+REQUIRED_JAVA_OPTIONS = " ".join(f"-Djavax.xml.accessExternal{kind}=" for kind in ("DTD", "Schema", "Stylesheet"))
 
 _REMEMBERED_QUERIES = 200
 _REMEMBERED_LENGTH = 10_000
 
-sessions = SparkSessions(required=REQUIRED_SETTINGS)
+
+class GuardedSessions(SparkSessions):
+    """Sessions whose queries can be checked: not those of Spark Connect, where the plans stay on the server."""
+
+    def build(self, context: Context) -> Any:
+        master = str((context.worker_config.get("spark") or {}).get("master") or "")
+        if is_connect(master) and not parse_config(context.config).allow_unguarded:
+            raise ConfigurationError(
+                "worker.spark_master is a Spark Connect address: the SQL pipeline cannot check the plans of queries "
+                "there, and a query may read anything that the server can read. Use another master, or set "
+                "worker.config.allow_unguarded: true."
+            )
+        return super().build(context)
+
+
+sessions = GuardedSessions(required=REQUIRED_SETTINGS, java_options=REQUIRED_JAVA_OPTIONS)
 app = App(sessions=sessions)
 
 
@@ -79,7 +102,7 @@ class SqlData:
         self._views: tuple[View, ...] = ()
         self._problem: DataProblemError | None = None
         self._tried_at = 0.0
-        self._check_remembered = lru_cache(maxsize=_REMEMBERED_QUERIES)(self._check)
+        self._remembered = lru_cache(maxsize=_REMEMBERED_QUERIES)(self._prepare_repeatable)
         self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
 
     def load(self) -> None:
@@ -103,37 +126,35 @@ class SqlData:
 
     def prepared(self, query: str) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or what Spark says of it."""
-        return self._checked(query) or prepare(self.session.sql(query))
+        views = self._names()
+        remembered = self._remembered(query, views) if len(query) <= _REMEMBERED_LENGTH else None
+        return remembered or prepare(self._check(query, views).frame)
 
     def frame(self, query: str) -> Any:
         """The checked query as a DataFrame of its own, not yet run; raises as `prepared` does."""
-        self._checked(query)
-        return self.session.sql(query)
+        return self._check(query, self._names()).frame
 
-    def _checked(self, query: str) -> PreparedQuery | None:
-        check = self._check_remembered if len(query) <= _REMEMBERED_LENGTH else self._check
-        return check(query, frozenset(view.name for view in self.views()))
+    def _names(self) -> frozenset[str]:
+        return frozenset(view.name for view in self.views())
 
-    def _check(self, query: str, views: frozenset[str]) -> PreparedQuery | None:
-        """Both nets. Whether a query passes depends on its text and the names of the views only.
+    def _check(self, query: str, views: frozenset[str]) -> CheckedQuery:
+        """Both nets. Whether a query passes depends on its text and the names of the views only."""
+        return checked_query(
+            self.session, query, views=views, limits=self._limits, allow_unguarded=self.config.allow_unguarded
+        )
 
-        The query itself, if it may be run again without being analysed again: the views stay what they are.
-        """
-        check_query(query, views=views, limits=self._limits)
-        parsed = parsed_plan(self.session, query)
-        if parsed is not None:
-            check_parsed(parsed, views=views)
-        frame = self.session.sql(query)
-        analyzed = analyzed_plan(frame)
-        if analyzed is None:
+    def _prepare_repeatable(self, query: str, views: frozenset[str]) -> PreparedQuery | None:
+        """The checked query, if it may be run again without being analysed again: the views stay what they are."""
+        checked = self._check(query, views)
+        if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None
-        check_analyzed(analyzed, views=views)
-        return prepare(frame) if is_repeatable(frame, analyzed) else None
+        return prepare(checked.frame)
 
 
 @app.on_start
 def open_data(context: Context) -> SqlData:
     data = SqlData(context.session, parse_config(context.config), context.key)
+    load_plan_walker(context.session)
     data.load()
     return data
 

@@ -2,11 +2,12 @@
 
 Pure and quick; called by the SQL pipeline before Spark sees the text. It gives the good error messages, with positions.
 It is not trusted alone: two parsers can read one text differently, so `plan_guard` checks what Spark itself understood.
-It never changes the text: Spark gets it as it came.
+A text that sqlglot cannot read raises `QueryNotReadError`: then the plan decides. It never changes the text.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIONS, TABLE_FUNCTIONS
-from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
 
 JOIN_HINTS = frozenset(
     {
@@ -33,8 +34,15 @@ JOIN_HINTS = frozenset(
 """Hints that only choose how to join. Others (`REPARTITION`) could start any number of tasks."""
 
 _FIRST_TOKENS = frozenset({TokenType.SELECT, TokenType.WITH, TokenType.VALUES, TokenType.L_PAREN})
+_SPARK_ONLY_FIRST_TOKENS = frozenset({TokenType.FROM, TokenType.TABLE})
+"""`FROM t SELECT a` and `TABLE t` are queries in Spark; sqlglot reads something else."""
 _OPENING = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE})
 _CLOSING = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END})
+
+_TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING, TokenType.IDENTIFIER})
+
+# Spark continues a comment behind a backslash in the next line and ends it at a carriage return; sqlglot does neither.
+_COMMENT_READ_TWO_WAYS = re.compile(r"--[^\r\n]*(?:\\\r?\n|\r(?!\n))")
 
 _FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
     (exp.QueryTransform, "TRANSFORM ... USING runs a program"),
@@ -61,6 +69,11 @@ class Limits:
 def check_query(text: str, *, views: Collection[str], limits: Limits | None = None) -> None:
     """Return when `text` is one query over `views` (lower case); else raise `QueryRefusedError`."""
     limits = limits or Limits()
+    if _COMMENT_READ_TWO_WAYS.search(text):
+        raise QueryRefusedError(
+            "The query is refused: a line with a comment may not end in a backslash or a lone carriage return.",
+            error_code="syntax_not_allowed",
+        )
     if len(text) > limits.length:
         raise _too_complex(f"The query has {len(text)} characters; the limit is {limits.length}.")
     try:
@@ -76,14 +89,19 @@ def _parse_one(text: str, limits: Limits) -> exp.Expr:
     dialect = Spark()
     try:
         tokens = dialect.tokenize(text)
-        _check_tokens(tokens, limits)
+    except SqlglotError:
+        if _brackets(text) > limits.nesting:
+            raise _too_complex("The query is nested too deeply; split it with WITH.") from None
+        raise QueryNotReadError(
+            "The query cannot be read: a quote or a comment is not closed.", error_code="syntax_error", code=400
+        ) from None
+    _check_tokens(tokens, limits)
+    try:
         statements = [statement for statement in dialect.parser().parse(tokens, text) if statement is not None]
     except ParseError as error:
         raise _syntax_error(error) from None
     except SqlglotError:
-        raise QueryRefusedError(
-            "The query cannot be read: a quote or a comment is not closed.", error_code="syntax_error", code=400
-        ) from None
+        raise QueryNotReadError("The query cannot be read.", error_code="syntax_error", code=400) from None
     if len(statements) != 1:
         raise _statement("Send one statement per request.")
     root = statements[0]
@@ -96,7 +114,7 @@ def _check_tokens(tokens: list[Token], limits: Limits) -> None:
     """Refuse by the tokens alone what the parser should not even be tried on."""
     if not tokens:
         raise QueryRefusedError("The query is empty.", error_code="syntax_error", code=400)
-    if tokens[0].token_type not in _FIRST_TOKENS:
+    if tokens[0].token_type not in _FIRST_TOKENS | _SPARK_ONLY_FIRST_TOKENS:
         raise _statement(
             f"Only SELECT, WITH ... SELECT, VALUES and their unions are allowed, not {tokens[0].text[:30]!r}.",
             tokens[0],
@@ -109,12 +127,27 @@ def _check_tokens(tokens: list[Token], limits: Limits) -> None:
                 raise _too_complex(f"The query is nested more than {limits.nesting} deep; split it with WITH.", token)
         elif token.token_type in _CLOSING:
             depth -= 1
-        elif token.text == "$" or token.text.startswith("${"):
+        elif token.token_type not in _TEXTS and (token.text == "$" or token.text.startswith("${")):
             raise _syntax("${...} is not replaced by anything here; write the value", token)
         elif token.token_type is TokenType.PIPE_GT:
             raise _syntax("the pipe operator |> is not supported; use WITH", token)
         elif token.token_type is TokenType.SEMICOLON and following and following.token_type is not TokenType.SEMICOLON:
             raise _statement("Send one statement per request.", following)
+    if tokens[0].token_type in _SPARK_ONLY_FIRST_TOKENS:
+        raise QueryNotReadError(
+            f"Only SELECT, WITH ... SELECT, VALUES and their unions are allowed, not {tokens[0].text[:30]!r}.",
+            error_code="statement_not_allowed",
+            position=_position(tokens[0]),
+        )
+
+
+def _brackets(text: str) -> int:
+    """How deep brackets are nested at most in a text whose tokens are not known."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _check_node(node: exp.Expr, views: Collection[str]) -> None:
@@ -159,14 +192,22 @@ def _check_table(table: exp.Table, views: Collection[str]) -> None:
 
 
 def _common_tables(node: exp.Expr) -> Iterator[str]:
-    """Names of the WITH clauses around `node`."""
-    ancestor = node.parent
+    """Names that the WITH clauses around `node` give there.
+
+    Within a definition these are the earlier ones of its clause, and its own only with RECURSIVE.
+    """
+    inside, ancestor = node, node.parent
     while ancestor is not None:
-        with_ = ancestor if isinstance(ancestor, exp.With) else ancestor.args.get("with_")
-        if isinstance(with_, exp.With):
+        if isinstance(ancestor, exp.With):
+            for common in ancestor.expressions:
+                if common is not inside or ancestor.args.get("recursive"):
+                    yield common.alias.lower()
+                if common is inside:
+                    break
+        elif not isinstance(inside, exp.With) and isinstance(with_ := ancestor.args.get("with_"), exp.With):
             for common in with_.expressions:
                 yield common.alias.lower()
-        ancestor = ancestor.parent
+        inside, ancestor = ancestor, ancestor.parent
 
 
 def _check_table_function(function: exp.Func, node: exp.Expr) -> None:
@@ -228,12 +269,12 @@ def _token_start(line: int, last_column: int, width: int) -> tuple[int, int]:
     return line, max(1, last_column - width + 1)
 
 
-def _syntax_error(error: ParseError) -> QueryRefusedError:
+def _syntax_error(error: ParseError) -> QueryNotReadError:
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or "it is not valid SQL").rstrip(".")
     if "<class" in description:  # sqlglot's words for its own tree
         description = "a function has too few or too many arguments, or a clause is incomplete"
-    return QueryRefusedError(
+    return QueryNotReadError(
         f"The query cannot be read: {description}.",
         error_code="syntax_error",
         code=400,

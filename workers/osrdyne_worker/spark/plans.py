@@ -1,31 +1,58 @@
-"""Spark's own plans of a query, as text.
+"""Spark's own plans of a query, and a complete description of them as JSON.
 
 Used by pipelines to look at a query before it runs. With Spark Connect the plans stay on the server: None.
+`TreeNode.toJSON` leaves out maps and whatever it does not know, so `PlanWalker.java` writes the description; Janino,
+the compiler that Spark ships, compiles it once for each JVM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from typing import Any
 
 _SAMPLE = '"class":"org.apache.spark.sql.catalyst.plans.logical.Sample"'
 
 
-def parsed_plan(session: Any, query: str) -> str | None:
-    """What Spark's parser reads, as JSON; nothing is run or looked up."""
+@dataclass(frozen=True, slots=True)
+class ParsedQuery:
+    """What Spark's parser reads: its plan (an object of the JVM), and the description of that plan."""
+
+    plan: Any
+    description: str
+
+
+def parse_query(session: Any, query: str) -> ParsedQuery | None:
+    """The plan of Spark's parser; nothing is evaluated or looked up. Raises what the parser says of the text."""
     java_session = getattr(session, "_jsparkSession", None)
     if java_session is None:
         return None
-    return str(java_session.sessionState().sqlParser().parsePlan(query).toJSON())
+    # The parser uses the settings of the session that is active in this thread.
+    session._jvm.SparkSession.setActiveSession(java_session)
+    plan = java_session.sessionState().sqlParser().parsePlan(query)
+    return ParsedQuery(plan, _description(session, plan, views=(), analyzed=False))
 
 
-def analyzed_plan(frame: Any) -> str | None:
-    """What Spark's analyser made of a DataFrame, as JSON."""
+def frame_of(session: Any, parsed: ParsedQuery) -> Any:
+    """The DataFrame of a parsed plan: it is analysed here, and the text is not read a second time."""
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    java_frame = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, parsed.plan)
+    return DataFrame(java_frame, session)
+
+
+def analyzed_plan(frame: Any, *, views: frozenset[str] = frozenset()) -> str | None:
+    """The description of what Spark's analyser made of a DataFrame, without the inside of the `views`."""
     java_frame = getattr(frame, "_jdf", None)
-    return None if java_frame is None else str(java_frame.queryExecution().analyzed().toJSON())
+    if java_frame is None:
+        return None
+    return _description(frame.sparkSession, java_frame.queryExecution().analyzed(), views=views, analyzed=True)
 
 
 def is_repeatable(frame: Any, analyzed: str) -> bool:
-    """Whether running the analysed plan (`analyzed` is its JSON) again is the same as running the text again.
+    """Whether running the analysed plan (`analyzed` is its description) again is the same as running the text again.
 
     It is not where Spark has drawn a random seed: for `rand()` while it analyses, for TABLESAMPLE while it parses. The
     time of day is looked at later.
@@ -40,3 +67,29 @@ def explained_plan(frame: Any, mode: str) -> str:
         return str(frame._explain_string(mode=mode))
     utils = frame.sparkSession._jvm.org.apache.spark.sql.api.python.PythonSQLUtils
     return str(utils.explainString(java_frame.queryExecution(), mode))
+
+
+def load_plan_walker(session: Any) -> None:
+    """Compile the walker now, so that the first query does not wait for it, and a JVM without it does not start."""
+    if getattr(session, "_jsparkSession", None) is not None:
+        _walk_method(session.sparkContext._gateway)
+
+
+def _description(session: Any, plan: Any, *, views: Collection[str], analyzed: bool) -> str:
+    gateway = session.sparkContext._gateway
+    names = gateway.jvm.java.util.HashSet()
+    for view in views:
+        names.add(view)
+    arguments = gateway.new_array(gateway.jvm.Object, 3)
+    arguments[0], arguments[1], arguments[2] = plan, names, analyzed
+    return str(_walk_method(gateway).invoke(None, arguments))
+
+
+@lru_cache(maxsize=1)
+def _walk_method(gateway: Any) -> Any:
+    """`PlanWalker.walk`, compiled in the JVM of the gateway."""
+    compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(gateway.jvm.Thread.currentThread().getContextClassLoader())
+    compiler.cook(files(__package__).joinpath("PlanWalker.java").read_text(encoding="utf-8"))
+    walker = compiler.getClassLoader().loadClass("PlanWalker")
+    return next(method for method in walker.getMethods() if method.getName() == "walk")

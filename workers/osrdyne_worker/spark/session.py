@@ -51,18 +51,20 @@ _JVM_END_TIMEOUT = 10.0
 class SparkSessions:
     """Builds and controls the SparkSession of this process; there is at most one at a time.
 
-    `required` are settings that the application depends on: they win over the configuration.
+    `required` are settings that the application depends on: they win over the configuration. `java_options` are added
+    to the configured options of every JVM, behind them, so that they win too.
     """
 
-    def __init__(self, *, required: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, required: Mapping[str, str] | None = None, java_options: str = "") -> None:
         self._required = dict(required or {})
+        self._java_options = java_options
         self._over = GroupsThatAreOver()
 
     def build(self, context: Context) -> Any:
         """The session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (the JVM ended)."""
         settings = context.worker_config.get("spark") or {}
         master = str(settings.get("master") or "local[*]")
-        conf = session_conf(master, settings.get("conf") or {}, self._required)
+        conf = session_conf(master, settings.get("conf") or {}, self._required, self._java_options)
         conf.setdefault("spark.app.name", app_name(context))
         try:
             import pyspark.sql  # noqa: F401
@@ -136,10 +138,16 @@ class SparkSessions:
             _end_jvm()
 
 
-def session_conf(master: str, configured: Mapping[str, Any], required: Mapping[str, str]) -> dict[str, str]:
+def session_conf(
+    master: str, configured: Mapping[str, Any], required: Mapping[str, str], java_options: str = ""
+) -> dict[str, str]:
     """The settings of the session: defaults, then what is configured, then what the application requires."""
     local = _LOCAL_DEFAULTS if master.startswith("local") else {}
-    return {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
+    conf = {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
+    if java_options:
+        for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+            conf[name] = f"{conf.get(name, '')} {java_options}".strip()
+    return conf
 
 
 def app_name(context: Context) -> str:

@@ -1,4 +1,7 @@
-"""One small Spark for the whole run, and the TPC-H tables at a tiny scale."""
+"""Fixtures of the tests on Spark: one small Spark for each process of the run, and the TPC-H tables at a tiny scale.
+
+`tests/conftest.py` loads them for every folder. Spark is imported where it is used: most tests do without it.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Call, Context
-from osrdyne_worker.pipelines.sql import REQUIRED_SETTINGS, open_data
-from osrdyne_worker.spark.session import SparkSessions
+
+if TYPE_CHECKING:
+    from osrdyne_worker.spark.session import SparkSessions
 
 SMALL_SPARK = {
     "master": "local[2]",
@@ -27,12 +31,14 @@ MakeCall = Callable[..., Call]
 
 @pytest.fixture(scope="session")
 def sessions() -> SparkSessions:
-    return SparkSessions(required=REQUIRED_SETTINGS)
+    from osrdyne_worker.pipelines.sql import sessions
+
+    return sessions
 
 
 @pytest.fixture(scope="session")
 def spark(sessions: SparkSessions) -> Iterator[Any]:
-    """The session that all tests of this folder share, built as a worker builds its own."""
+    """The session that all tests share, built as a worker builds its own."""
     session = sessions.build(Context(key=Key("tests"), pool="tests", worker_config={"spark": SMALL_SPARK}))
     yield session
     sessions.close(session)
@@ -64,6 +70,8 @@ def tpch_config(tpch: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def make_call(spark: Any) -> MakeCall:
     """Builds a call of a worker for `key`: its data is opened as at start, in a session with views of its own."""
+
+    from osrdyne_worker.pipelines.sql import open_data
 
     def build(config: Mapping[str, Any], key: str, *, accept: str | None = None) -> Call:
         context = Context(key=Key(key), pool="tests", config=config, session=spark.newSession())
