@@ -63,6 +63,18 @@ class Metrics:
         self.invalid_messages = Counter(
             "osrdyne_invalid_messages", "Messages that could not be understood, by queue.", ["queue"], registry=registry
         )
+        self.forged_messages = Counter(
+            "osrdyne_forged_messages",
+            "Messages that did not come through the pool's own exchange and were dropped, by queue.",
+            ["queue"],
+            registry=registry,
+        )
+        self.forged_reply_to = Counter(
+            "osrdyne_forged_reply_to",
+            "Requests dropped because no answer may go to their reply address, by who found out.",
+            ["component"],
+            registry=registry,
+        )
         self.queue_commands = Counter(
             "osrdyne_queue_commands", "Commands on request queues, by command.", ["command"], registry=registry
         )

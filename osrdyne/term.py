@@ -55,12 +55,14 @@ from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors import activity, cancels, dead_letters, orphans
 from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.orphan_queue import build_orphan_processor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
 from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,9 @@ class Term:
     def _build_processors(self) -> None:
         names, clock, metrics = self.names, self._clock, self._metrics
         publisher, kept_cancels = self._session.publisher, KeptCancels(clock)
-        replier = Replier(publisher, metrics=metrics)
+        addresses = ReplyAddresses(names, self._settings.requests.reply_to_prefixes)
+        forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
+        replier = Replier(publisher, forgeries=forgeries, metrics=metrics)
         self._orphans = build_orphan_processor(
             self._settings,
             session=self._session,
@@ -260,6 +264,7 @@ class Term:
             splitting=self.splitting,
             cancels=kept_cancels,
             replier=replier,
+            forgeries=forgeries,
             clock=clock,
             metrics=metrics,
         )
@@ -267,13 +272,20 @@ class Term:
             names=names,
             publisher=publisher,
             replier=replier,
+            forgeries=forgeries,
             workers=self.worker_board,
             evidence=EvidenceCollector(registry=self.registry, deaths=self.deaths, clock=clock),
             delivery_limit=self._settings.requests.delivery_limit,
             clock=clock,
             metrics=metrics,
         )
-        self.poison = PoisonInventory(names=names, publisher=publisher, open_channel=self._session.channel, clock=clock)
+        self.poison = PoisonInventory(
+            names=names,
+            publisher=publisher,
+            open_channel=self._session.channel,
+            forgeries=forgeries,
+            clock=clock,
+        )
         self._cancels = cancels.CancelProcessor(
             names=names,
             tracker=self.tracker,
@@ -281,9 +293,12 @@ class Term:
             splitting=self.splitting,
             kept=kept_cancels,
             publisher=publisher,
+            forgeries=forgeries,
             metrics=metrics,
         )
         self._activity = activity.ActivityProcessor(
+            names=names,
+            forgeries=forgeries,
             tracker=self.tracker,
             board=self.queue_board,
             registry=self.registry,

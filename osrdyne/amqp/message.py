@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
-from osrdyne.protocol.messages import BROKER_HEADERS, Request, request_from_wire
+from osrdyne.protocol.messages import BROKER_HEADERS, ROUTING_HEADERS, Request, request_from_wire
 
 if TYPE_CHECKING:
     from osrdyne.amqp.channel import Channel
@@ -22,8 +22,6 @@ TRANSIENT = 1
 _ROOM_FOR_ONE_HEADER = 16
 """Lengths, type, and a number if it is one."""
 _BYTES_OF_A_CHARACTER = 4
-ROUTING_HEADERS = frozenset({"CC", "BCC"})
-"""RabbitMQ's sender-selected distribution."""
 DIRECT_REPLY_TO_QUEUE = "amq.rabbitmq.reply-to"
 
 

@@ -81,7 +81,7 @@ def pool_topology(pool: str) -> Topology:
         (
             Queue(names.leader_queue, _quorum(single_consumer=True)),
             *_fanout(names.dead_letter_exchange, names.dead_letter_queue, _quorum(single_consumer=True)),
-            Queue(names.poison_queue, _quorum()),
+            *_fanout(names.poison_exchange, names.poison_queue, _quorum()),
             *_fanout(
                 names.orphan_exchange,
                 names.orphan_queue,

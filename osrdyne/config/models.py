@@ -235,8 +235,12 @@ class WorkerSettings(Model):
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
 
-    def to_worker_config(self, *, max_clock_skew: float) -> dict[str, object]:
+    def to_worker_config(
+        self, *, max_clock_skew: float, reply_to_prefixes: tuple[str, ...] | None = None
+    ) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
+        # Only where it is set: a further name would be another configuration, and workers would be replaced for it.
+        addresses = {} if reply_to_prefixes is None else {"reply_to_prefixes": list(reply_to_prefixes)}
         return {
             "runtime": {
                 "max_clock_skew": max_clock_skew,
@@ -246,6 +250,7 @@ class WorkerSettings(Model):
                 "stop_grace": self.stop_grace,
                 "skip_abandoned": self.skip_abandoned,
                 "debug": self.debug,
+                **addresses,
             },
             "spark": {"master": self.spark_master, "conf": self.spark_conf},
             "app": self.config,
@@ -311,6 +316,12 @@ class RequestSettings(Model):
     max_length_bytes: Size | None = Field(None, ge=1, description="Bytes in one request queue; more are refused.")
     max_message_bytes: Size = Field(16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 itself stops at 16 MiB.")
     max_clock_skew: Duration = Field(5.0, description="Allowed between the clocks of client, worker and controller.")
+    reply_to_prefixes: tuple[str, ...] | None = Field(
+        None,
+        description="Reply queues of requests must have a name that begins with one of these; an empty list allows "
+        "direct reply-to only. By default every queue that is not the pool's own. A request with another `reply-to` "
+        "is dropped and counted.",
+    )
     check_entire_queue_on_cleanup: bool = Field(
         False,
         description="Managed pools only: also answer requests that expire behind one that does not, before they reach "
@@ -423,7 +434,9 @@ class Settings(Model):
 
     def worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
-        return self.worker.to_worker_config(max_clock_skew=self.requests.max_clock_skew)
+        return self.worker.to_worker_config(
+            max_clock_skew=self.requests.max_clock_skew, reply_to_prefixes=self.requests.reply_to_prefixes
+        )
 
     def effective_consumer_timeout(self) -> float:
         """RabbitMQ's limit for an unacknowledged delivery, seconds."""

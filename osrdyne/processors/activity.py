@@ -18,20 +18,25 @@ from osrdyne.metrics import OTHER, Metrics
 from osrdyne.pool.facts import QueueBoard
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.workers import WORK, WorkerRegistry, completed_requests
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import (
     COMPLETED_PRIORITY_HEADER,
     COMPLETED_ROUTE_HEADER,
     COMPLETED_WITHOUT_ANSWER,
+    FORGED_FIELD,
+    REPLY_TO_REFUSED,
     RETRIED,
     ActivityReport,
     Event,
     report_from_wire,
 )
 from osrdyne.protocol.messages import STATUS_HEADER
-from osrdyne.protocol.names import PRIORITIES, Key, WorkerId, parse_key
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId, parse_key
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
+MAX_COUNTED = 1_000_000
+"""What one report may add to a counter of forged messages; a report may claim any number."""
 
 
 class ActivityProcessor:
@@ -41,15 +46,19 @@ class ActivityProcessor:
     def __init__(
         self,
         *,
+        names: PoolNames,
         tracker: PoolStateTracker,
         board: QueueBoard,
         registry: WorkerRegistry,
+        forgeries: Forgeries,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
         on_retried: Callable[[Key, int | None, str | None], None],
         window: float,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
+        self._names = names
+        self._forgeries = forgeries
         self._tracker = tracker
         self._board = board
         self._registry = registry
@@ -75,6 +84,8 @@ class ActivityProcessor:
 
     def process(self, delivery: Delivery) -> ActivityReport | None:
         """One report; None for what is none, or of a group that nobody knows."""
+        if self._forgeries.is_forged(delivery, self._names.activity_exchange, queue="activity"):
+            return None
         report = report_from_wire(routing_key=delivery.routing_key, headers=delivery.headers, body=delivery.body)
         try:
             if report is None:
@@ -88,6 +99,9 @@ class ActivityProcessor:
         if not self._is_known(key):
             return None
         self._registry.report(report)
+        forged = report.details.get(FORGED_FIELD)
+        if isinstance(forged, int) and 0 < forged < MAX_COUNTED:
+            self._forgeries.count("control", messages=forged, worker_id=report.worker_id)
         if report.event is Event.REQUEST_COMPLETED:
             self._count_completed(key, report)
         self._count_use(key, report)
@@ -102,6 +116,10 @@ class ActivityProcessor:
         priority = _read_priority(report.headers.get(COMPLETED_PRIORITY_HEADER))
         if status == RETRIED:
             self._on_retried(key, priority, route)
+        if status == REPLY_TO_REFUSED:
+            self._forgeries.count_reply_to(
+                "worker", key=key, reason="a worker refused it", requests=min(completed_requests(report), MAX_COUNTED)
+            )
         labels = self._metrics.of_route(route, priority)
         known = status if status in list(Status) or status in COMPLETED_WITHOUT_ANSWER else OTHER
         self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))

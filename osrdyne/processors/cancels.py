@@ -20,6 +20,7 @@ from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.edge import contained
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.kept_cancels import KeptCancels, RequestName
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import Key, PoolNames, WorkerId, parse_key
@@ -41,6 +42,7 @@ class CancelProcessor:
         splitting: SplitterInForce,
         kept: KeptCancels,
         publisher: Publisher,
+        forgeries: Forgeries,
         metrics: Metrics,
     ) -> None:
         self._names = names
@@ -49,6 +51,7 @@ class CancelProcessor:
         self._splitting = splitting
         self._kept = kept
         self._publisher = publisher
+        self._forgeries = forgeries
         self._metrics = metrics
         self._log: Logger = get_logger("cancels")
 
@@ -63,6 +66,8 @@ class CancelProcessor:
 
     async def process(self, delivery: Delivery) -> None:
         """One cancel: to every worker that may run the request; the one that does acts."""
+        if self._forgeries.is_forged(delivery, self._names.cancel_exchange, queue="cancel"):
+            return
         properties = delivery.properties
         try:
             key = parse_key(delivery.routing_key)

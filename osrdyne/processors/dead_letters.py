@@ -22,6 +22,7 @@ from osrdyne.pool.facts import WorkerBoard
 from osrdyne.pool.roles import Publisher
 from osrdyne.processors.edge import contained
 from osrdyne.processors.evidence import EvidenceCollector
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison import bare_entry, finding, poison_entry
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
@@ -79,6 +80,7 @@ class DeadLetterResponder:
         names: PoolNames,
         publisher: Publisher,
         replier: Replier,
+        forgeries: Forgeries,
         workers: WorkerBoard,
         evidence: EvidenceCollector,
         delivery_limit: int,
@@ -88,6 +90,7 @@ class DeadLetterResponder:
         self._names = names
         self._publisher = publisher
         self._replier = replier
+        self._forgeries = forgeries
         self._workers = workers
         self._evidence = evidence
         # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
@@ -105,6 +108,9 @@ class DeadLetterResponder:
 
     async def process(self, delivery: Delivery) -> None:
         """One dead letter, to its end."""
+        if self._forgeries.is_forged(delivery, self._names.dead_letter_exchange, queue="dead-letters"):
+            await delivery.ack()
+            return
         request = delivery.to_request(now_ms=now_ms(self._clock))
         headers = without_waits(delivery.headers, self._names)
         reason = death_reason(headers)
@@ -157,7 +163,9 @@ class DeadLetterResponder:
         failures = 0
         while True:
             try:
-                await self._publisher.publish(entry, exchange="", routing_key=self._names.poison_queue, mandatory=True)
+                await self._publisher.publish(
+                    entry, exchange=self._names.poison_exchange, routing_key=self._names.poison_queue, mandatory=True
+                )
                 return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1

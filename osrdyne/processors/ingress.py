@@ -33,6 +33,7 @@ from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import NOT_BOUND, deliver
 from osrdyne.processors.edge import contained, to_dead_letters
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.forwarding import Doubt, Refusal, hops_of, refuse_for, refuse_orphan
 from osrdyne.processors.kept_cancels import KeptCancels
 from osrdyne.processors.lanes import Lanes, Place
@@ -75,6 +76,7 @@ class IngressProcessor:
         cancels: KeptCancels,
         publisher: Publisher,
         replier: Replier,
+        forgeries: Forgeries,
         max_clock_skew: float,
         clock: Clock,
         metrics: Metrics,
@@ -89,6 +91,7 @@ class IngressProcessor:
         self._splitting = splitting
         self._publisher = publisher
         self._replier = replier
+        self._forgeries = forgeries
         self._skew_ms = int(max_clock_skew * 1000)
         self._clock = clock
         self._metrics = metrics
@@ -109,6 +112,9 @@ class IngressProcessor:
             jobs: KeyedJobs[str] = KeyedJobs(group, "requests of")
             async for delivery in consumer:
                 window.take(delivery)
+                if self._forgeries.is_forged_orphan(delivery):
+                    await self._done(delivery)
+                    continue
                 try:
                     arrival = self._split(delivery, arrival_of(delivery, now_ms=now_ms(self._clock)))
                 except Exception:  # as in `contained`: the end of this request, and not of the term
@@ -140,6 +146,10 @@ class IngressProcessor:
     async def _begin(self, group: asyncio.TaskGroup, arrival: Arrival, arrived_at: float, delivery: Delivery) -> None:
         """Decide, and wait until every group is bound; then publish beside the next request of the key."""
         request = arrival.request
+        if self._forgeries.refuses_reply_to(request, component="ingress"):
+            await self._done(delivery)
+            self._count(None, "reply-to-refused")
+            return
         decision = self._decide(delivery, arrival)
         if isinstance(decision, Refusal):
             await self._refuse(delivery, request, decision)

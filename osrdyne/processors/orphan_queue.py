@@ -17,6 +17,7 @@ from osrdyne.pool.passed_deadlines import PassedDeadlines
 from osrdyne.pool.routes_in_force import RoutesInForce
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.forwarding import Doubt
 from osrdyne.processors.ingress import IngressProcessor
 from osrdyne.processors.kept_cancels import KeptCancels
@@ -41,6 +42,7 @@ def build_orphan_processor(
     splitting: SplitterInForce,
     cancels: KeptCancels,
     replier: Replier,
+    forgeries: Forgeries,
     clock: Clock,
     metrics: Metrics,
 ) -> OrphanProcessor | IngressProcessor:
@@ -54,6 +56,7 @@ def build_orphan_processor(
             doubt=doubt,
             publisher=session.publisher,
             replier=replier,
+            forgeries=forgeries,
             ttl=settings.requests.ttl,
             max_clock_skew=settings.requests.max_clock_skew,
             clock=clock,
@@ -85,6 +88,7 @@ def build_orphan_processor(
         cancels=cancels,
         publisher=session.publisher,
         replier=replier,
+        forgeries=forgeries,
         max_clock_skew=settings.requests.max_clock_skew,
         clock=clock,
         metrics=metrics,

@@ -26,6 +26,7 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.delivery_attempts import deliver
 from osrdyne.processors.edge import contained, to_dead_letters
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.forwarding import Doubt, Refusal, forwarded, hops_of, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
@@ -49,6 +50,7 @@ class OrphanProcessor:
         doubt: Doubt,
         publisher: Publisher,
         replier: Replier,
+        forgeries: Forgeries,
         ttl: float,
         max_clock_skew: float,
         clock: Clock,
@@ -61,6 +63,7 @@ class OrphanProcessor:
         self._doubt = doubt
         self._publisher = publisher
         self._replier = replier
+        self._forgeries = forgeries
         self._ttl_ms = int(ttl * 1000)
         self._skew_ms = int(max_clock_skew * 1000)
         self._clock = clock
@@ -90,7 +93,14 @@ class OrphanProcessor:
 
     async def process(self, delivery: Delivery, *, arrived_at: float) -> None:
         """One orphan, to its end: forwarded or answered, and acknowledged. `arrived_at`: monotonic."""
+        if self._forgeries.is_forged_orphan(delivery):
+            await delivery.ack()
+            return
         request = delivery.to_request(now_ms=now_ms(self._clock))
+        if self._forgeries.refuses_reply_to(request, component="orphans"):
+            await delivery.ack()
+            self._metrics.orphans.labels(outcome="reply-to-refused").inc()
+            return
         try:
             key = parse_key(request.key)
         except InvalidKeyError as error:

@@ -19,6 +19,7 @@ from osrdyne.errors import InvalidKeyError, PoisonNotFoundError, PublishRefusedE
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.roles import Publisher
 from osrdyne.pool.view import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison import replayed
 from osrdyne.processors.poison_places import Place, matches, page_of, place_of, resolve
 from osrdyne.processors.poison_reading import Reading
@@ -56,12 +57,14 @@ class PoisonInventory:
         names: PoolNames,
         publisher: Publisher,
         open_channel: Callable[[], Awaitable[Channel]],
+        forgeries: Forgeries,
         clock: Clock,
         renew_at: int = RENEW_AT,
     ) -> None:
         self._names = names
         self._publisher = publisher
         self._open_channel = open_channel
+        self._forgeries = forgeries
         self._clock = clock
         self._renew_at = renew_at
         self._lock = asyncio.Lock()
@@ -184,12 +187,15 @@ class PoisonInventory:
     async def _reading(self) -> AsyncIterator[Reading]:
         """A reading of the whole queue; at its end everything that was not removed goes back."""
         channel = await self._open_channel()
-        reading = Reading(channel, self._names.poison_queue, self._renew)
+        reading = Reading(channel, self._names.poison_queue, self._renew, is_forged=self._is_forged)
         try:
             reading.expect(min(await self._count(channel), MAX_ENTRIES))
             yield reading
         finally:
             self._given_back = await reading.give_back()
+
+    def _is_forged(self, delivery: Delivery) -> bool:
+        return self._forgeries.is_forged(delivery, self._names.poison_exchange, queue="poison")
 
     async def _renew(self, delivery: Delivery) -> bool:
         """Replace an entry that was read too often: the copy first, so that a crash leaves two."""
@@ -197,6 +203,8 @@ class PoisonInventory:
         if not isinstance(count, int) or count < self._renew_at:
             return False
         copy = delivery.to_message(headers=delivery.headers, expiration=None)
-        await self._publisher.publish(copy, exchange="", routing_key=self._names.poison_queue, mandatory=True)
+        await self._publisher.publish(
+            copy, exchange=self._names.poison_exchange, routing_key=self._names.poison_queue, mandatory=True
+        )
         self._log.info("poison entry renewed", deliveries=count)
         return True

@@ -25,10 +25,18 @@ ARRIVAL_TIMEOUT = 5.0
 class Reading:
     """The entries one by one, each with its delivery. Remembers delivery tags, no bodies."""
 
-    def __init__(self, channel: Channel, queue: str, renew: Callable[[Delivery], Awaitable[bool]]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        queue: str,
+        renew: Callable[[Delivery], Awaitable[bool]],
+        *,
+        is_forged: Callable[[Delivery], bool],
+    ) -> None:
         self._channel = channel
         self._queue = queue
         self._renew = renew
+        self._is_forged = is_forged
         self._expected = 0
         self._consumer: Consumer | None = None
         self._batch = 0
@@ -46,6 +54,9 @@ class Reading:
     async def __anext__(self) -> tuple[PoisonView, Delivery]:
         while (delivery := await self._next()) is not None:
             self._held[delivery.tag] = None
+            if self._is_forged(delivery):
+                await self.remove(delivery)
+                continue
             if not await self._renew(delivery):
                 return view_entry(delivery, name=self._name(delivery)), delivery
             await self.remove(delivery)

@@ -9,6 +9,7 @@ from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.roles import Publisher
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status
 
@@ -16,8 +17,9 @@ from osrdyne.protocol.statuses import Status
 class Replier:
     """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
 
-    def __init__(self, publisher: Publisher, *, metrics: Metrics) -> None:
+    def __init__(self, publisher: Publisher, *, forgeries: Forgeries, metrics: Metrics) -> None:
         self._publisher = publisher
+        self._forgeries = forgeries
         self._metrics = metrics
         self._log: Logger = get_logger("replies")
 
@@ -35,7 +37,7 @@ class Replier:
         Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone, full, or
         without a leader): that is counted, and the caller may acknowledge the request all the same.
         """
-        if request.reply_to is None:
+        if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
         detail = header_text(detail)
         body = {"error": {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}

@@ -17,9 +17,13 @@ COMPLETED_ROUTE_HEADER = "x-route"
 COMPLETED_PRIORITY_HEADER = "x-priority"
 RETRIED = "retried"
 """The status of an attempt after which the request is tried again."""
-COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED})
+REPLY_TO_REFUSED = "reply-to-refused"
+"""The status of a request that was not run, because no answer may go to its reply address."""
+COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED, REPLY_TO_REFUSED})
 """What `x-status` of a report may say besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
+FORGED_FIELD = "forged"
+"""Detail of a report: how many forged control messages the worker has dropped since it last said so."""
 BUSY_INTERVAL = 5.0
 """Seconds between two `busy` reports while anything runs."""
 

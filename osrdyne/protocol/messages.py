@@ -46,6 +46,9 @@ BROKER_HEADERS = frozenset(
 )
 """Headers that belong to the broker and are stripped before a message is republished (BROKER 0.7)."""
 
+ROUTING_HEADERS = frozenset({"CC", "BCC"})
+"""RabbitMQ delivers a message also to the routing keys in these headers (sender-selected distribution)."""
+
 DETAIL_LIMIT = 2_000
 """Characters of a detail: it is a header, and all headers together must fit into one frame."""
 
@@ -117,8 +120,13 @@ class Response:
         return self.code
 
     def wire_headers(self) -> dict[str, object]:
-        """The headers of the reply, in the types that the reference client reads."""
-        headers: dict[str, object] = dict(self.headers)
+        """The headers of the reply, in the types that the reference client reads.
+
+        Without those that route: a reply goes through the default exchange, where they name any queue.
+        """
+        headers: dict[str, object] = {
+            name: value for name, value in self.headers.items() if name not in ROUTING_HEADERS
+        }
         headers[STATUS_HEADER] = encode_status(self.status)
         optional: dict[str, object | None] = {
             CODE_HEADER: self.told_code,

@@ -31,6 +31,10 @@ _ENCODED = re.compile(r"(?:[A-Za-z0-9]|\+[0-9A-F]{2})*\Z")
 _STORE = re.compile(r"_Pri([0-9])\Z")
 _DELAY = re.compile(r"[1-9][0-9]{0,9}\Z")
 _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
+_OWN_NAME = re.compile(
+    r"(?:(?:orphan|dl|activity|poison|cancel|leader|audit)\Z|(?:req|ctl|retry|register)-|[a-z]+-xchg(?:\Z|_))"
+)
+"""What follows the pool id in the names of its queues and exchanges."""
 _HASH_CHARS = 32  # 128 bits in hexadecimal
 
 
@@ -143,6 +147,11 @@ class PoolNames:
         return QueueName(f"{self.pool}-poison")
 
     @property
+    def poison_exchange(self) -> str:
+        """The only way into the poison queue that is believed: see `processors.forgeries`."""
+        return f"{self.pool}-poison-xchg"
+
+    @property
     def control_exchange(self) -> str:
         return f"{self.pool}-ctl-xchg"
 
@@ -246,6 +255,11 @@ class PoolNames:
             if key is not None and self.request_queue(key, priority) == queue:
                 return key, priority
         return None
+
+    def owns(self, name: str) -> bool:
+        """Whether the pool has a queue or an exchange of this name, or may come to have one."""
+        prefix = f"{self.pool}-"
+        return name.startswith(prefix) and _OWN_NAME.match(name[len(prefix) :]) is not None
 
     def control_queue(self, worker_id: WorkerId) -> QueueName:
         return QueueName(f"{self.pool}-ctl-{worker_id}")

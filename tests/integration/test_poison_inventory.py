@@ -17,10 +17,13 @@ from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.publisher import LeaderPublisher
 from osrdyne.broker.topology import pool_topology
 from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
+from osrdyne.metrics import Metrics
 from osrdyne.pool.view import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 NOW_MS = 1_700_000_000_000
 DEATH = PoisonDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)
@@ -41,6 +44,7 @@ class Pool:
             names=self.names,
             publisher=publisher,
             open_channel=self.connection.channel,
+            forgeries=Forgeries(ReplyAddresses(self.names), metrics=Metrics(), clock=SystemClock()),
             clock=SystemClock(),
             renew_at=renew_at,
         )
@@ -58,7 +62,7 @@ class Pool:
 
     async def put(self, message: Message) -> None:
         """Into the inventory's queue, as it is."""
-        await self.channel.publish(message, exchange="", routing_key=self.names.poison_queue)
+        await self.channel.publish(message, exchange=self.names.poison_exchange, routing_key="")
 
     async def poison(self, message: Message, key: str = "k", at_ms: int = NOW_MS) -> None:
         """What the dead letter responder does."""

@@ -14,8 +14,10 @@ from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.view import WorkerState
 from osrdyne.pool.workers import WorkerRegistry
 from osrdyne.processors.activity import ActivityProcessor
+from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
-from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -32,7 +34,10 @@ class Setting:
         self.board = QueueBoard()
         self.registry = WorkerRegistry(self.clock)
         self.metrics = Metrics()
+        names = PoolNames("pool")
         self.processor = ActivityProcessor(
+            names=names,
+            forgeries=Forgeries(ReplyAddresses(names), metrics=self.metrics, clock=self.clock),
             tracker=self.tracker,
             board=self.board,
             registry=self.registry,
@@ -48,7 +53,9 @@ class Setting:
 
     def process(self, message: Message, key: str = A) -> None:
         channel = FakeChannel(FakeBroker(self.clock))
-        self.processor.process(Delivery(channel, 1, "x", key, False, message.body, message.properties()))
+        self.processor.process(
+            Delivery(channel, 1, "pool-activity-xchg", key, False, message.body, message.properties())
+        )
 
     def report(self, event: Event, key: str = A, **details: object) -> None:
         report = ActivityReport(key, event, "w", details)

@@ -28,7 +28,8 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import HOPS_HEADER, Request
-from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker
@@ -131,7 +132,8 @@ async def suffer(messages: Sequence[HostileMessage], log: list[dict[str, Any]]) 
         wrong = {
             "good request not served": stack.waiting("good") != [b"good"],
             "left": {name: len(stack.broker.bodies(name)) for name in CONSUMED if stack.broker.bodies(name)},
-            "poison not shown": went["pool-poison"] - sum(view.deliveries is None for view in poison.entries),
+            "poison not dropped": went["pool-poison"] - counted(stack, "osrdyne_forged_messages", queue="poison"),
+            "poison shown": poison.entries,
             **unaccounted(stack, went),
             **not_logged_once(stack, log),
         }
@@ -236,6 +238,7 @@ class WorkerBench:
             reporter=self.reporter,
             sender=ReplySender("w", 2**20, self.clock),
             retries=Retries(None),
+            addresses=ReplyAddresses(PoolNames("pool")),
             settings=RuntimeSettings(),
             spawn=group.create_task,
             give_up=self.ended.append,
@@ -246,7 +249,14 @@ class WorkerBench:
         self.broker.declare_queue("requests", {})
         self.broker.declare_exchange(ENVIRONMENT.control_exchange, "topic", {})
         self.listening = group.create_task(
-            listen(self.connection, ENVIRONMENT, self.obey, on_listening=lambda: None, clock=self.clock)
+            listen(
+                self.connection,
+                ENVIRONMENT,
+                self.obey,
+                on_listening=lambda: None,
+                on_forged=lambda: None,
+                clock=self.clock,
+            )
         )
 
     async def suffer(self, messages: Sequence[HostileMessage], log: list[dict[str, Any]]) -> dict[str, object]:

@@ -133,7 +133,7 @@ async def test_two_readings_at_once_both_see_everything() -> None:
     async with leading(clock) as stack:
         for number in range(3):
             await FakeChannel(stack.broker).publish(
-                Message(b"%d" % number), exchange="", routing_key=stack.names.poison_queue
+                Message(b"%d" % number), exchange=stack.names.poison_exchange, routing_key=""
             )
         query = PoisonQuery(bodies=True)
         pages = await asyncio.gather(*(stack.term.poison.page(query) for _ in range(3)))

@@ -11,7 +11,8 @@ import pytest
 from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -51,6 +52,7 @@ class Scene:
             reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
             sender=ReplySender("w", 2**20, self.clock),
             retries=Retries(None),
+            addresses=ReplyAddresses(PoolNames("pool")),
             settings=self.settings,
             spawn=group.create_task,
             give_up=lambda _: None,

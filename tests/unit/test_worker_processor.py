@@ -13,7 +13,8 @@ from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.errors import MessageTooLargeError, PublishRefusedError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
-from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
@@ -50,6 +51,7 @@ class Bench:
             reporter=self.reporter,
             sender=ReplySender("w", 2**20, self.clock),
             retries=Retries(RETRIES),
+            addresses=ReplyAddresses(PoolNames("pool")),
             settings=settings,
             spawn=group.create_task,
             give_up=self.given_up.append,

@@ -71,9 +71,13 @@ async def listen(
     handle: Callable[[ControlMessage], None],
     *,
     on_listening: Callable[[], None],
+    on_forged: Callable[[], None],
     clock: Clock,
 ) -> None:
     """Call `handle` with every control message, for as long as the connection lives; `on_listening` before them.
+
+    `on_forged` is called for a message that did not come through the control exchange, where only the controller may
+    publish: every reply is published to the default exchange, which reaches the control queue by its name.
 
     The control queue is exclusive: after a connection that broke silently, the broker refuses it until it has noticed,
     which is why this tries again.
@@ -81,7 +85,7 @@ async def listen(
     failures = 0
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, handle, on_listening)
+            await _listen_once(connection, environment, handle, on_listening, on_forged)
         except BrokerError as error:
             failures += 1
             if failures == 1 and not connection.is_closed:
@@ -94,6 +98,7 @@ async def _listen_once(
     environment: WorkerEnvironment,
     handle: Callable[[ControlMessage], None],
     on_listening: Callable[[], None],
+    on_forged: Callable[[], None],
 ) -> None:
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
@@ -107,6 +112,9 @@ async def _listen_once(
     consumer = await channel.consume(queue, no_ack=True)
     on_listening()
     async for delivery in consumer:
+        if delivery.exchange != environment.control_exchange:
+            on_forged()
+            continue
         message = control_from_wire(delivery.body)
         if message is None:
             log.warning("a control message cannot be understood", size=len(delivery.body))

@@ -23,6 +23,8 @@ class Settlement(Enum):
     """To the queue, as a failure that counts towards the delivery limit."""
     ABANDON = auto()
     """Acknowledged: its caller is gone."""
+    REFUSE = auto()
+    """Acknowledged: no answer may go to its reply address."""
     DROP = auto()
     """Nothing: RabbitMQ has taken it back already."""
 

@@ -15,9 +15,10 @@ from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import RETRIED
+from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
 from osrdyne.protocol.messages import ROUTE_HEADER, Request, Response, header_text
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.runtime.activity import Outcome, Reporter
@@ -53,6 +54,7 @@ class Processor:
         reporter: Reporter,
         sender: ReplySender,
         retries: Retries,
+        addresses: ReplyAddresses,
         settings: RuntimeSettings,
         spawn: Callable[..., asyncio.Task[None]],
         give_up: Callable[[BeyondHelp], None],
@@ -63,6 +65,7 @@ class Processor:
         self._reporter = reporter
         self._sender = sender
         self._retries = retries
+        self._addresses = addresses
         self._settings = settings
         self._spawn = spawn
         self._give_up = give_up
@@ -71,6 +74,7 @@ class Processor:
         self._slots = Slots(settings.concurrency, backlogs=self.backlogs, spawn=spawn)
         self._jobs: dict[int, InFlight] = {}
         self._lost_session: list[str] = []
+        self._logged_reply_to = False
         reporter.watch(self.running_requests)
         self._cancels = CancelMemory(clock)
         self._loop = asyncio.get_running_loop()
@@ -218,6 +222,10 @@ class Processor:
 
     def _first_look(self, job: InFlight) -> Result | None:
         request = job.request
+        reason = self._addresses.refuse(request.reply_to)
+        if reason is not None and job.interruption is None:
+            self._log_reply_to(job, reason)
+            return Settlement.REFUSE
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
         tried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
         was_cancelled = self._cancels.take(request.correlation_id, request.reply_to, tried_before=tried)
@@ -225,6 +233,13 @@ class Processor:
         if early is None and left is not None:
             self._arm(job, left)
         return early
+
+    def _log_reply_to(self, job: InFlight, reason: str) -> None:
+        """Once: a worker has one key, and the controller counts the others."""
+        if not self._logged_reply_to:
+            self._logged_reply_to = True
+            address = header_text(job.request.reply_to or "", limit=MAX_ROUTE)
+            log.warning("request dropped, it would be answered where no answer may go", reason=reason, reply_to=address)
 
     async def _run_in_slot(self, job: InFlight) -> Result:
         if not self._slots.try_acquire(job.rank):
@@ -341,6 +356,9 @@ class Processor:
             case Settlement.ABANDON:
                 await job.ack()
                 return self._completed(job, "abandoned")
+            case Settlement.REFUSE:
+                await job.delivery.ack()
+                return self._report(job, REPLY_TO_REFUSED)
             case Settlement.GIVE_BACK:
                 await job.nack()
             case Settlement.REJECT:

@@ -31,6 +31,7 @@ class RuntimeSettings:
     max_clock_skew: float = 0.0
     skip_abandoned: bool = False
     debug: bool = False
+    reply_to_prefixes: tuple[str, ...] | None = None
 
 
 def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
@@ -48,6 +49,10 @@ def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
 
 
 def _checked(name: str, value: object) -> object:
+    if name == "reply_to_prefixes":
+        if value is None or (isinstance(value, list) and all(isinstance(prefix, str) for prefix in value)):
+            return None if value is None else tuple(value)
+        raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be a list of names or null, not {value!r}.")
     if name in {"skip_abandoned", "debug"}:
         fits, wanted = isinstance(value, bool), "true or false"
     elif name == "concurrency":

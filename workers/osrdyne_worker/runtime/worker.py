@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,10 +20,11 @@ from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import BUSY_INTERVAL, Event
+from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import QueueName
+from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.app import App
 from osrdyne_worker.runtime.control import WantedState, apply_control, listen, parse_seconds
@@ -41,6 +43,8 @@ from osrdyne_worker.runtime.settings import runtime_settings
 from osrdyne_worker.runtime.watchdog import LoopWatchdog
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
+FORGED_INTERVAL = 5.0
+"""Seconds between two reports of forged control messages."""
 STABLE_AFTER = 10.0
 """Seconds after which a connection counts as good: losing it then is a first failure again."""
 CLOSING_TIME = 5.0
@@ -81,6 +85,8 @@ class Worker:
         self._wanted = WantedState(environment.requests_queues)
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         self._ready = False
+        self._forged = 0
+        self._told_forged_at = -math.inf
         self._loading_done = False
         self._link: Link | None = None
         self._ending: Ending | None = None
@@ -124,6 +130,7 @@ class Worker:
             reporter=self._reporter,
             sender=ReplySender(self._environment.worker_id, self._environment.max_message_bytes, self._clock),
             retries=Retries(self._environment.retry_exchange),
+            addresses=ReplyAddresses(PoolNames(self._environment.pool), self._settings.reply_to_prefixes),
             settings=self._settings,
             spawn=group.create_task,
             give_up=self.end,
@@ -192,6 +199,7 @@ class Worker:
                     self._environment,
                     self._handle_control,
                     on_listening=self._report_that_it_listens,
+                    on_forged=self._count_forged,
                     clock=self._clock,
                 )
                 group.create_task(listening, name="control")
@@ -242,6 +250,18 @@ class Worker:
                 self._update_queues()
                 self._report_state()
 
+    def _count_forged(self) -> None:
+        """Drop a message that the controller did not send; report and log how many there were, once in a while."""
+        self._forged += 1
+        self._report_forged()
+
+    def _report_forged(self) -> None:
+        now = self._clock.monotonic()
+        if self._forged and self._ending is None and now - self._told_forged_at >= FORGED_INTERVAL:
+            self._told_forged_at = now
+            log.warning("forged control messages dropped", messages=self._forged)
+            self._report_state()
+
     def _report_that_it_listens(self) -> None:
         """What the controller had to say after an earlier report, it could not: of a cancel, say."""
         if self._ending is None:  # a report after the last one would be taken for a worker that goes on
@@ -251,13 +271,16 @@ class Worker:
         """Tell the controller what this worker is doing now: a new leader learns it this way."""
         in_flight = self._processor.in_flight
         event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
-        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused)
+        forged = {FORGED_FIELD: self._forged} if self._forged else {}
+        self._forged = 0
+        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused, **forged)
 
     async def _report_busy(self) -> None:
         """While anything runs, say so every few seconds, with the session's progress; and see that it still lives."""
         watch = SessionWatch(self._settings.stray_timeout)
         while True:
             await self._clock.sleep(BUSY_INTERVAL)
+            self._report_forged()
             if not self._ready:
                 continue
             progress: Mapping[str, int] = {}

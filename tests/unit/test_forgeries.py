@@ -1,0 +1,93 @@
+"""What is not believed: names of the pool's own as reply addresses, messages that came another way."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from osrdyne.broker.topology import Exchange, Queue, pool_topology
+from osrdyne.metrics import Metrics
+from osrdyne.processors.forgeries import LOG_INTERVAL, Forgeries
+from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.testing.clock import VirtualClock
+
+NAMES = PoolNames("pool")
+DIRECT = ("amq.rabbitmq.reply-to", "amq.rabbitmq.reply-to.g1h2AA==.bm93aGVyZQ==")
+
+
+def names_of_the_pool() -> list[str]:
+    declared = [item.name for item in pool_topology("pool").declarations if isinstance(item, Exchange | Queue)]
+    return [
+        *declared,
+        *NAMES.register_queues,
+        NAMES.retry_exchange,
+        NAMES.retried_exchange,
+        NAMES.wait_queue(5000),
+        NAMES.control_queue(WorkerId("w")),
+        *(NAMES.work_exchange(priority) for priority in (None, *PRIORITIES)),
+        *(NAMES.request_queue(Key("a+b"), priority) for priority in (None, *PRIORITIES)),
+    ]
+
+
+@pytest.mark.parametrize("name", names_of_the_pool())
+def test_no_answer_goes_to_a_name_of_the_pools_own(name: str) -> None:
+    assert NAMES.owns(name)
+    assert ReplyAddresses(NAMES).refuse(name) is not None
+    assert ReplyAddresses(NAMES, (name,)).refuse(name) is not None
+
+
+@given(st.text(max_size=200))
+def test_queue_of_any_key_or_worker_is_the_pools_own(text: str) -> None:
+    assert NAMES.owns(f"pool-req-{text}") and NAMES.owns(f"pool-ctl-{text}")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "replies", "pool-replies", "pool2-orphan", "xpool-orphan", "pool", "pool-", "pool-orphans", "pool-dl.1"],
+)
+def test_other_queues_may_be_answered_into(name: str) -> None:
+    assert ReplyAddresses(NAMES).refuse(name) is None
+
+
+@pytest.mark.parametrize("prefixes", [None, (), ("replies.",)])
+def test_direct_reply_to_and_no_reply_are_always_allowed(prefixes: tuple[str, ...] | None) -> None:
+    addresses = ReplyAddresses(NAMES, prefixes)
+    assert [addresses.refuse(address) for address in (None, *DIRECT)] == [None, None, None]
+
+
+def test_reply_queues_may_be_restricted_to_prefixes() -> None:
+    addresses = ReplyAddresses(NAMES, ("replies.", "answers-"))
+    allowed = [name for name in ("replies.1", "answers-1", "replies", "x", "") if addresses.refuse(name) is None]
+    assert allowed == ["replies.1", "answers-1"]
+    assert ReplyAddresses(NAMES, ()).refuse("replies.1") is not None
+
+
+def test_answer_has_no_header_that_routes_it() -> None:
+    headers = Response(headers={"CC": ["pool-leader"], "BCC": ["pool-dl"], "x-own": "1"}).wire_headers()
+    assert headers.keys() & {"CC", "BCC", "x-own"} == {"x-own"}
+
+
+async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate() -> None:
+    clock, metrics = VirtualClock(), Metrics()
+    forgeries = Forgeries(ReplyAddresses(NAMES), metrics=metrics, clock=clock)
+    with capture_logs() as logs:
+        for _ in range(100):
+            forgeries.count("dead-letters", size_bytes=1)
+        await clock.advance(LOG_INTERVAL)
+        forgeries.count("dead-letters", size_bytes=1)
+    assert [entry["messages"] for entry in logs] == [1, 100]
+    assert metrics.registry.get_sample_value("osrdyne_forged_messages_total", {"queue": "dead-letters"}) == 101.0
+
+
+async def test_refused_reply_address_is_logged_once_for_each_key() -> None:
+    metrics = Metrics()
+    forgeries = Forgeries(ReplyAddresses(NAMES), metrics=metrics, clock=VirtualClock())
+    with capture_logs() as logs:
+        for key in ("a", "b", "a", "a"):
+            assert forgeries.refuses_reply_to(Request(key, b"", reply_to="pool-leader"), component="orphans")
+    assert [entry["key"] for entry in logs] == ["a", "b"]
+    assert metrics.registry.get_sample_value("osrdyne_forged_reply_to_total", {"component": "orphans"}) == 4.0
