@@ -155,7 +155,13 @@ class Daemon:
 
     async def _one_term(self, stop: StopRequest) -> bool:
         """Connect, wait for the token, lead. Whether it led to an orderly end; raises when leadership is lost."""
-        async with LeaderSession(self._settings, clock=self._clock, quarantine=self._quarantine) as session:
+        async with LeaderSession(
+            self._settings,
+            clock=self._clock,
+            quarantine=self._quarantine,
+            last_term=self._leader.last_term,
+            on_forged=self._metrics.forged_messages.labels(queue="leader").inc,
+        ) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
             acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))

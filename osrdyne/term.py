@@ -249,7 +249,7 @@ class Term:
         publisher, kept_cancels = self._session.publisher, KeptCancels(clock)
         addresses = ReplyAddresses(names, self._settings.requests.reply_to_prefixes)
         forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
-        replier = Replier(publisher, forgeries=forgeries, metrics=metrics)
+        replier = Replier(publisher, forgeries=forgeries, clock=clock, metrics=metrics)
         self._orphans = build_orphan_processor(
             self._settings,
             session=self._session,

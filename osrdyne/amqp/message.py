@@ -42,6 +42,8 @@ class Message:
     app_id: str | None = None
     priority: int | None = None
     persistent: bool = True
+    user_id: str | None = None
+    """RabbitMQ closes the channel that names another user than its own, so that a reader may believe it."""
 
     def headers_at_most(self) -> float:
         """A quick upper bound of the bytes that the headers take on the wire; infinite when it is not that simple."""
@@ -70,6 +72,7 @@ class Message:
             timestamp=self.timestamp,
             message_type=self.message_type,
             app_id=self.app_id,
+            user_id=self.user_id,
         )
 
 

@@ -70,13 +70,16 @@ class LeaderPublisher:
 
 
 async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: Clock, log: Logger) -> None:
-    """Return once the broker has a request again that a probe got out of its queue; a deleted one takes none back."""
+    """Return once the broker has a request again that a probe got out of its queue; a deleted one takes none back.
+
+    Without a confirm it may have it, or not: it is published again. Two copies are allowed, none is not.
+    """
     failures = 0
     while True:
         try:
             await publish()
             return
-        except PublishRefusedError as error:
+        except (PublishRefusedError, BrokerSilentError) as error:
             failures += 1
             log.error("request of a probed queue is not taken, trying again", error=str(error))
             await clock.sleep(GIVE_BACK_RETRY.delay(failures))

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 from osrdyne.aio.clock import Clock
-from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.declare import declare_topology
 from osrdyne.broker.layout import QueueLayout
@@ -28,7 +29,14 @@ from osrdyne.broker.topology import Topology, pool_topology
 from osrdyne.broker.version import BrokerVersion
 from osrdyne.broker.wait_queues import WaitQueueCommands
 from osrdyne.config.models import Settings
-from osrdyne.errors import BrokerNotFoundError, BrokerUnavailableError
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+)
+from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import PoolNames
 
 RENEW_AT_MOST = 300.0
@@ -58,11 +66,17 @@ class LeaderSession:
         clock: Clock,
         quarantine: Quarantine | None = None,
         connect: Connect = connect,
+        last_term: Callable[[], Awaitable[int | None]] | None = None,
+        on_forged: Callable[[], None] | None = None,
     ) -> None:
+        """`last_term`: the term that a leader of the pool last announced. `on_forged` is called for each message in
+        the leader queue that is no token of ours."""
         self._settings = settings
         self._clock = clock
         self._quarantine = quarantine or Quarantine(clock)
         self._connect_to_broker = connect
+        self._last_term = last_term
+        self._on_forged = on_forged
         self.names = PoolNames(settings.pool.id)
         self.control: Connection
         self.publishing: Connection
@@ -72,6 +86,8 @@ class LeaderSession:
         self.probing: ScratchChannels
         self._register: QueueRegister
         self._open: list[Connection] = []
+        self._closing: asyncio.Task[None] | None = None
+        self._log: Logger = get_logger("leader", pool=settings.pool.id)
 
     async def __aenter__(self) -> Self:
         try:
@@ -105,10 +121,31 @@ class LeaderSession:
             publish=lambda message: self.publisher.publish(
                 message, exchange="", routing_key=self.names.leader_queue, mandatory=True
             ),
-            lease=broker.leader_heartbeat / 2,
+            heartbeat=broker.leader_heartbeat,
+            user=await self._verified_user(),
+            last_term=self._last_term,
+            on_forged=self._on_forged,
             clock=self._clock,
         )
         await self._ensure_token()
+
+    async def _verified_user(self) -> str | None:
+        """Our user, as RabbitMQ knows it: it refuses a message that names another one.
+
+        None when it knows us by another name than that of the URI (as with OAuth 2). Then tokens carry no user.
+        """
+        user = unquote(urlsplit(self._settings.broker.uri.get_secret_value()).username or "guest")
+        trial = await self.publishing.channel(confirms=True)
+        try:
+            # No queue has this name, and none needs to: RabbitMQ looks at the user first.
+            await trial.publish(Message(user_id=user), exchange="", routing_key=f"{self.names.pool}-user")
+        except (BrokerConflictError, BrokerAccessError) as error:
+            self._log.warning(
+                "tokens cannot name their user: those of others cannot be told from ours", user=user, error=str(error)
+            )
+            return None
+        await trial.close()
+        return user
 
     async def _open_connection(self, options: ConnectionOptions) -> Connection:
         connection = await self._connect_to_broker(options)
@@ -131,7 +168,7 @@ class LeaderSession:
             info = await channel.declare_queue(queue.name, arguments=queue.arguments)
         await channel.close()
         if info.ready == 0 and info.consumers == 0:
-            token = Token(0, "").to_message()
+            token = Token(0, "").to_message(self.token.user)
             await self.publisher.publish(token, exchange="", routing_key=queue.name, mandatory=True)
 
     @property
@@ -180,11 +217,19 @@ class LeaderSession:
         """Keep the token and watch both connections; ends by raising `LeadershipLostError` or another broker error."""
         renew = min(RENEW_AT_MOST, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.token.run(token, renew_interval=renew), name="leader token")
+            group.create_task(self._keep_token(token, renew), name="leader token")
             group.create_task(self.scratch.run(), name="scratch channels")
             group.create_task(self.probing.run(), name="probe channels")
             group.create_task(self._watch_publishing(), name="publishing channel")
             group.create_task(self.publisher.run(), name="channels of trials")
+
+    async def _keep_token(self, token: Token, renew_interval: float) -> None:
+        try:
+            await self.token.run(token, renew_interval=renew_interval)
+        except* BrokerError:
+            # At once, and not when everything else of the term has come to its end: the next leader may be at work.
+            self._closing = asyncio.create_task(self.control.close(), name="close the leader's connection")
+            raise
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()
@@ -192,6 +237,8 @@ class LeaderSession:
 
     async def close(self) -> None:
         """Close everything at once; whoever waits for the token gets it now."""
+        if self._closing is not None:
+            await self._closing
         connections, self._open = self._open, []
         for connection in connections:
             await connection.close()

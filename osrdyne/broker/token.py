@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,10 +18,15 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.control import MAX_TERM, is_plausible_term
 from osrdyne.protocol.names import PoolNames
 
 T = TypeVar("T")
 Publish = Callable[[Message], Awaitable[None]]
+LastTerm = Callable[[], Awaitable[int | None]]
+"""The term that was last announced outside of the leader queue; None when there was none."""
+LOG_INTERVAL = 60.0
+"""Seconds between two log lines about messages in the leader queue that are no token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +37,64 @@ class Token:
     host: str
     serial: int = 0
 
-    def to_message(self) -> Message:
-        return Message(body=json.dumps({"term": self.term, "host": self.host, "serial": self.serial}).encode())
+    def to_message(self, user: str | None = None) -> Message:
+        """`user`: that of the connection it is published on, which RabbitMQ verifies."""
+        body = json.dumps({"term": self.term, "host": self.host, "serial": self.serial}).encode()
+        return Message(body=body, user_id=user)
 
     @classmethod
     def parse(cls, body: bytes) -> Token | None:
-        """Read a token; None for anything else."""
+        """Read a token; None for anything else, and for a term that no leader can have."""
         try:
             decoded = json.loads(body)
-            return cls(int(decoded["term"]), str(decoded.get("host", "")))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            term, host = decoded["term"], decoded.get("host", "")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-
-    @classmethod
-    def from_body(cls, body: bytes) -> Token:
-        """Read a token; something that is none counts as term 0, so that it is replaced."""
-        return cls.parse(body) or cls(0, "")
+        if not isinstance(term, int) or isinstance(term, bool) or not 0 <= term <= MAX_TERM:
+            return None
+        return cls(term, str(host))
 
 
 class TokenChannel:
-    """The channel T of a leader, from the moment it waits for the token."""
+    """The channel T of a leader, from the moment it waits for the token.
+
+    Which messages of the leader queue are tokens: any client could have an answer put there. So a token counts only
+    when RabbitMQ has verified that our own user published it, and its term is not far ahead of the clock. Anything else
+    gives the lead as well as a token does (the lead is to be the active consumer), but decides nothing about the term.
+    """
 
     def __init__(
-        self, channel: Channel, *, names: PoolNames, host: str, publish: Publish, lease: float, clock: Clock
+        self,
+        channel: Channel,
+        *,
+        names: PoolNames,
+        host: str,
+        publish: Publish,
+        heartbeat: float,
+        user: str | None,
+        last_term: LastTerm | None = None,
+        on_forged: Callable[[], None] | None = None,
+        clock: Clock,
     ) -> None:
         self._channel = channel
         self._names = names
         self._host = host
         self._publish_token = publish
-        self._lease = lease
+        self._lease = heartbeat / 2
+        self._silence = 3 * heartbeat
+        self.user = user
+        self._last_term = last_term
+        self._on_forged = on_forged
         self._clock = clock
         self._consumer: Consumer | None = None
         self._held: list[Delivery] = []
+        self._awaited: tuple[bytes, asyncio.Future[Delivery]] | None = None
         self._commands: asyncio.Queue[tuple[Callable[[Channel], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
         self._pending: set[asyncio.Future[Any]] = set()
         self._lost = False
         self._answered_at = clock.monotonic()
+        self._forged_logged_at = -math.inf
+        self._forged = 0
         self._log: Logger = get_logger("leader", pool=names.pool)
 
     async def acquire(self, *, accept: Callable[[Token], None] | None = None) -> tuple[Token, Token]:
@@ -83,28 +111,74 @@ class TokenChannel:
         await self._channel.declare_queue(self._names.leader_queue, passive=True)
         while self._consumer.waiting():
             taken.append(await self._consumer.get())
-        previous = max((Token.from_body(delivery.body) for delivery in taken), key=lambda token: token.term)
+        announced = None if self._last_term is None else await self._last_term()
+        limit = max(announced or 0, math.floor(self._clock.time()))
+        found = [token for delivery in taken if (token := self._believed(delivery, limit)) is not None]
+        previous = max(found, key=lambda token: token.term, default=Token(0, ""))
         if accept is not None:
             accept(previous)
-        own = Token(previous.term + 1, self._host)
+        if previous.term == 0 and announced is not None:
+            await self._outwait_earlier_leader()
+        own = Token(1 + _last_used(previous.term, announced, now=self._clock.time()), self._host)
         self._held = taken
-        await self._replace_token(own)
+        await self._publish_first(own)
         return previous, own
 
-    async def _replace_token(self, token: Token) -> None:
-        """Publish `token`, wait until we hold it, and only then acknowledge every other one."""
+    def _believed(self, delivery: Delivery, limit: int) -> Token | None:
+        """The token of a delivery; None for anything else. `limit`: a term that may have been reached by now."""
+        token = Token.parse(delivery.body)
+        if token is None or (self.user is not None and delivery.properties.user_id != self.user):
+            return None
+        return token if is_plausible_term(token.term, now=limit) else None
+
+    async def _outwait_earlier_leader(self) -> None:
+        """The pool was led before, and its last token is gone: the leader queue was deleted, or purged.
+
+        RabbitMQ has told the earlier leader, if there is one, and has closed its connection by then if that leader does
+        not read. Until then it may still act.
+        """
         assert self._consumer is not None
-        message = token.to_message()
+        self._log.warning("the last leader token is gone: waiting for an earlier leader to end", seconds=self._silence)
+        await self._clock.sleep(self._silence)
+        if self._consumer.ended or self._channel.is_closed:
+            raise LeadershipLostError("The leader token was lost while an earlier leader was waited for.")
+
+    async def _publish_first(self, token: Token) -> None:
+        """Publish the token of this term, wait until we hold it, and only then acknowledge every other message."""
+        assert self._consumer is not None
+        message = token.to_message(self.user)
         await self._publish_token(message)
         old = self._held
-        while (delivery := await self._consumer.get()).body != message.body:
+        while not self._is_message(delivery := await self._consumer.get(), message.body):
             old.append(delivery)
+        await self._hold(delivery, instead_of=old)
+
+    def _is_message(self, delivery: Delivery, body: bytes) -> bool:
+        return delivery.body == body and (self.user is None or delivery.properties.user_id == self.user)
+
+    async def _hold(self, delivery: Delivery, *, instead_of: list[Delivery]) -> None:
         self._held = [delivery]
-        for stale in old:
-            if Token.parse(stale.body) is None:
-                self._log.warning("message in the leader queue that is no token", size_bytes=len(stale.body))
-            await stale.ack()
+        for stale in instead_of:
+            await self._drop(stale)
         self._answered_at = self._clock.monotonic()
+
+    async def _drop(self, delivery: Delivery) -> None:
+        """Acknowledge what is not the token of this term."""
+        if self._believed(delivery, MAX_TERM) is None:
+            self._count_forged(len(delivery.body))
+        await delivery.ack()
+
+    def _count_forged(self, size_bytes: int) -> None:
+        if self._on_forged is not None:
+            self._on_forged()
+        self._forged += 1
+        now = self._clock.monotonic()
+        if now - self._forged_logged_at >= LOG_INTERVAL:
+            self._forged_logged_at = now
+            self._log.warning(
+                "message in the leader queue that is no token", messages=self._forged, size_bytes=size_bytes
+            )
+            self._forged = 0
 
     async def run(self, token: Token, *, renew_interval: float) -> None:
         """Own the channel for the term: carry out commands, renew the token.
@@ -115,6 +189,7 @@ class TokenChannel:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name="token channel closed")
+                group.create_task(self._read(), name="leader queue")
                 group.create_task(self._renew(token, renew_interval), name="token renewal")
                 group.create_task(self._serve(), name="token channel commands")
         finally:
@@ -127,17 +202,43 @@ class TokenChannel:
         words = "by ourselves" if reason is None else str(reason) or "the connection was lost"
         raise LeadershipLostError(f"The channel of the leader token was closed: {words.rstrip('.')}.")
 
+    async def _read(self) -> None:
+        """Take what comes into the leader queue: our next token, and whatever else is put there.
+
+        RabbitMQ cancels the consumer when the queue is deleted. The channel stays open then and still carries out
+        commands, while a new leader queue makes another leader: the term is over at once.
+        """
+        assert self._consumer is not None
+        while True:
+            try:
+                delivery = await self._consumer.get()
+            except BrokerUnavailableError as error:
+                raise LeadershipLostError(f"The leader token is lost: {error}") from error
+            awaited = self._awaited
+            if awaited is not None and self._is_message(delivery, awaited[0]):
+                self._awaited = None
+                awaited[1].set_result(delivery)
+            else:
+                await self._drop(delivery)
+
     async def _renew(self, token: Token, interval: float) -> None:
         """Replace the token before the broker's consumer timeout takes it away (LIFECYCLE 4)."""
         while True:
             await self._clock.sleep(interval)
             token = replace(token, serial=token.serial + 1)
-            await self._replace_token(token)
+            message = token.to_message(self.user)
+            arrival: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+            self._awaited = (message.body, arrival)
+            await self._publish_token(message)
+            await self._hold(await arrival, instead_of=self._held)
             self._log.debug("leader token renewed", term=token.term)
 
     async def _serve(self) -> None:
         while True:
             command, answer = await self._commands.get()
+            if self._is_over:  # the reader is about to say why
+                self._fail(answer, LeadershipLostError("The leader token is lost."))
+                continue
             try:
                 result = await command(self._channel)
             except OsrdyneError as error:
@@ -148,6 +249,11 @@ class TokenChannel:
             self._answered_at = self._clock.monotonic()
             if not answer.done():
                 answer.set_result(result)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the right to act has gone, although the channel may still carry out commands."""
+        return self._lost or self._channel.is_closed or (self._consumer is not None and self._consumer.ended)
 
     @staticmethod
     def _fail(answer: asyncio.Future[Any], error: LeadershipLostError) -> None:
@@ -160,7 +266,7 @@ class TokenChannel:
 
         Raises `LeadershipLostError` when it failed: then the term is over.
         """
-        if self._lost or self._channel.is_closed:
+        if self._is_over:
             raise LeadershipLostError("The leader token is lost.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
@@ -170,5 +276,16 @@ class TokenChannel:
 
     async def confirm(self) -> None:
         """Return if T has answered within the lease, else ask it something that cannot fail (LIFECYCLE 23)."""
-        if self._lost or self._channel.is_closed or self._clock.monotonic() - self._answered_at > self._lease:
+        if self._is_over or self._clock.monotonic() - self._answered_at > self._lease:
             await self.do(lambda channel: channel.ping())
+
+
+def _last_used(term: int, announced: int | None, *, now: float) -> int:
+    """The highest term that may be in use: that of the last token or, when there is none, one from the clock.
+
+    A pool was led before when a term was announced. The announcement comes a moment after the token, so that the last
+    term may be missing there. Terms grow by less than one a second.
+    """
+    if announced is None:
+        return term
+    return max(term, announced) if term else max(announced, math.floor(now))

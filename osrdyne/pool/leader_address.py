@@ -1,12 +1,16 @@
 """Where the API of the daemon that leads is: announced by it at the start of its term, read by those that stand by.
 
 Kept in a global parameter of RabbitMQ, because the token itself is seen by nobody but its holder. It is a hint for
-people and clients: an old leader's late word sends somebody to a daemon that says that it does not lead.
+people and clients: an old leader's late word sends a client to a daemon that says that it does not lead. The term in it
+is what a leader goes on from when the leader queue was deleted, with the last token in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from osrdyne.pool.pins import Parameters
+from osrdyne.protocol.control import MAX_TERM
 
 
 class LeaderAddress:
@@ -21,6 +25,14 @@ class LeaderAddress:
 
     async def find(self) -> str | None:
         """The address last announced; None where there is none."""
-        value = await self._parameters.get_global_parameter(self._name)
-        url = value.get("api") if isinstance(value, dict) else None
+        url = (await self._read()).get("api")
         return url if isinstance(url, str) else None
+
+    async def last_term(self) -> int | None:
+        """The term last announced; None where there is none, or nothing that can be one."""
+        term = (await self._read()).get("term")
+        return term if isinstance(term, int) and not isinstance(term, bool) and 0 <= term <= MAX_TERM else None
+
+    async def _read(self) -> Mapping[str, object]:
+        value = await self._parameters.get_global_parameter(self._name)
+        return value if isinstance(value, dict) else {}

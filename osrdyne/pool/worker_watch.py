@@ -4,11 +4,15 @@ What a driver shows as running may stand still (SIGSTOP, a blocked event loop), 
 its consumer. A doubt arises when a worker that said it was busy says no more, when requests wait and nobody works, and
 when a worker was quiet for long. Then the group is asked for reports, twice, so that a lost one costs nothing. Who does
 not answer is replaced; so is who answers while requests go on waiting and nobody takes one. A worker that never told
-how much it runs speaks only part of the protocol, and is left to RabbitMQ's consumer timeout. It stops nobody itself.
+how much it runs speaks only part of the protocol, and is left to RabbitMQ's consumer timeout.
+
+A worker that is paused, or that follows control messages of a generation that the leader has not reached, obeys someone
+else: it is told to go on, twice, and then replaced. The watch itself stops no worker.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +23,7 @@ from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.view import WorkerState
 from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
+from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
 
 QUIET_AFTER = 300.0
@@ -29,6 +34,9 @@ ASKED = 2
 """How often a group is asked before silence means something."""
 SILENT = "it did not answer"
 IDLE_ALL_THE_SAME = "it took no requests although some waited"
+
+STAYS_PAUSED = "it takes no requests and does not resume"
+AHEAD = "it follows control messages that this leader did not send"
 
 Ask = Callable[[Key], Awaitable[bool]]
 """Ask a group for reports; False: it could not be asked."""
@@ -47,6 +55,26 @@ class Doubt:
     asked_at: float = 0.0
     waiting_since: float | None = None
     waiting_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Disobedience:
+    """A worker that is not in the state that the leader wants: how often it was told, and when last."""
+
+    asked: int = 0
+    asked_at: float = -math.inf
+
+
+def disobeys(worker: WorkerReportState, generation: Generation) -> str | None:
+    """How a worker that serves differs from what a leader of this generation wants; None: not at all.
+
+    No leader wants a worker paused, and none has sent a message of a later generation than its own.
+    """
+    if not worker.state.serves:
+        return None
+    if worker.generation is not None and worker.generation > generation:
+        return AHEAD
+    return STAYS_PAUSED if worker.paused else None
 
 
 def is_doubtful(worker: WorkerReportState, *, now: float, patience: float) -> bool:
@@ -97,6 +125,7 @@ class WorkerWatch:
         self._patience = patience
         self._clock = clock
         self._doubts: dict[Key, Doubt] = {}
+        self._disobedient: dict[str, Disobedience] = {}
         self._log: Logger = get_logger("worker_watch")
 
     async def run(self) -> None:
@@ -124,6 +153,7 @@ class WorkerWatch:
 
     async def look(self) -> None:
         """One pass."""
+        await self._correct_disobedient()
         now = self._clock.monotonic()
         for worker in self._registry.all():
             if is_doubtful(worker, now=now, patience=self._patience):
@@ -135,6 +165,28 @@ class WorkerWatch:
             else:
                 del self._doubts[key]
                 self._give_up(key, hanging or {})
+
+    async def _correct_disobedient(self) -> None:
+        """Resume workers that are paused; have those replaced on which that has no effect."""
+        found = {
+            worker.worker_id: (worker, why)
+            for worker in self._registry.all()
+            if (why := disobeys(worker, self._tracker.generation)) is not None
+        }
+        self._disobedient = {name: self._disobedient.get(name) or Disobedience() for name in found}
+        asked: set[Key] = set()
+        for name, (worker, why) in found.items():
+            disobedience = self._disobedient[name]
+            if self._clock.monotonic() - disobedience.asked_at < self._patience / 2:
+                continue
+            if disobedience.asked >= ASKED:
+                del self._disobedient[name]
+                self._give_up(worker.key, {name: why})
+            elif worker.key in asked or await self._ask(worker.key):
+                asked.add(worker.key)
+                self._log.info("worker is told to go on", key=worker.key, worker_id=name, why=why)
+                disobedience.asked += 1
+                disobedience.asked_at = self._clock.monotonic()
 
     async def _ask_group(self, key: Key, doubt: Doubt) -> None:
         if doubt.asked >= ASKED or self._clock.monotonic() - doubt.asked_at < self._patience / 2:

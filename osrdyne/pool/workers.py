@@ -14,7 +14,8 @@ from typing import TypeVar
 from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
 from osrdyne.pool.view import WorkerState
-from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
+from osrdyne.protocol.control import Generation
 from osrdyne.protocol.fingerprints import REQUESTS_FIELD, named_requests
 from osrdyne.protocol.names import Key, started_as
 
@@ -39,6 +40,8 @@ _BEST_FIRST = (
     WorkerState.STOPPING,
     WorkerState.FAILED,
 )
+MAX_COUNT = 1_000_000
+"""What one report may say of completed requests; a claim beyond that is none, and no counter could hold it."""
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
 """Events that mean that requests are taken and worked on."""
 
@@ -50,6 +53,7 @@ class WorkerReportState:
 
     Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
     told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
+    `generation`: of the last control message that it believed, if it says so.
     `completed`: requests that it was heard to have completed. `is_assumed`: it has said nothing, and somebody seems to
     consume for it.
     """
@@ -65,6 +69,7 @@ class WorkerReportState:
     worked_at: float = -math.inf
     counts_requests: bool = False
     paused: bool = False
+    generation: Generation | None = None
     completed: int = 0
     is_assumed: bool = False
 
@@ -91,9 +96,18 @@ def apply_report(
         worked_at=now if report.event in WORK else after.worked_at,
         counts_requests=after.counts_requests or isinstance(in_flight, int),
         paused=report.details.get("paused") is True,
+        generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
         completed=after.completed + completed_requests(report),
         is_assumed=False,
     )
+
+
+def _generation(value: object, *, before: Generation | None) -> Generation | None:
+    match value:
+        case [int(term), int(counter)]:
+            return Generation(term, counter)
+        case _:
+            return before
 
 
 def completed_requests(report: ActivityReport) -> int:
@@ -101,7 +115,7 @@ def completed_requests(report: ActivityReport) -> int:
     count = report.details.get("count")
     if report.event is not Event.REQUEST_COMPLETED:
         return 0
-    return count if isinstance(count, int) and count > 0 else 1
+    return count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
 
 
 class WorkerRegistry:

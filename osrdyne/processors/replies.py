@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
+from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Message
+from osrdyne.amqp.reply_retry import publish_reply
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -17,9 +20,10 @@ from osrdyne.protocol.statuses import Status
 class Replier:
     """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
 
-    def __init__(self, publisher: Publisher, *, forgeries: Forgeries, metrics: Metrics) -> None:
+    def __init__(self, publisher: Publisher, *, forgeries: Forgeries, clock: Clock, metrics: Metrics) -> None:
         self._publisher = publisher
         self._forgeries = forgeries
+        self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("replies")
 
@@ -34,8 +38,8 @@ class Replier:
     ) -> None:
         """Answer a request; one without `reply-to` has nobody to answer.
 
-        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone, full, or
-        without a leader): that is counted, and the caller may acknowledge the request all the same.
+        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone, is still
+        full after a few attempts, or is without a leader): that is counted, and the caller may acknowledge the request.
         """
         if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
@@ -56,7 +60,9 @@ class Replier:
         )
         try:
             # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (BROKER 11).
-            await self._publisher.publish(message, exchange="", routing_key=request.reply_to)
+            await publish_reply(
+                partial(self._publisher.publish, message, exchange="", routing_key=request.reply_to), clock=self._clock
+            )
         except (PublishRefusedError, BrokerSilentError) as error:
             self._metrics.replies_failed.inc()
             self._log.warning("answer refused", key=request.key, status=str(status), error=str(error))

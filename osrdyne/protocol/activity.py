@@ -22,6 +22,8 @@ REPLY_TO_REFUSED = "reply-to-refused"
 COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED, REPLY_TO_REFUSED})
 """What `x-status` of a report may say besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
+GENERATION_FIELD = "generation"
+"""Detail of a report about the worker's state: the generation of the last control message that it believed."""
 FORGED_FIELD = "forged"
 """Detail of a report: how many forged control messages the worker has dropped since it last said so."""
 BUSY_INTERVAL = 5.0

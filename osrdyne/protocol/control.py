@@ -8,6 +8,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+MAX_TERM = 2**53
+"""No leader gets there; every reader of JSON, and every metric, can hold it."""
+TERM_AHEAD = 86_400
+"""How far a term may be ahead of the seconds since the epoch. A pool that has lost its leader queue goes on with a term
+taken from the clock (`broker.token`), so that terms never are; clocks may differ by a day."""
+
+
+def is_plausible_term(term: int, *, now: float) -> bool:
+    """Whether a leader may have this term at `now`, in seconds since the epoch."""
+    return 0 <= term <= min(now + TERM_AHEAD, MAX_TERM)
+
 
 class Generation(NamedTuple):
     """(term, counter): the leader's term, and the count of changes of the expected state within it.

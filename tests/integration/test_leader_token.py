@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -36,8 +38,25 @@ class StandingClock(SystemClock):
         return self.now
 
 
-def session_of(settings: Settings) -> LeaderSession:
-    return LeaderSession(settings, clock=SystemClock())
+def session_of(settings: Settings, **more: Any) -> LeaderSession:
+    return LeaderSession(settings, clock=SystemClock(), **more)
+
+
+def quick(settings: Settings) -> Settings:
+    """An earlier leader is outwaited for three heartbeats."""
+    return settings.model_copy(update={"broker": settings.broker.model_copy(update={"leader_heartbeat": 1.0})})
+
+
+def told(term: int | None) -> Callable[[], Awaitable[int | None]]:
+    async def last_term() -> int | None:
+        return term
+
+    return last_term
+
+
+async def delete_leader_queue(session: LeaderSession) -> None:
+    """As a person does it: over a connection that has nothing to do with a leader."""
+    await (await session.publishing.channel()).delete_queue(session.names.leader_queue)
 
 
 @pytest.fixture
@@ -123,7 +142,8 @@ class TestAcquire:
         """LIFECYCLE 1: several are harmless, none is not."""
         async with session_of(settings) as session:
             for token in (Token(7, "x"), Token(3, "y"), Token(0, "")):
-                await channel.publish(token.to_message(), exchange="", routing_key=session.names.leader_queue)
+                message = token.to_message(session.token.user)
+                await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
             previous, own = await session.token.acquire()
             assert (previous, own.term) == (Token(7, "x"), 8)
             assert await tokens(session, channel) == 1
@@ -140,6 +160,55 @@ class TestAcquire:
             _, own = await session.token.acquire()
             assert own.term == 1
             assert await tokens(session, channel) == 1
+
+    @pytest.mark.parametrize(
+        "term", [10**400, 2**60, 2**53, int(time.time()) + 400 * 86_400], ids=["1e400", "2^60", "2^53", "year"]
+    )
+    @pytest.mark.parametrize("with_user", [False, True], ids=["an answer", "our user"])
+    async def test_enormous_term_is_not_believed(
+        self, settings: Settings, channel: Channel, term: int, with_user: bool
+    ) -> None:
+        forged: list[None] = []
+        async with session_of(settings, on_forged=lambda: forged.append(None)) as session:
+            user = session.token.user if with_user else None
+            message = Message(body=b'{"term": %d, "host": "elsewhere"}' % term, user_id=user)
+            await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
+            previous, own = await session.token.acquire()
+            assert (previous, own.term) == (Token(0, ""), 1)
+            assert await tokens(session, channel) == 1
+        assert len(forged) <= 1  # one of our own user may be an old token of another clock
+
+    async def test_answer_that_looks_like_a_token_is_not_believed(self, settings: Settings, channel: Channel) -> None:
+        """Nothing can make an answer carry a user."""
+        async with session_of(settings) as session:
+            assert session.token.user is not None
+            message = Token(500, "elsewhere").to_message()
+            await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
+            previous, own = await session.token.acquire()
+            assert (previous, own.term) == (Token(0, ""), 1)
+
+    async def test_junk_in_the_leader_queue_of_a_leader_is_dropped(self, settings: Settings, channel: Channel) -> None:
+        forged: list[None] = []
+        async with session_of(settings, on_forged=lambda: forged.append(None)) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                for _ in range(50):
+                    await channel.publish(Message(b"junk"), exchange="", routing_key=leader.names.leader_queue)
+                async with asyncio.timeout(SOON):
+                    while len(forged) < 50:
+                        await asyncio.sleep(0.02)
+                await leader.token.confirm()
+                assert not keeping.done()
+            assert await tokens(leader, channel) == 1
+
+    async def test_leader_queue_of_a_pool_that_was_led_does_not_begin_anew(self, settings: Settings) -> None:
+        """The term that was announced may still be in use, or a later one."""
+        began = int(time.time())
+        for announced in (7, began + 1000):
+            async with session_of(quick(settings), last_term=told(announced)) as session:
+                _, own = await session.token.acquire()
+                assert own.term > max(announced, began)
+                await delete_leader_queue(session)
 
     async def test_token_that_was_refused_is_left_as_it_was(self, settings: Settings) -> None:
         def refuse(previous: Token) -> None:
@@ -229,6 +298,33 @@ class TestKeep:
                 done, _ = await asyncio.wait(commands, timeout=SOON)
                 assert [type(task.exception()) for task in done] == [LeadershipLostError] * 5
                 await asyncio.wait({keeping}, timeout=SOON)
+
+    async def test_deleted_leader_queue_ends_the_connection_of_the_leader_at_once(self, settings: Settings) -> None:
+        """The channel stays open, and would still carry out commands beside those of the next leader."""
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own) as keeping:
+                await delete_leader_queue(leader)
+                await asyncio.wait({keeping}, timeout=SOON)
+                assert keeping.done()
+                await asyncio.wait_for(leader.control.wait_closed(), SOON)
+                assert any(isinstance(error, LeadershipLostError) for error in reasons(keeping))
+                with pytest.raises(LeadershipLostError):
+                    await leader.token.do(lambda t: t.ping())
+
+    async def test_next_leader_outwaits_one_that_does_not_notice_that_the_queue_was_deleted(
+        self, settings: Settings
+    ) -> None:
+        """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed."""
+        async with session_of(settings) as earlier, session_of(quick(settings), last_term=told(1)) as later:
+            await earlier.token.acquire()  # nothing reads its consumer any more
+            await delete_leader_queue(later)
+            await later._ensure_token()
+            acquiring = asyncio.create_task(later.token.acquire())
+            await asyncio.sleep(1.5)  # half of three heartbeats
+            assert not acquiring.done()
+            _, own = await asyncio.wait_for(acquiring, SOON)
+            assert own.term > 1_000_000_000
 
     async def test_lost_publishing_connection_ends_the_session(self, settings: Settings) -> None:
         """LIFECYCLE 3: all connections of a leader close together."""

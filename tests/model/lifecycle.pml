@@ -36,6 +36,9 @@
 #ifndef SF
 #define SF 0      /* starts that fail for good */
 #endif
+#ifndef TDEL
+#define TDEL 0    /* deletions of the leader queue: the token is free, its holder hears of it and may act until then */
+#endif
 #ifndef EV
 #define EV 0      /* evidence accepted right before the deletion; 0 is the probe */
 #endif
@@ -105,6 +108,10 @@ byte fmem[2*NKEY];                      /* SFACKFIRST: in memory only */
 byte pre[2*NKEY]; bit prev[2];
 #endif
 byte cc = CUTS, wcr = WCR, ret = RET, ttl = TTL, qdn = QDN, sfl = SF;
+#if TDEL > 0
+byte tdl = TDEL;
+bit gone[2];                            /* the queue of its token was deleted, and it has not noticed */
+#endif
 byte fault;
 #define FAIL(n) fault=n; assert(fault!=n)
 #define LOST 1            /* a confirmed request is held by nobody */
@@ -187,6 +194,8 @@ byte fault;
 #endif
 #ifdef NOLEADER
 #define MAYLEAD(c) true
+#elif TDEL > 0 && !defined(NOOUTWAIT)
+#define MAYLEAD(c) (tok==0 && !gone[OTHER(c)])  /* a leader of a new leader queue outwaits the earlier one */
 #else
 #define MAYLEAD(c) (tok==0)
 #endif
@@ -600,7 +609,18 @@ byte fault;
    FORWARDING(c,r,k)
 
 /* ------------------------------------------------- leadership and seeding (osrdyne/term.py, osrdyne/pool/resync.py) */
-#define LOSECON(c) con[c]=0; if :: tok==c+1 -> tok=0 :: else fi; orph=orph|H(oh[c]); oh[c]=0; FORALLK(LOSEFAILED2,c)
+#if TDEL > 0
+#define NOTICED(c) gone[c]=0;
+#define DELETETOKEN(c) \
+   :: d_step{ tdl>0 && tok==c+1 && con[c] && up[c]==2 -> \
+        printf("the leader queue is deleted; c%d does not know\n",c); tdl--; tok=0; gone[c]=1 } \
+   :: d_step{ gone[c] && con[c] -> \
+        printf("c%d hears that its consumer is cancelled, closes the connection\n",c); LOSECON(c) }
+#else
+#define NOTICED(c)
+#define DELETETOKEN(c)
+#endif
+#define LOSECON(c) con[c]=0; NOTICED(c) if :: tok==c+1 -> tok=0 :: else fi; orph=orph|H(oh[c]); oh[c]=0; FORALLK(LOSEFAILED2,c)
 #define LOSEFAILED2(c,k) LOSEFAILED(c,k)
 #ifdef KEEPSTATE
 #define FORGET(c,k)
@@ -643,6 +663,7 @@ byte fault;
 #endif
 #define LEADER(c) \
    LEADPRE(c) \
+   DELETETOKEN(c) \
    FORALLR(c) \
    :: d_step{ up[c]==1 && con[c] && MAYLEAD(c) && PREOK(c) -> \
         printf("c%d: gets the token, lists queues (exists=%d bound=%d)\n",c,qx[0],qb[0]); \
@@ -688,6 +709,9 @@ init {
   LEADER(0) LEADER(1)
   :: d_step{ cc>0 -> cc=0 } :: d_step{ wcr>0 -> wcr=0 } :: d_step{ ret>0 -> ret=0 } :: d_step{ ttl>0 -> ttl=0 }
   :: d_step{ qdn>0 -> qdn=0 } :: d_step{ sfl>0 -> sfl=0 }
+#if TDEL > 0
+  :: d_step{ tdl>0 -> tdl=0 }
+#endif
   :: else ->
      d_step {
 #ifndef ONLYLOSS

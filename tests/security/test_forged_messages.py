@@ -203,3 +203,36 @@ async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
         await until(answered, "an answer in the queue that is allowed")
         assert (await channel.declare_queue(refused, passive=True)).ready == 0
         assert await attack.who_answers() == attack.victim
+
+
+async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
+    settings: Settings, channel: Channel
+) -> None:
+    names = PoolNames(settings.pool.id)
+    for term in (10**400, 2**60, 10**15):
+        async with running_daemon(settings) as daemon:
+            assert daemon._state.term is not None
+            led = daemon._state.term.tracker.generation.term
+            message = Message(b'{"term": %d, "host": "elsewhere"}' % term)
+            await channel.publish(message, exchange="", routing_key=names.leader_queue)
+            # It is dropped while somebody leads; nobody does when the next one comes.
+        await channel.publish(message, exchange="", routing_key=names.leader_queue)
+    async with running_daemon(settings) as daemon:
+        assert daemon._state.term is not None
+        assert daemon._state.term.tracker.generation.term == led + 1
+
+
+async def test_worker_paused_by_somebody_else_serves_again(
+    settings: Settings, management: ManagementClient, channel: Channel
+) -> None:
+    """By a user that may write to the control exchange: a message of the leader's term, and one of a later one."""
+    worker = settings.worker.model_copy(update={"silence_timeout": 6.0})
+    async with attack_on(settings.model_copy(update={"worker": worker}), management) as attack:
+        assert attack.daemon._state.term is not None
+        term, _ = attack.daemon._state.term.tracker.generation
+        for generation in ([term, 0], [term + 1, 0]):
+            body = json.dumps({"command": "pause", "generation": generation}).encode()
+            routing_key = attack.names.control_group_routing_key(Key(VICTIM))
+            await channel.publish(Message(body), exchange=attack.names.control_exchange, routing_key=routing_key)
+            resumed = await attack.who_answers()
+            assert (resumed == attack.victim) is (generation[0] == term)

@@ -108,7 +108,7 @@ async def test_poison_is_kept_before_the_caller_hears_and_acknowledged_last(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     order: list[tuple[str, str]] = []
-    wanted = {("publish", "pool-poison"), ("publish", REPLIES), ("ack", "pool-dl")}
+    wanted = {("publish", "pool-poison-xchg"), ("publish", REPLIES), ("ack", "pool-dl")}
 
     async def note(command: Command) -> None:
         if command.done and command[:2] in wanted:
@@ -117,7 +117,7 @@ async def test_poison_is_kept_before_the_caller_hears_and_acknowledged_last(
     async with leading(clock, broker=broker) as stack:
         broker.hook = note
         await die(stack, {"x-first-death-reason": "delivery_limit"})
-    assert order == [("publish", "pool-poison"), ("publish", REPLIES), ("ack", "pool-dl")]
+    assert order == [("publish", "pool-poison-xchg"), ("publish", REPLIES), ("ack", "pool-dl")]
 
 
 async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
@@ -127,7 +127,7 @@ async def test_inventory_that_refuses_is_asked_until_it_takes_the_request(
 
     async def refuse(command: Command) -> None:
         nonlocal refusals
-        if command == ("publish", "pool-poison", False) and refusals:
+        if command == ("publish", "pool-poison-xchg", False) and refusals:
             refusals -= 1
             raise PublishRefusedError("nack")
 

@@ -14,6 +14,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, PATIENCE
+from osrdyne.amqp.reply_retry import PUBLISH_ATTEMPTS
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
 from osrdyne.processors.window import PREFETCH
@@ -313,9 +314,27 @@ class TestRefusals:
             stack.broker.hook = refuse
             for reply_to in ("gone", "refuses"):
                 await stack.publish("\udcff", reply_to=reply_to)
-            await clock.settle()
+            await clock.advance(5.0)
             assert (stack.orphans(), stack.task.done()) == ([], False)
             assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 1.0
+
+    async def test_answer_to_a_full_reply_queue_is_tried_again_as_a_worker_does(self, clock: VirtualClock) -> None:
+        async with leading(clock, broker=broker_with_replies(clock)) as stack:
+            refusals = PUBLISH_ATTEMPTS - 1
+
+            async def refuse(command: Command) -> None:
+                nonlocal refusals
+                if command == ("publish", REPLIES, False) and refusals:
+                    refusals -= 1
+                    raise QueueFullError("nack")
+
+            stack.broker.hook = refuse
+            await stack.publish("\udcff", reply_to=REPLIES, correlation_id="c")
+            await clock.settle()
+            assert (answers(stack.broker), stack.orphans()) == ([], [b""])
+            await clock.advance(5.0)
+            assert (answers(stack.broker), stack.orphans()) == ([("c", "invalid")], [])
+            assert stack.metrics.registry.get_sample_value("osrdyne_replies_failed_total") == 0.0
 
 
 async def test_refused_connection_for_answers_ends_no_term(

@@ -10,13 +10,13 @@ import pytest
 
 from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import Channel, ConnectionOptions, Message
-from osrdyne.errors import MessageTooLargeError, PublishRefusedError
+from osrdyne.errors import MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.testing.amqp import FakeConnection
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.runtime.activity import Reporter
@@ -369,7 +369,7 @@ async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_f
 
     async def refuse(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         attempts.append(routing_key)
-        raise PublishRefusedError("full")
+        raise QueueFullError("full")
 
     bench.link.replies.publish = refuse  # type: ignore[method-assign]
     bench.go.set()
@@ -400,3 +400,20 @@ async def test_interruption_at_every_step_settles_the_request_once(bench: Bench,
     await bench.processor.until_idle()
     assert bench.statuses() in (["ok"], ["cancelled"])
     assert bench.broker.look_up(QUEUE).messages == 0
+
+
+async def test_handler_that_was_answered_for_does_not_answer_a_second_time(bench: Bench) -> None:
+    """Also when it ends while the answer is on its way."""
+
+    async def end_meanwhile(command: Command) -> None:
+        if command == ("publish", REPLIES, False):
+            bench.go.set()
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    await bench.take("/deaf")
+    await bench.running.wait()
+    bench.broker.hook = end_meanwhile
+    bench.processor.cancel("c", REPLIES)
+    await bench.processor.until_idle()
+    assert (bench.statuses(), bench.broker.count("ack")) == (["cancelled"], 1)

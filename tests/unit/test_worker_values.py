@@ -10,12 +10,18 @@ import pytest
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.activity import Event
-from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.control import TERM_AHEAD, Command, ControlMessage, Generation
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.runtime.activity import Outcome, ReportWindow
 from osrdyne_worker.runtime.cancels import MAX_REMEMBERED, CancelMemory
-from osrdyne_worker.runtime.control import WantedState, apply_control
+from osrdyne_worker.runtime.control import (
+    NO_GENERATION,
+    WantedState,
+    apply_control,
+    is_believed,
+    without_false_generation,
+)
 from osrdyne_worker.runtime.failures import describe, describe_with_place
 from osrdyne_worker.runtime.inflight import Slots
 from osrdyne_worker.runtime.intake import Share, share_of
@@ -258,3 +264,22 @@ def test_failure_shows_no_password() -> None:
 
 def test_failure_without_words_is_its_type() -> None:
     assert describe(KeyError()) == "KeyError"
+
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize("term", [-1, int(NOW) + 2 * TERM_AHEAD, 2**60, 10**400], ids=["-1", "days", "2^60", "1e400"])
+def test_message_of_a_generation_that_no_leader_can_have_is_not_believed(term: int) -> None:
+    assert not is_believed(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
+
+
+@pytest.mark.parametrize("term", [0, 1, int(NOW), int(NOW) + 3600])
+def test_message_of_a_leader_whose_clock_is_somewhat_ahead_is_believed(term: int) -> None:
+    assert is_believed(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
+
+
+def test_generation_that_was_believed_while_the_clock_was_wrong_is_forgotten() -> None:
+    state = WantedState((Q,), paused=True, generation=Generation(int(NOW), 1))
+    assert without_false_generation(state, now=1000.0).generation == NO_GENERATION
+    assert without_false_generation(state, now=NOW) == state

@@ -103,12 +103,25 @@ async def test_requests_that_wait_behind_others_replace_nobody(stack: Stack, clo
     assert stack.driver.count("stop") == 0
 
 
-async def test_paused_worker_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
-    answering(stack, Event.READY, in_flight=0, paused=True)
+@pytest.mark.parametrize(
+    "state", [{"paused": True}, {"generation": [10**12, 1]}], ids=["paused", "follows a later generation"]
+)
+async def test_worker_that_does_not_go_on_when_it_is_told_to_is_replaced(
+    stack: Stack, clock: VirtualClock, state: dict[str, object]
+) -> None:
+    worker, asked = first_worker(stack), questions(stack)
+    answering(stack, Event.READY, in_flight=0, **state)
+    await stack.report("a", Event.READY, in_flight=0, **state)
+    await clock.advance(LONG_ENOUGH)
+    assert (questions(stack) - asked >= 2, stack.driver.count("stop"), stack.running("a")) == (True, 1, 1)
+    assert first_worker(stack) != worker
+
+
+async def test_paused_worker_is_resumed_and_stays(stack: Stack, clock: VirtualClock) -> None:
+    answering(stack, Event.READY, in_flight=0, paused=False)
     await stack.report("a", Event.READY, in_flight=0, paused=True)
-    await stack.publish("a", b"1")
-    await clock.advance(500.0)
-    assert stack.driver.count("stop") == 0
+    await clock.advance(LONG_ENOUGH)
+    assert (stack.driver.count("stop"), stack.term.registry[first_worker(stack)].paused) == (0, False)  # type: ignore[union-attr]
 
 
 async def test_request_held_by_a_connection_that_is_dead_replaces_nobody(stack: Stack, clock: VirtualClock) -> None:

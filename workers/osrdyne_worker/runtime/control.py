@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Connection
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire
+from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire, is_plausible_term
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, QueueName
 
@@ -33,6 +33,16 @@ class WantedState:
     queues: tuple[QueueName, ...]
     paused: bool = False
     generation: Generation = NO_GENERATION
+
+
+def is_believed(message: ControlMessage, *, now: float) -> bool:
+    """Whether a leader may have sent it at `now` (seconds since the epoch): its term is not far ahead of the clock."""
+    return is_plausible_term(message.generation.term, now=now)
+
+
+def without_false_generation(state: WantedState, *, now: float) -> WantedState:
+    """The state without a generation that no leader can have: a clock was wrong when it was believed."""
+    return state if is_plausible_term(state.generation.term, now=now) else replace(state, generation=NO_GENERATION)
 
 
 def apply_control(state: WantedState, message: ControlMessage) -> WantedState:

@@ -5,18 +5,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, GuardedChannel
-from osrdyne.errors import AddressRefusedError, MessageTooLargeError, PublishRefusedError
+from osrdyne.amqp.reply_retry import publish_reply
+from osrdyne.errors import AddressRefusedError, MessageTooLargeError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
 from osrdyne_worker.runtime.call import RequestError
 from osrdyne_worker.runtime.codec import error_response
-
-PUBLISH_ATTEMPTS = 4
-REFUSED = Backoff(initial=0.1, factor=4.0, maximum=2.0)
 
 log = get_logger("worker")
 
@@ -46,15 +43,13 @@ class ReplySender:
             await self._publish(channel, request.reply_to, message)
 
     async def _publish(self, channel: Channel | GuardedChannel, reply_to: str, message: Message) -> None:
-        for attempt in range(1, PUBLISH_ATTEMPTS):
-            try:
-                return await channel.publish(message, exchange="", routing_key=reply_to)
-            except AddressRefusedError as error:
-                log.warning("nobody can be answered", reason=error.message)
-                return
-            except PublishRefusedError:
-                await self.clock.sleep(REFUSED.delay(attempt))
-        await channel.publish(message, exchange="", routing_key=reply_to)
+        try:
+            await publish_reply(
+                lambda: channel.publish(message, exchange="", routing_key=reply_to),
+                clock=self.clock,
+            )
+        except AddressRefusedError as error:
+            log.warning("nobody can be answered", reason=error.message)
 
 
 def fitting(response: Response, request: Request, max_bytes: int) -> Response:

@@ -20,14 +20,21 @@ from osrdyne.aio.watch import WatchCell
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, Event
+from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, GENERATION_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.app import App
-from osrdyne_worker.runtime.control import WantedState, apply_control, listen, parse_seconds
+from osrdyne_worker.runtime.control import (
+    WantedState,
+    apply_control,
+    is_believed,
+    listen,
+    parse_seconds,
+    without_false_generation,
+)
 from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.ending import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
 from osrdyne_worker.runtime.failures import describe_with_place
@@ -236,6 +243,11 @@ class Worker:
     # -- control and reports -----------------------------------------------------------------------------------------
 
     def _handle_control(self, message: ControlMessage) -> None:
+        now = self._clock.time()
+        if not is_believed(message, now=now):
+            self._count_forged()
+            return
+        self._wanted = without_false_generation(self._wanted, now=now)
         match message.command:
             case Command.CANCEL:
                 correlation_id, reply_to = message.details.get("correlation_id"), message.details.get("reply_to")
@@ -273,7 +285,8 @@ class Worker:
         event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
         forged = {FORGED_FIELD: self._forged} if self._forged else {}
         self._forged = 0
-        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused, **forged)
+        told = {GENERATION_FIELD: list(self._wanted.generation), **forged}
+        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused, **told)
 
     async def _report_busy(self) -> None:
         """While anything runs, say so every few seconds, with the session's progress; and see that it still lives."""

@@ -1,0 +1,134 @@
+"""How long two daemons lead one pool after a person has deleted its leader queue, and what each does meanwhile.
+
+    python -m tests.chaos.two_leaders [--seconds 60]
+
+Two daemon processes of one pool, a leader and a standby, without workers; requests for new keys all the time. Then
+`{pool}-leader` is deleted. Prints for how long both said that they led, their terms, and how many commands on request
+queues each has sent in that time. Exit code 1 when both led, or had the same term.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from osrdyne import amqp
+from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.protocol.names import PoolNames
+from tests.acceptance.daemon_process import PATIENCE, DaemonProcess
+
+NAMES = PoolNames("two_leaders")
+HEARTBEAT = 2.0
+PACE = 0.1
+"""Seconds between two requests, each for a new key."""
+LOOK = 0.05
+MOMENT = 0.5
+"""Seconds in which two leaders may be seen although there was one at a time: daemons are asked one after the other."""
+
+
+class Watched:
+    """A daemon, and what it says of itself."""
+
+    def __init__(self, process: DaemonProcess) -> None:
+        self.process = process
+        self.terms: set[int] = set()
+        self.commands = 0
+
+    async def look(self, http: httpx.AsyncClient) -> bool:
+        """Whether it leads."""
+        text = ""
+        with suppress(httpx.HTTPError):
+            text = (await http.get(f"{self.process.api}/metrics")).text
+        values = {name: float(value) for name, value in re.findall(r"^(\w+(?:{.*})?) (\S+)$", text, re.MULTILINE)}
+        self.commands = round(sum(v for name, v in values.items() if name.startswith("osrdyne_queue_commands_total")))
+        self.terms |= {round(values.get("osrdyne_term", 0))} - {0}
+        return values.get("osrdyne_leading") == 1.0
+
+
+async def run(seconds: float) -> int:
+    broker = EmbeddedBroker()
+    await broker.start()
+    try:
+        with tempfile.TemporaryDirectory(prefix="osrdyne-two-leaders-") as directory:
+            daemons = [_daemon(broker, Path(directory) / name) for name in ("first", "second")]
+            try:
+                await daemons[0].start()
+                daemons[1].launch()
+                while (await daemons[1].get("/ready")).get("role") != "standby":
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(2.0)
+                return await _watch(broker, [Watched(daemon) for daemon in daemons], seconds)
+            finally:
+                for daemon in daemons:
+                    await daemon.close()
+    finally:
+        await broker.close()
+
+
+def _daemon(broker: EmbeddedBroker, directory: Path) -> DaemonProcess:
+    directory.mkdir()
+    settings = {"broker": {"leader_heartbeat": f"{HEARTBEAT:g}s"}, "log": {"level": "warning"}}
+    daemon = DaemonProcess(
+        directory, amqp_uri=broker.amqp_uri, management_uri=broker.management_uri, pool=NAMES.pool, settings=settings
+    )
+    daemon.settings["driver"] = {"name": "noop"}
+    daemon.write_settings()
+    return daemon
+
+
+async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: float) -> int:
+    connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
+    channel = await connection.channel(confirms=True)
+    async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE) as http, asyncio.TaskGroup() as group:
+        publishing = group.create_task(_publish(channel))
+        await asyncio.sleep(2.0)
+        for daemon in daemons:
+            await daemon.look(http)
+        await (await connection.channel()).delete_queue(NAMES.leader_queue)
+        deleted_at = seen = time.monotonic()
+        nobody = both = 0.0
+        actions = [0, 0]
+        while seen - deleted_at < seconds:
+            before = [daemon.commands for daemon in daemons]
+            leading = [await daemon.look(http) for daemon in daemons]
+            now = time.monotonic()
+            if all(leading):
+                both += now - seen
+                for number, daemon in enumerate(daemons):
+                    actions[number] += daemon.commands - before[number]
+            nobody += 0.0 if any(leading) else now - seen
+            seen = now
+            await asyncio.sleep(LOOK)
+        publishing.cancel()
+    await connection.close()
+    print(f"leader queue deleted, watched for {seconds:g} s")
+    print(f"two leaders for {both:.1f} s, commands of each meanwhile: {actions[0]} and {actions[1]}")
+    print(f"no leader for {nobody:.1f} s")
+    print(f"terms: {sorted(daemons[0].terms)} and {sorted(daemons[1].terms)}")
+    return 1 if both > MOMENT or daemons[0].terms & daemons[1].terms else 0
+
+
+async def _publish(channel: amqp.Channel) -> None:
+    for number in itertools.count():
+        await channel.publish(amqp.Message(), exchange=NAMES.requests_exchange, routing_key=f"key {number}")
+        await asyncio.sleep(PACE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to watch (60)")
+    return asyncio.run(run(parser.parse_args().seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
