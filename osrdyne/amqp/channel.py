@@ -143,6 +143,13 @@ class Channel:
                 timeout=self._timeout,
             )
 
+    async def begin_bind_queue(self, queue: str, exchange: str, routing_key: str) -> None:
+        """Have a queue bound without waiting for it: the answer to what this channel is asked next shows that it is."""
+        with translated(f"bind queue {queue} to {exchange}"):
+            await self._underlay.queue_bind(
+                queue, exchange, routing_key=routing_key, nowait=True, timeout=self._timeout
+            )
+
     async def bind_exchange(
         self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:

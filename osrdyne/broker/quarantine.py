@@ -35,5 +35,9 @@ class Quarantine:
         count, _, reason = self._refused[key]
         return reason if count >= LIMIT else None
 
+    def is_suspected(self, key: Key) -> bool:
+        """Whether a command of this key, or one that was sent with it, closed the token channel lately."""
+        return self._is_fresh(key)
+
     def _is_fresh(self, key: Key) -> bool:
         return key in self._refused and self._clock.monotonic() - self._refused[key][1] < DURATION

@@ -3,17 +3,20 @@
 A node notes that in a table which it writes with a delay of about a second. Killed before, it comes back with the
 queue and without its messages (4.3), or with a queue that has no leader (3.10): `tests/chaos/fresh_queues.py` shows it
 without osrdyne. A queue that starts is looked up in that table, and a name that the table has not heard of lately makes
-the node write what it has noted so far (decision 0020). Where no request queue is about to be declared, a queue that
-comes and goes is. Used by the commands on queues of a pool that hold requests.
+the node write what it has noted so far (decision 0020). So a queue that comes and goes is declared after new ones: the
+answer to the declaration of a request queue does not say whether that queue is new (decision 0039). Used by the
+commands on queues of a pool that hold requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import cycle
 
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel
 from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.protocol.names import Key, PoolNames, QueueName
@@ -21,47 +24,31 @@ from osrdyne.protocol.names import Key, PoolNames, QueueName
 _ARGUMENTS = {"x-queue-type": "quorum"}
 _BEFORE = 1
 """The number of everything that happened before this term."""
+DELETE_AFTER = 0.05
+"""Seconds that a queue which comes and goes stays. RabbitMQ deletes it while it has nothing else to do: at once, the
+deletion would delay the binding that has waited for it (measured: by 5 to 15 ms)."""
 
 
 class QueueRegister:
     """Numbers what happens to queues, and knows up to which number it is written down.
 
     A name that was deleted a moment ago makes the node write nothing when it is declared again. So the queues that
-    come and go are two in turn, over one channel; the first time both come, because nobody knows which one an earlier
-    leader had last. They go while nobody waits for them.
+    come and go are two in turn, over one channel, and the one is deleted before the other is declared; the first time
+    both come, because it is not known which one an earlier leader had last. All keys that wait share the next turn.
     """
 
-    def __init__(self, names: PoolNames, scratch: ScratchChannels) -> None:
+    def __init__(self, names: PoolNames, scratch: ScratchChannels, *, clock: Clock) -> None:
         self._queues = names.register_queues
         self._in_turn = cycle(self._queues)
         self._scratch = scratch
+        self._clock = clock
         self._channel: Channel | None = None
+        self._present: QueueName | None = None
+        self._came = Wakeup(clock)
         self._turn = asyncio.Lock()
         self._last = _BEFORE
         self._written = 0
         self._declared: dict[Key, int] = {}
-        self._deleted: dict[Key, int] = {}
-        self._expected = 0
-        self._progress = asyncio.Event()
-
-    @contextmanager
-    def expecting(self) -> Iterator[None]:
-        """A request queue is about to be declared: who waits for `written` waits for that, and declares nothing."""
-        self._expected += 1
-        try:
-            yield
-        finally:
-            self._expected -= 1
-            self._wake()
-
-    async def declare(self, channel: Channel, *, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> None:
-        """Declare a new request queue; by that, those that were noted before are written down."""
-        noted = self._last
-        unheard_of = key not in self._declared and self._deleted.get(key, _BEFORE) <= self._written
-        await channel.declare_queue(queue, arguments=arguments)
-        self.note(key)
-        if unheard_of:
-            self._advance(noted)
 
     def note(self, key: Key) -> None:
         """A queue of this key may be new."""
@@ -71,7 +58,6 @@ class QueueRegister:
     def note_deleted(self, key: Key) -> None:
         """A queue of this key is deleted; if it has others, they are asked for anew."""
         self._last += 1
-        self._deleted[key] = self._last
         self._declared.pop(key, None)
 
     async def written(self, key: Key) -> None:
@@ -87,17 +73,23 @@ class QueueRegister:
 
     async def _until(self, number: int) -> None:
         while self._written < number:
-            if self._expected and self._written:
-                await self._progress.wait()
-            else:
-                await self._take_turn(number)
-
-    async def _take_turn(self, number: int) -> None:
-        async with self._turn:
-            if self._written < number:
-                await self._come_and_go()
+            async with self._turn:
+                if self._written < number:
+                    await self._come_and_go()
 
     async def _come_and_go(self) -> None:
+        async with self._open() as channel:
+            await self._delete_present(channel)
+            noted = self._last  # before the declaration is sent: what comes later may have come too late for it
+            queue = next(self._in_turn)
+            await channel.declare_queue(queue, arguments=_ARGUMENTS)
+            self._written = max(self._written, noted)
+            self._present = queue
+            self._came.set()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[Channel]:
+        """The channel, ready for the next queue. After an error it is closed: what it holds is unknown."""
         channel, self._channel = self._channel, None
         is_new = channel is None or channel.is_closed
         if channel is None or channel.is_closed:
@@ -105,30 +97,31 @@ class QueueRegister:
         try:
             if is_new:
                 await self._begin(channel)
-            noted = self._last
-            queue = next(self._in_turn)
-            await channel.declare_queue(queue, arguments=_ARGUMENTS)
-            self._advance(noted)
-            await channel.begin_delete_queue(queue)
-        except BaseException:  # also where it was cancelled half-way: nobody knows what it holds
+            yield channel
+        except BaseException:
             await channel.close()
             raise
         self._channel = channel
 
     async def _begin(self, channel: Channel) -> None:
         """Delete what a killed daemon, or a channel that broke, has left: it would not be declared anew."""
+        self._present = None
         for queue in self._queues:
             await channel.delete_queue(queue)
         queue = next(self._in_turn)
         await channel.declare_queue(queue, arguments=_ARGUMENTS)
         await channel.begin_delete_queue(queue)
 
-    def _advance(self, noted: int) -> None:
-        self._written = max(self._written, noted)
-        self._deleted = {key: number for key, number in self._deleted.items() if number > self._written}
-        self._wake()
+    async def _delete_present(self, channel: Channel) -> None:
+        """The channel carries out what it is asked next when this is done."""
+        queue, self._present = self._present, None
+        if queue is not None:
+            await channel.begin_delete_queue(queue)
 
-    def _wake(self) -> None:
-        """Whoever waits looks again."""
-        self._progress.set()
-        self._progress = asyncio.Event()
+    async def run(self) -> None:
+        """Delete the last queue a moment after it was declared, for as long as the term lasts."""
+        while True:
+            await self._came.wait()
+            await self._clock.sleep(DELETE_AFTER)
+            async with self._turn, self._open() as channel:
+                await self._delete_present(channel)

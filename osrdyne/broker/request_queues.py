@@ -1,12 +1,14 @@
 """Commands on request queues: what the request queues loop asks for, done in the way that loses nothing.
 
-Declare, bind, unbind and delete travel over the token channel only; questions are asked on scratch channels, so that a
-refusal does not cost the leader its token (LIFECYCLE 2, 3, 26-29).
+Bind, unbind and delete travel over the token channel only. Queues are declared over other channels of the same
+connection, several at a time: a declaration changes nothing for a queue that exists, and one of a leader that has lost
+the token leaves an empty, unbound queue at worst, which the next leader finds and deletes (decision 0039). Questions
+are asked on scratch channels. Neither a refused declaration nor a refused question costs the leader its token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -22,9 +24,10 @@ from osrdyne.broker.publisher import LeaderPublisher, publish_until_taken
 from osrdyne.broker.quarantine import Quarantine
 from osrdyne.broker.queue_register import QueueRegister
 from osrdyne.broker.scratch import ScratchChannels
-from osrdyne.broker.token import TokenChannel
+from osrdyne.broker.token import Send, TokenChannel
 from osrdyne.broker.topology import request_queue_arguments
 from osrdyne.errors import (
+    BrokerAccessError,
     BrokerConflictError,
     BrokerError,
     BrokerNotFoundError,
@@ -51,6 +54,7 @@ class RequestQueueCommands:
         token: TokenChannel,
         scratch: ScratchChannels,
         probing: ScratchChannels,
+        declaring: ScratchChannels,
         publisher: LeaderPublisher,
         management: ManagementClient,
         quarantine: Quarantine,
@@ -62,6 +66,7 @@ class RequestQueueCommands:
         self._token = token
         self._scratch = scratch
         self._probing = probing
+        self._declaring = declaring
         self._publisher = publisher
         self._management = management
         self._quarantine = quarantine
@@ -74,7 +79,8 @@ class RequestQueueCommands:
     async def declare(self, key: Key) -> None:
         """Make sure that the queues of the group exist. Raises `BrokerConflictError` when one is not ours to use.
 
-        An existing queue is compared and never declared again: other arguments would cost the leader its token.
+        RabbitMQ compares an existing queue itself, except for the argument that holds the key. That one counts only
+        where the key is too long to be part of the queue's name; then the queue is looked up first.
         """
         for queue in self._layout.queues(key):
             if queue.used:
@@ -82,22 +88,28 @@ class RequestQueueCommands:
 
     async def _declare(self, key: Key, queue: GroupQueue) -> None:
         arguments = request_queue_arguments(key)
-        if await self._exists(queue.name):
+        if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
-            self._register.note(key)  # an earlier leader may have made it a moment ago
-        else:
-            declare = partial(self._register.declare, key=key, queue=queue.name, arguments=arguments)
-            with self._register.expecting():
-                await self._command(key, declare)
+        try:
+            async with self._declaring.borrow() as channel:
+                await channel.declare_queue(queue.name, arguments=arguments)
+        except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
+            await self._compare(queue.name, arguments)
+            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
+        self._register.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
         self._layout.note(key, queue.priority)
 
-    async def _command(self, key: Key, command: Callable[[Channel], Awaitable[None]]) -> None:
-        """Send over the token channel what may be refused; a key that cost the token twice is left alone."""
+    async def _command(self, key: Key, command: Send, *, begin: Send | None = None) -> None:
+        """Send over the token channel what may be refused; a key that cost the token twice is left alone.
+
+        A key whose command shared an answer with the one that was refused counts as well, once: until that is
+        forgotten it goes alone.
+        """
         reason = self._quarantine.reason(key)
         if reason is not None:
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key, it is left alone for a while: {reason}")
         try:
-            await self._token.do(command)
+            await self._token.do(command, begin=None if self._quarantine.is_suspected(key) else begin)
         except CommandRefusedError as error:
             self._quarantine.note(key, str(error))
             raise
@@ -134,7 +146,8 @@ class RequestQueueCommands:
         return True
 
     async def _compare(self, queue: QueueName, arguments: Mapping[str, object]) -> None:
-        """Only the HTTP API tells arguments. While it fails, this queue waits for it, and nothing else does."""
+        """Raises `BrokerConflictError` when the queue exists with other arguments. Only the HTTP API tells them: while
+        it fails, this queue waits for it, and nothing else does."""
         for found in await self._list(queue):
             if found.name == queue and dict(found.arguments) != arguments:
                 raise BrokerConflictError(
@@ -167,7 +180,12 @@ class RequestQueueCommands:
                     await self._declare(key, queue)
             await self._register.written(key)  # before anything is confirmed in them (decision 0020)
             for queue in queues:
-                await self._command(key, partial(_bind if queue.used else _unbind, queue=queue, key=key))
+                if queue.used:
+                    await self._command(
+                        key, partial(_bind, queue=queue, key=key), begin=partial(_begin_bind, queue=queue, key=key)
+                    )
+                else:
+                    await self._command(key, partial(_unbind, queue=queue, key=key))
             done |= missing
 
     def suspect(self, key: Key) -> None:
@@ -322,6 +340,10 @@ class RequestQueueCommands:
 
 async def _bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
     await channel.bind_queue(queue.name, queue.exchange, routing_key=key)
+
+
+async def _begin_bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.begin_bind_queue(queue.name, queue.exchange, key)
 
 
 async def _unbind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:

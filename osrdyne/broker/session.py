@@ -84,6 +84,7 @@ class LeaderSession:
         self.token: TokenChannel
         self.scratch: ScratchChannels
         self.probing: ScratchChannels
+        self.declaring: ScratchChannels
         self._register: QueueRegister
         self._open: list[Connection] = []
         self._closing: asyncio.Task[None] | None = None
@@ -113,7 +114,8 @@ class LeaderSession:
         )
         self.scratch = ScratchChannels(self.control)
         self.probing = ScratchChannels(self.control)
-        self._register = QueueRegister(self.names, self.scratch)
+        self.declaring = ScratchChannels(self.control)
+        self._register = QueueRegister(self.names, self.scratch, clock=self._clock)
         self.token = TokenChannel(
             await self.control.channel(),
             names=self.names,
@@ -182,6 +184,7 @@ class LeaderSession:
             token=self.token,
             scratch=self.scratch,
             probing=self.probing,
+            declaring=self.declaring,
             publisher=self.publisher,
             management=management,
             quarantine=self._quarantine,
@@ -220,6 +223,8 @@ class LeaderSession:
             group.create_task(self._keep_token(token, renew), name="leader token")
             group.create_task(self.scratch.run(), name="scratch channels")
             group.create_task(self.probing.run(), name="probe channels")
+            group.create_task(self.declaring.run(), name="declaring channels")
+            group.create_task(self._register.run(), name="queue register")
             group.create_task(self._watch_publishing(), name="publishing channel")
             group.create_task(self.publisher.run(), name="channels of trials")
 

@@ -1,8 +1,10 @@
 """The leader token: one message in a single-active-consumer queue; who holds it unacknowledged leads.
 
-`TokenChannel` owns the channel T that consumes the token, and is the only way to declare, bind, unbind and delete
+`TokenChannel` owns the channel T that consumes the token, and is the only way to bind, unbind and delete
 request queues: when T is gone, so is the right to act at the broker (LIFECYCLE 1-5). One task sends everything over
-T, one command at a time; nothing that can fail is ever sent there. Any error on T ends the term.
+T, in order; nothing that can fail is ever sent there. Any error on T ends the term. Commands that wait together and can
+go without an answer share one: RabbitMQ carries out the commands of a channel in order, so the answer to the last of
+them shows that all of them were carried out.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
@@ -27,6 +31,18 @@ LastTerm = Callable[[], Awaitable[int | None]]
 """The term that was last announced outside of the leader queue; None when there was none."""
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about messages in the leader queue that are no token."""
+Send = Callable[[Channel], Awaitable[Any]]
+MAX_SHARED = 32
+"""How many commands share an answer at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """`send` waits for the answer. `begin` does not, where the answer holds nothing that is needed."""
+
+    send: Send
+    begin: Send | None
+    answer: asyncio.Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +105,8 @@ class TokenChannel:
         self._consumer: Consumer | None = None
         self._held: list[Delivery] = []
         self._awaited: tuple[bytes, asyncio.Future[Delivery]] | None = None
-        self._commands: asyncio.Queue[tuple[Callable[[Channel], Awaitable[Any]], asyncio.Future[Any]]] = asyncio.Queue()
+        self._commands: deque[_Command] = deque()
+        self._given = Wakeup(clock)
         self._pending: set[asyncio.Future[Any]] = set()
         self._lost = False
         self._answered_at = clock.monotonic()
@@ -235,20 +252,43 @@ class TokenChannel:
 
     async def _serve(self) -> None:
         while True:
-            command, answer = await self._commands.get()
-            if self._is_over:  # the reader is about to say why
-                self._fail(answer, LeadershipLostError("The leader token is lost."))
-                continue
-            try:
-                result = await command(self._channel)
-            except OsrdyneError as error:
-                kind = LeadershipLostError if isinstance(error, BrokerUnavailableError) else CommandRefusedError
-                lost = kind(f"A command on the channel of the leader token failed: {error}")
-                self._fail(answer, lost)
-                raise lost from error
-            self._answered_at = self._clock.monotonic()
-            if not answer.done():
-                answer.set_result(result)
+            while self._commands:
+                await self._carry_out(self._next_commands())
+            await self._given.wait()
+
+    def _next_commands(self) -> list[_Command]:
+        """The next command, with those directly behind it that can share its answer."""
+        batch = [self._commands.popleft()]
+        while (
+            self._commands
+            and len(batch) < MAX_SHARED
+            and batch[-1].begin is not None
+            and self._commands[0].begin is not None
+        ):
+            batch.append(self._commands.popleft())
+        return batch
+
+    async def _carry_out(self, batch: list[_Command]) -> None:
+        last = batch[-1]
+        if self._is_over:  # the reader is about to say why
+            for command in batch:
+                self._fail(command.answer, LeadershipLostError("The leader token is lost."))
+            return
+        try:
+            for command in batch[:-1]:
+                if command.begin is not None:
+                    await command.begin(self._channel)
+            result = await last.send(self._channel)
+        except OsrdyneError as error:
+            kind = LeadershipLostError if isinstance(error, BrokerUnavailableError) else CommandRefusedError
+            lost = kind(f"A command on the channel of the leader token failed: {error}")
+            for command in batch:  # which of them was refused is not known
+                self._fail(command.answer, lost)
+            raise lost from error
+        self._answered_at = self._clock.monotonic()
+        for command in batch:
+            if not command.answer.done():
+                command.answer.set_result(result if command is last else None)
 
     @property
     def _is_over(self) -> bool:
@@ -261,9 +301,10 @@ class TokenChannel:
             answer.set_exception(error)
             answer.exception()  # counts as seen, also when whoever asked is gone
 
-    async def do(self, command: Callable[[Channel], Awaitable[T]]) -> T:
+    async def do(self, command: Callable[[Channel], Awaitable[T]], *, begin: Send | None = None) -> T:
         """Carry out a command on T, in order. It runs to its end also when the caller is cancelled.
 
+        `begin`: the same without waiting for an answer, for a command that returns nothing; it may be sent instead.
         Raises `LeadershipLostError` when it failed: then the term is over.
         """
         if self._is_over:
@@ -271,7 +312,8 @@ class TokenChannel:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
         answer.add_done_callback(self._pending.discard)
-        self._commands.put_nowait((command, answer))
+        self._commands.append(_Command(command, begin, answer))
+        self._given.set()
         return await answer
 
     async def confirm(self) -> None:

@@ -83,6 +83,8 @@ class QueueBoard:
         self._facts: dict[Key, QueueFacts] = {}
         self._waiters: dict[Key, dict[asyncio.Future[None], None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
+        self.awaited: ChangeFeed[Key] = ChangeFeed()
+        """Keys whose binding a request has begun to wait for."""
 
     def __getitem__(self, key: Key) -> QueueFacts:
         return self._facts.get(key, _NO_QUEUE)
@@ -93,6 +95,10 @@ class QueueBoard:
     def existing(self) -> set[Key]:
         """Keys whose queue exists, as far as this term knows."""
         return {key for key, facts in self._facts.items() if facts.exists}
+
+    def is_awaited(self, key: Key) -> bool:
+        """Whether a request waits for the binding."""
+        return key in self._waiters
 
     def update(self, key: Key, **changes: Any) -> None:
         """Replace fields of the key's facts, and tell who waits for them. Of a queue that is gone, nothing else is kept
@@ -124,15 +130,22 @@ class QueueBoard:
             raise facts.fault.with_traceback(None)  # raised many times, it would keep every frame it passed
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, {})[waiter] = None
+        self.awaited.notify(key)
         timer = asyncio.ensure_future(limit()) if limit else None
         if timer is not None:
             timer.add_done_callback(lambda _: _end_wait(waiter, TimeoutError()))
         try:
             await waiter
         finally:
-            self._waiters.get(key, {}).pop(waiter, None)
+            self._stop_waiting(key, waiter)
             if timer is not None:
                 timer.cancel()
+
+    def _stop_waiting(self, key: Key, waiter: asyncio.Future[None]) -> None:
+        waiters = self._waiters.get(key, {})
+        waiters.pop(waiter, None)
+        if not waiters:
+            self._waiters.pop(key, None)
 
 
 class WorkerBoard:

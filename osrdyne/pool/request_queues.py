@@ -2,6 +2,8 @@
 
 One actor per key that has something to do: it reads the newest wish and the newest facts, takes one step, and looks
 again (LIFECYCLE 11), so that one key's failure or wait delays nobody else. It never branches on what woke it.
+A new term finds keys that have to be bound again: these take turns in the background, a few at a time, until a request
+waits for one. New keys do not wait for them.
 It writes the queue facts, and talks to the broker only through `RequestQueues`.
 """
 
@@ -33,6 +35,9 @@ RECHECK_INTERVAL = 60.0
 """How long an actor waits for a change before it looks again all the same, seconds."""
 CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
 """Between attempts to get a queue that exists with other arguments, which only a person can remove."""
+BACKGROUND = 16
+"""How many keys that a term has found are bound or unbound again at once, as long as no request waits for them. The
+token channel carries out one command after the other: what a request waits for comes behind so many at most."""
 
 
 class RequestQueuesLoop:
@@ -60,6 +65,10 @@ class RequestQueuesLoop:
         self._metrics = metrics
         self._asked: ChangeFeed[Key] = ChangeFeed()
         self._actors: dict[Key, Wakeup] = {}
+        self._found: set[Key] = set()
+        self._background: dict[Key, None] = {}
+        self._in_background: set[Key] = set()
+        self._group: asyncio.TaskGroup
         self._log: Logger = get_logger("request_queues")
 
     async def run(self) -> None:
@@ -70,22 +79,53 @@ class RequestQueuesLoop:
             self._totals.feed.subscribe(),
             self._asked.subscribe(),
         ]
-        async with asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(self._hurry_on(self._board.awaited.subscribe()), name="awaited request queues")
             for source in sources:
-                group.create_task(self._wake_on(source, group), name="request queue changes")
+                self._group.create_task(self._wake_on(source), name="request queue changes")
 
-    async def _wake_on(self, changes: Subscription[Key], group: asyncio.TaskGroup) -> None:
+    async def _wake_on(self, changes: Subscription[Key]) -> None:
         while True:
             for key in await changes.wait():
-                self._wake(key, group)
+                self._wake(key)
 
-    def _wake(self, key: Key, group: asyncio.TaskGroup) -> None:
+    def _wake(self, key: Key) -> None:
         woken = self._actors.get(key)
         if woken is not None:
             woken.set()
         elif self._next_step(key) is not QueueStep.DONE:
-            self._actors[key] = Wakeup(self._clock)
-            group.create_task(self._act(key), name=f"queue of {key!r}")
+            if key in self._found and not self._board.is_awaited(key):
+                self._background[key] = None
+                self._go_on_in_background()
+            else:
+                self._start(key)
+
+    def _start(self, key: Key) -> None:
+        self._found.discard(key)
+        self._actors[key] = Wakeup(self._clock)
+        self._group.create_task(self._act(key), name=f"queue of {key!r}")
+
+    async def _hurry_on(self, awaited: Subscription[Key]) -> None:
+        """A request waits for the key: it does not wait for its turn any more."""
+        while True:
+            for key in await awaited.wait():
+                self._background.pop(key, None)
+                self._wake(key)
+
+    def _end_turn(self, key: Key) -> None:
+        """A key's turn in the background is over with its first command."""
+        if key in self._in_background:
+            self._in_background.discard(key)
+            self._go_on_in_background()
+
+    def _go_on_in_background(self) -> None:
+        """Start the next keys that wait for their turn."""
+        while self._background and len(self._in_background) < BACKGROUND:
+            key = next(iter(self._background))
+            del self._background[key]
+            if key not in self._actors and self._next_step(key) is not QueueStep.DONE:
+                self._in_background.add(key)
+                self._start(key)
 
     def _next_step(self, key: Key) -> QueueStep:
         wish, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
@@ -116,8 +156,10 @@ class RequestQueuesLoop:
                     # Waiting for others is no failure; a queue that could not be deleted is.
                     failed = step in {QueueStep.DELETE, QueueStep.DISPOSE} and wait is not None
                     failures = failures + 1 if failed else 0
+                self._end_turn(key)
                 if wait is not None:
                     await woken.wait(wait)
+            self._end_turn(key)  # where there was nothing to do any more
             self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
         finally:
             del self._actors[key]
@@ -221,6 +263,7 @@ class RequestQueuesLoop:
     def adopt(self, key: Key) -> None:
         """A queue of this key was listed; whether it is bound is unknown (LIFECYCLE 9)."""
         if not self._board[key].exists:
+            self._found.add(key)
             self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
 
     def busy_keys(self) -> set[Key]:

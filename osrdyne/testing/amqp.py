@@ -95,6 +95,9 @@ class FakeChannel(Channel):
     ) -> None:
         await self._command("bind", queue, lambda: self.broker.bind(queue, exchange, routing_key, arguments or {}))
 
+    async def begin_bind_queue(self, queue: str, exchange: str, routing_key: str) -> None:
+        await self.bind_queue(queue, exchange, routing_key)
+
     async def unbind_queue(
         self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:

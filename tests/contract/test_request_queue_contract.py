@@ -165,12 +165,13 @@ class TestDeclareAndBind:
         assert not leader.keeping.done()
 
     async def test_queue_of_another_key_under_this_name_is_a_conflict(self, leader: Leader) -> None:
-        """RabbitMQ does not compare the argument that holds the key."""
+        """RabbitMQ does not compare the argument that holds the key; the name of the queue holds a short one only."""
+        long = Key("a" * 300)
         channel = await leader.channel()
         arguments = {"x-queue-type": "quorum", "x-osrdyne-key": "b"}
-        await channel.declare_queue(leader.names.request_queue(A), arguments=arguments)
+        await channel.declare_queue(leader.names.request_queue(long), arguments=arguments)
         with pytest.raises(BrokerConflictError, match="other arguments"):
-            await leader.queues.declare(A)
+            await leader.queues.declare(long)
 
     async def test_queue_that_is_not_ours_to_use_is_not_listed(self, leader: Leader) -> None:
         channel = await leader.channel()

@@ -89,6 +89,10 @@ byte want[2*NKEY];                      /* tracker: 0 absent, 1 Active, 2 Unboun
 byte rq[2*NKEY];                        /* queue facts of this term: 0 none, 1 exists (binding unknown), 2 bind-ok,
                                            3 unbind-ok */
 byte qp[2*NKEY];                        /* queue command sent: 1 unbind, 2 delete */
+#ifdef DECLASIDE
+bit dp[2*NKEY];                         /* declaration sent over another channel than the token's, not carried out yet */
+byte dlate[NKEY];                       /* the same, of a term that has ended */
+#endif
 byte wp[2*NKEY];                        /* driver calls under way, a mask; they outlive leadership and the process */
 #define STARTOF(j) (1<<(j))
 #define STOPOF(j)  (4<<(j))
@@ -317,7 +321,7 @@ byte fault;
 #define ENDWITHOUT(c,k)
 #else
 #define ENDWITHOUT(c,k) \
-   :: d_step{ up[c]==2 && want[X(c,k)]==2 && rq[X(c,k)]==0 && qp[X(c,k)]==0 -> \
+   :: d_step{ up[c]==2 && want[X(c,k)]==2 && rq[X(c,k)]==0 && qp[X(c,k)]==0 && !DECLARING(c,k) -> \
         printf("c%d: key %d stop timer, there is no queue\n",c,k); want[X(c,k)]=0 }
 #endif
 
@@ -416,9 +420,36 @@ byte fault;
 #define REACT(k) (rdy[k]!=0 && !qdown[k])
 #endif
 #define MAYBIND(c,k) (up[c]==2 && want[X(c,k)]==1 && (rq[X(c,k)]==1||rq[X(c,k)]==3) && qp[X(c,k)]==0 && BINDOK(c,k))
-#define QUEUES(c,k) \
+/* A declaration goes over a channel of its own and is carried out at any later time, whatever became of the token and
+ * of the controller that sent it. ASIDEBINDS: what is declared so is bound at once, by the same command. */
+#ifdef ASIDEBINDS
+#define LANDS(k) qx[k]=1; qb[k]=1
+#define LANDED 2
+#else
+#define LANDS(k) qx[k]=1
+#define LANDED 1
+#endif
+#ifdef DECLASIDE
+#define DECLARE(c,k) \
+   :: d_step{ up[c]==2 && con[c] && want[X(c,k)]==1 && rq[X(c,k)]==0 && qp[X(c,k)]==0 && !dp[X(c,k)] -> \
+        printf("c%d: sends the declaration of queue %d over another channel\n",c,k); dp[X(c,k)]=1 } \
+   :: d_step{ dp[X(c,k)] -> \
+        printf("c%d: queue %d is declared (exists=%d connected=%d)\n",c,k,qx[k],con[c]); dp[X(c,k)]=0; LANDS(k); \
+        if :: up[c]==2 && con[c] && rq[X(c,k)]==0 -> rq[X(c,k)]=LANDED :: else fi }
+#define DECLARELATE(k) \
+   :: d_step{ dlate[k]>0 -> printf("late declaration of queue %d (exists=%d)\n",k,qx[k]); dlate[k]--; LANDS(k) }
+#define FORGETDECL(c,k) dlate[k]=dlate[k]+dp[X(c,k)]; dp[X(c,k)]=0;
+#define DECLARING(c,k) dp[X(c,k)]
+#else
+#define DECLARE(c,k) \
    :: d_step{ up[c]==2 && FENCE(c) && want[X(c,k)]==1 && rq[X(c,k)]==0 && qp[X(c,k)]==0 -> \
-        printf("c%d: declares queue %d\n",c,k); qx[k]=1; rq[X(c,k)]=1 } \
+        printf("c%d: declares queue %d\n",c,k); qx[k]=1; rq[X(c,k)]=1 }
+#define DECLARELATE(k)
+#define FORGETDECL(c,k)
+#define DECLARING(c,k) false
+#endif
+#define QUEUES(c,k) \
+   DECLARE(c,k) \
    :: d_step{ MAYBIND(c,k) && FENCE(c) -> \
         printf("c%d: binds queue %d (exists=%d)\n",c,k,qx[k]); \
         if :: qx[k] -> qb[k]=1; rq[X(c,k)]=2 :: else -> LOSECON(c) fi } \
@@ -627,10 +658,11 @@ byte fault;
 #define ADOPT(c,k)
 #else
 #ifdef OTHERCH
-#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; FORGETFAILED(c,k) FORGETPLACE(c,k)
+#define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; FORGETFAILED(c,k) FORGETPLACE(c,k) \
+                    FORGETDECL(c,k)
 #else
 #define FORGET(c,k) want[X(c,k)]=0; rq[X(c,k)]=0; est[X(c,k)]=0; qp[X(c,k)]=0; FORGETFAILED(c,k) \
-                    FORGETPLACE(c,k)
+                    FORGETPLACE(c,k) FORGETDECL(c,k)
 #endif
 #ifdef PRELIST
 #define ADOPT(c,k) rq[X(c,k)]=pre[X(c,k)]; want[X(c,k)]=(pre[X(c,k)]==2 -> 1 : (pre[X(c,k)]==1 -> 2 : 0)); pre[X(c,k)]=0;
@@ -655,7 +687,7 @@ byte fault;
 #endif
 #ifdef RESYNC
 #define RESYNC1(c,k) \
-   :: d_step{ up[c]==2 && con[c] && qx[k] && rq[X(c,k)]==0 && qp[X(c,k)]==0 && want[X(c,k)]==0 -> \
+   :: d_step{ up[c]==2 && con[c] && qx[k] && rq[X(c,k)]==0 && qp[X(c,k)]==0 && want[X(c,k)]==0 && !DECLARING(c,k) -> \
         printf("c%d: resync finds queue %d\n",c,k); rq[X(c,k)]=1; want[X(c,k)]=1 }
 #define FORALLR(c) FORALLK(RESYNC1,c)
 #else
@@ -689,7 +721,7 @@ byte fault;
 #define TAKES(r,k,j) DELIVER(r,k,S(k,j))
 #define WORKS(_,k,j) WORKER(S(k,j),k)
 #define CONTROLLER(c,k) TRACKER(c,k) QUEUES(c,k) GROUPS(c,k) STARTFAILURES(c,k)
-#define KEY(k) EACHPLACE(WORKS,_,k) BROKER(k) CONTROLLER(0,k) CONTROLLER(1,k)
+#define KEY(k) EACHPLACE(WORKS,_,k) BROKER(k) DECLARELATE(k) CONTROLLER(0,k) CONTROLLER(1,k)
 
 init {
   d_step { con[0]=1; con[1]=1; up[0]=1; up[1]=1 }

@@ -46,6 +46,13 @@ async def test_key_is_tried_again_after_a_while(clock: VirtualClock) -> None:
     assert quarantine.reason(A) is None
 
 
+def test_refused_key_is_suspected_for_a_while(clock: VirtualClock) -> None:
+    """Its commands share no answer with others: a second refusal would say nothing about them."""
+    quarantine = Quarantine(clock)
+    quarantine.note(A, "406")
+    assert (quarantine.is_suspected(A), quarantine.is_suspected(B)) == (True, False)
+
+
 class Register:
     """Everything is written down."""
 
@@ -56,8 +63,44 @@ class Register:
 class RefusingToken:
     """A token channel on which RabbitMQ refuses everything."""
 
-    async def do(self, command: object) -> None:
+    async def do(self, command: object, *, begin: object) -> None:
         raise CommandRefusedError("403 ACCESS_REFUSED")
+
+
+class NotingToken:
+    """A token channel that refuses the first command, and notes which commands may share an answer."""
+
+    def __init__(self) -> None:
+        self.shared: list[bool] = []
+
+    async def do(self, command: object, *, begin: object) -> None:
+        self.shared.append(begin is not None)
+        if len(self.shared) == 1:
+            raise CommandRefusedError("404 NOT_FOUND")
+
+
+async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
+    """Which of them was refused is not known; the second refusal would be of the right one."""
+    unused: Any = None
+    layout, token = QueueLayout(PoolNames("pool")), NotingToken()
+    layout.note(A, None)
+    commands = RequestQueueCommands(
+        names=PoolNames("pool"),
+        token=cast("TokenChannel", token),
+        scratch=unused,
+        probing=unused,
+        declaring=unused,
+        publisher=unused,
+        management=unused,
+        quarantine=Quarantine(clock),
+        register=cast("QueueRegister", Register()),
+        layout=layout,
+        clock=clock,
+    )
+    with pytest.raises(CommandRefusedError):
+        await commands.bind(A)
+    await commands.bind(A)
+    assert token.shared == [True, False]
 
 
 async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
@@ -69,6 +112,7 @@ async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(c
         token=cast("TokenChannel", RefusingToken()),
         scratch=unused,
         probing=unused,
+        declaring=unused,
         publisher=unused,
         management=unused,
         quarantine=Quarantine(clock),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from osrdyne.broker.queue_register import QueueRegister
+from osrdyne.broker.queue_register import DELETE_AFTER, QueueRegister
+from osrdyne.broker.scratch import ScratchChannels
 from osrdyne.errors import BrokerConflictError
-from osrdyne.protocol.names import Key, PoolNames, QueueName
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
 
 A, B = Key("a"), Key("b")
-ONE, TWO = (["declare p-register-1", "delete p-register-1"], ["declare p-register-2", "delete p-register-2"])
+ONE, TWO = (["declare p-register-1"], ["delete p-register-1", "declare p-register-2"])
+ONE_AGAIN = ["delete p-register-2", "declare p-register-1"]
 FIRST = ["delete p-register-1", "delete p-register-2", *ONE, *TWO]
 OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register-2"), ("bind", "pool-req-a")]
 
@@ -50,12 +52,7 @@ class Scratch:
 
 
 def register_over(scratch: Any) -> QueueRegister:
-    return QueueRegister(PoolNames("p"), scratch)
-
-
-async def declare(register: QueueRegister, key: Key, over: Scratch | None = None) -> None:
-    channel: Any = over or Scratch()
-    await register.declare(channel, key=key, queue=QueueName(f"p-req-{key}"), arguments={})
+    return QueueRegister(PoolNames("p"), scratch, clock=VirtualClock())
 
 
 async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
@@ -64,7 +61,7 @@ async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
     register = register_over(scratch)
     for _ in range(3):
         await register.write()
-    assert scratch.asked == [*FIRST, *ONE, *TWO]
+    assert scratch.asked == [*FIRST, *ONE_AGAIN, *TWO]
 
 
 async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
@@ -74,6 +71,20 @@ async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
     scratch.is_closed = True
     await register.write()
     assert scratch.asked == [*FIRST, *FIRST]
+
+
+async def test_queue_that_came_goes_a_moment_later() -> None:
+    """Not at once: the binding that has waited for it would wait for the deletion as well."""
+    scratch, clock = Scratch(), VirtualClock()
+    register = QueueRegister(PoolNames("p"), cast("ScratchChannels", scratch), clock=clock)
+    running = asyncio.create_task(register.run())
+    await register.write()
+    await clock.settle()
+    assert scratch.asked == FIRST
+    await clock.advance(DELETE_AFTER)
+    await register.write()
+    assert scratch.asked == [*FIRST, *ONE_AGAIN]
+    running.cancel()
 
 
 async def begun(scratch: Any) -> QueueRegister:
@@ -88,7 +99,7 @@ async def test_queues_that_are_new_while_one_is_written_down_share_the_next_turn
     scratch = Scratch()
     register = await begun(scratch)
     await asyncio.gather(*(register.written(Key(f"{number}")) for number in range(10)))
-    assert scratch.asked == [*ONE, *TWO]
+    assert scratch.asked == ONE_AGAIN
 
 
 async def test_queue_declared_while_it_runs_needs_the_next_turn() -> None:
@@ -99,71 +110,19 @@ async def test_queue_declared_while_it_runs_needs_the_next_turn() -> None:
         group.create_task(register.write())
         while not scratch.asked:
             await asyncio.sleep(0)
-        await declare(register, A)
+        register.note(A)
         group.create_task(register.written(A))
         scratch.go_on.set()
-    assert scratch.asked == [*ONE, *TWO]
+    assert scratch.asked == [*ONE_AGAIN, *TWO]
 
 
 async def test_queue_that_is_written_down_needs_no_other_turn() -> None:
     scratch = Scratch()
     register = await begun(scratch)
-    await declare(register, A)
-    await register.written(A)
-    await register.written(A)
-    assert scratch.asked == ONE
-
-
-async def test_next_request_queue_writes_down_those_before_it() -> None:
-    scratch = Scratch()
-    register = await begun(scratch)
-    await declare(register, A)
-    with register.expecting():
-        waiting = asyncio.create_task(register.written(A))
-        await asyncio.sleep(0)
-        before = waiting.done()
-        await declare(register, B)
-        await waiting
-    assert (before, scratch.asked) == (False, [])
-
-
-async def test_declaration_that_began_before_writes_nothing_down() -> None:
-    """RabbitMQ writes when a queue starts, not when it says that it is there."""
-    scratch, slow = Scratch(), Scratch()
-    register = await begun(scratch)
-    slow.go_on.clear()
-    late = asyncio.create_task(declare(register, B, slow))
-    await asyncio.sleep(0)
-    await declare(register, A)
-    slow.go_on.set()
-    await late
-    await register.written(A)
-    assert scratch.asked == ONE
-
-
-@pytest.mark.parametrize(("others", "asked"), [([], ONE), ([Key("c")], [])])
-async def test_name_that_was_deleted_a_moment_ago_writes_nothing_down(others: list[Key], asked: list[str]) -> None:
-    """RabbitMQ remembers that it has no such queue, and need not look; until another name has made it write."""
-    scratch = Scratch()
-    register = await begun(scratch)
-    await declare(register, B)
-    register.note_deleted(B)
-    for key in others:
-        await declare(register, key)
     register.note(A)
-    await declare(register, B)
     await register.written(A)
-    assert scratch.asked == asked
-
-
-async def test_queue_that_is_expected_and_not_declared_is_replaced() -> None:
-    scratch = Scratch()
-    register = await begun(scratch)
-    with register.expecting():
-        waiting = asyncio.create_task(register.written(A))
-        await asyncio.sleep(0)
-    await waiting
-    assert scratch.asked == ONE
+    await register.written(A)
+    assert scratch.asked == ONE_AGAIN
 
 
 @pytest.mark.parametrize("failures", [0, 1])

@@ -247,7 +247,7 @@ def one_board(_: World) -> Callable[[], QueueBoard]:
 def over_another_channel(world: World) -> Callable[..., Awaitable[Any]]:
     """A command that was sent acts, whatever becomes of the token meanwhile."""
 
-    async def do(_: object, command: Callable[[Channel], Awaitable[Any]]) -> Any:
+    async def do(_: object, command: Callable[[Channel], Awaitable[Any]], **__: object) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         async def carry_out() -> None:
