@@ -15,7 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context, RequestError
 from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
 # One task that does not end by itself: it leaves a core for others.
@@ -105,6 +109,29 @@ def test_group_of_any_name_is_a_group(sessions: SparkSessions, spark: Any) -> No
     assert sessions.run_in_group(spark, name, lambda: spark.range(5).count()) == 5
 
 
+def test_python_function_that_exhausts_memory_is_named(sessions: SparkSessions, spark: Any) -> None:
+    exhausted = spark.sparkContext.parallelize([10**15], 1).map(bytearray)
+    with pytest.raises(RequestError, match="memory") as caught:
+        sessions.run_in_group(spark, "python memory", exhausted.collect)
+    assert caught.value.error_code == "out_of_memory"
+    assert sessions.run_in_group(spark, "after it", lambda: spark.range(5).count()) == 5
+
+
+def test_python_process_that_is_killed_is_named(sessions: SparkSessions, spark: Any) -> None:
+    killed = spark.sparkContext.parallelize([9], 1).map(lambda number: os.kill(os.getpid(), number))
+    with pytest.raises(RequestError, match="killed or crashed") as caught:
+        sessions.run_in_group(spark, "python death", killed.collect)
+    assert caught.value.error_code == "python_worker_crashed"
+    assert sessions.run_in_group(spark, "after that", lambda: spark.range(5).count()) == 5
+
+
+def test_share_of_the_heap_that_is_none_is_refused(sessions: SparkSessions) -> None:
+    for share in ("much", "1.5"):
+        context = Context(key=Key("k"), worker_config={"spark": {"conf": {"spark.osrdyne.maxHeapUse": share}}})
+        with pytest.raises(ConfigurationError, match=r"spark\.osrdyne\.maxHeapUse"):
+            SparkSessions().build(context)
+
+
 def test_session_is_alive_and_has_no_web_page(sessions: SparkSessions, spark: Any) -> None:
     assert sessions.is_alive(spark)
     assert spark.sparkContext.uiWebUrl is None
@@ -118,6 +145,7 @@ CHILD = """
 import sys, threading
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Context
+from osrdyne_worker.spark.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
 conf = {"spark.driver.memory": "512m", "spark.hadoop.fs.s3a.secret.key": "hunter2-in-the-clear"}
@@ -194,3 +222,11 @@ def test_thread_count_does_not_grow_with_requests(sessions: SparkSessions, spark
     for place in range(5):
         sessions.run_in_group(spark, f"group {place}", lambda: spark.range(1).collect())
     assert threading.active_count() <= before
+
+
+def test_heap_of_the_jvm_is_read_and_collected(spark: Any) -> None:
+    heap = JvmHeap(spark._jvm)
+    before = heap.use()
+    heap.collect()
+    assert 0 < heap.use().used <= before.most
+    assert 0 < before.share < 1

@@ -166,6 +166,13 @@ def test_query_that_draws_random_numbers_is_analysed_each_time(call: Call, query
     assert call.context.state.prepared(query) is not call.context.state.prepared(query)
 
 
+def test_query_with_rows_of_its_own_is_not_remembered(call: Call) -> None:
+    """Its plan holds the evaluated rows: a short text may make many megabytes of them."""
+    query = "select count(*) as n from values (repeat('x', 1000000)), (repeat('y', 1000000)) as t(v)"
+    assert answer(call, query)["rows"] == [[2]]
+    assert call.context.state.prepared(query) is not call.context.state.prepared(query)
+
+
 def test_pyspark_without_the_method_below_to_arrow_answers_all_the_same(call: Call) -> None:
     class Frame:
         def __init__(self, frame: Any) -> None:

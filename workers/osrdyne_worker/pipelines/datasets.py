@@ -166,6 +166,35 @@ class SqlConfig(_Model):
     max_row_limit: int = Field(100_000, ge=1, description="The most that a request may ask for.")
     max_query_length: int = Field(100_000, ge=1, description="Characters of a query; protects the parsers.")
     max_query_nesting: int = Field(30, ge=1, le=30, description="Brackets within brackets; protects the parsers.")
+    max_plan_nodes: int = Field(
+        2_000, ge=10, le=100_000, description="Operators of a plan, each common table where it is used."
+    )
+    max_expression_nodes: int = Field(
+        20_000, ge=10, le=1_000_000, description="Nodes of a plan and of its expressions, as the text has them."
+    )
+    max_columns: int = Field(2_000, ge=10, le=100_000, description="Columns of any part of a query.")
+    max_constant_bytes: int = Field(
+        16 * 2**20, ge=1024, le=2**30, description="Size of a value that a function makes, as `repeat` or `sequence`."
+    )
+    max_constant_work: int = Field(
+        100_000_000, ge=1000, le=10**12, description="Steps to evaluate one expression once, as `levenshtein`."
+    )
+    max_partitions: int = Field(1_000, ge=1, le=100_000, description="Partitions that `range` may be given.")
+    max_grouping_sets: int = Field(
+        1_024,
+        ge=1,
+        le=65_536,
+        description="Grouping sets of CUBE, ROLLUP and GROUPING SETS; 2 to the power of n for CUBE.",
+    )
+    max_window_ratio: int = Field(
+        2_000, ge=1, le=100_000, description="Length of a `window` divided by its slide: a row is in so many."
+    )
+    max_recursion_level: int = Field(
+        1_000, ge=1, le=100_000, description="MAX RECURSION LEVEL of a recursive common table."
+    )
+    remembered_plan_bytes: int = Field(
+        32 * 2**20, ge=0, le=2**30, description="Memory for the plans of queries that may be asked again; 0: none."
+    )
     retry_missing_interval: float = Field(
         10.0, ge=0, description="Seconds until data that was missing is looked for again, by the next request."
     )

@@ -6,13 +6,14 @@ evaluates constants and inline tables while it analyses. What was checked is wha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits, check_query
-from osrdyne_worker.spark.plans import analyzed_plan, frame_of, parse_query
+from osrdyne_worker.spark.plans import ParsedQuery, analyzed_plan, frame_of, parse_query
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,18 @@ class CheckedQuery:
 
 
 def checked_query(
-    session: Any, query: str, *, views: frozenset[str], limits: Limits, allow_unguarded: bool = False
+    session: Any,
+    query: str,
+    *,
+    views: frozenset[str],
+    limits: Limits,
+    check_plan: Callable[[ParsedQuery], None] | None = None,
+    allow_unguarded: bool = False,
 ) -> CheckedQuery:
-    """The checked query, analysed and not yet run. Raises `QueryRefusedError`, or what Spark says of the query."""
+    """The checked query, analysed and not yet run. Raises `QueryRefusedError`, or what Spark says of the query.
+
+    `check_plan` may refuse the parsed plan as well, before anything is evaluated.
+    """
     not_read: QueryNotReadError | None = None
     try:
         check_query(query, views=views, limits=limits)
@@ -45,6 +55,8 @@ def checked_query(
             raise not_read
         return CheckedQuery(session.sql(query), None)
     check_parsed(parsed.description, views=views)
+    if check_plan is not None:
+        check_plan(parsed)
     frame = frame_of(session, parsed)
     analyzed = analyzed_plan(frame, views=views)
     assert analyzed is not None

@@ -10,7 +10,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from dataclasses import fields
 from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
@@ -22,11 +22,13 @@ from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
 from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
+from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
 from osrdyne_worker.pipelines.loading import DataProblemError, View, load
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
+from osrdyne_worker.pipelines.remembered import Remembered
 from osrdyne_worker.pipelines.sql_guard import Limits
 from osrdyne_worker.spark.errors import describe
-from osrdyne_worker.spark.plans import explained_plan, is_repeatable, load_plan_walker
+from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
 from osrdyne_worker.spark.results import PreparedQuery, Result, prepare
 from osrdyne_worker.spark.session import SparkSessions, is_connect
 
@@ -102,7 +104,10 @@ class SqlData:
         self._views: tuple[View, ...] = ()
         self._problem: DataProblemError | None = None
         self._tried_at = 0.0
-        self._remembered = lru_cache(maxsize=_REMEMBERED_QUERIES)(self._prepare_repeatable)
+        self._remembered: Remembered[PreparedQuery | None] = Remembered(
+            count=_REMEMBERED_QUERIES, max_bytes=config.remembered_plan_bytes
+        )
+        self._plan_limits = PlanLimits(**{field.name: getattr(config, field.name) for field in fields(PlanLimits)})
         self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
 
     def load(self) -> None:
@@ -126,29 +131,48 @@ class SqlData:
 
     def prepared(self, query: str) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or what Spark says of it."""
-        views = self._names()
-        remembered = self._remembered(query, views) if len(query) <= _REMEMBERED_LENGTH else None
-        return remembered or prepare(self._check(query, views).frame)
+        columns = self._columns()
+        remembered = None
+        if len(query) <= _REMEMBERED_LENGTH:
+            remembered = self._remembered.get(
+                (query, frozenset(columns)), lambda: self._prepare_repeatable(query, columns)
+            )
+        return remembered or prepare(self._check(query, columns).frame)
 
     def frame(self, query: str) -> Any:
         """The checked query as a DataFrame of its own, not yet run; raises as `prepared` does."""
-        return self._check(query, self._names()).frame
+        return self._check(query, self._columns()).frame
 
-    def _names(self) -> frozenset[str]:
-        return frozenset(view.name for view in self.views())
+    def _columns(self) -> dict[str, int]:
+        """How many columns each view has."""
+        return {view.name: len(view.columns) for view in self.views()}
 
-    def _check(self, query: str, views: frozenset[str]) -> CheckedQuery:
-        """Both nets. Whether a query passes depends on its text and the names of the views only."""
+    def _check(self, query: str, columns: Mapping[str, int]) -> CheckedQuery:
+        """Both nets and the limits. Whether a query passes depends on its text and on the views (their names and
+        number of columns) only."""
+
+        def check_plan(parsed: ParsedQuery) -> None:
+            check_limits(str(parsed.plan.toJSON()), self._plan_limits, views=columns)
+            check_named_windows(parsed.description)
+
+        if len(query) <= self.config.max_query_length:  # or the first net refuses it
+            check_text(query, self._plan_limits)
         return checked_query(
-            self.session, query, views=views, limits=self._limits, allow_unguarded=self.config.allow_unguarded
+            self.session,
+            query,
+            views=frozenset(columns),
+            limits=self._limits,
+            check_plan=check_plan,
+            allow_unguarded=self.config.allow_unguarded,
         )
 
-    def _prepare_repeatable(self, query: str, views: frozenset[str]) -> PreparedQuery | None:
-        """The checked query, if it may be run again without being analysed again: the views stay what they are."""
-        checked = self._check(query, views)
+    def _prepare_repeatable(self, query: str, columns: Mapping[str, int]) -> tuple[PreparedQuery | None, int]:
+        """The checked query, if it may be run again without being analysed again (the views stay what they are); and
+        how many bytes it takes to remember that."""
+        checked = self._check(query, columns)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
-            return None
-        return prepare(checked.frame)
+            return None, len(query)
+        return prepare(checked.frame), len(query) + memory_bytes(checked.analyzed)
 
 
 @app.on_start
@@ -262,9 +286,9 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
         failure = describe(error)
         if failure is None:
             raise
-        if not failure.is_query:
+        if not failure.is_query and not failure.exhausted:
             if not sessions.is_alive(session):
                 raise
             log.warning("a query failed in spark", condition=failure.condition, reason=failure.message)
         details = {"sql_state": failure.sql_state} if failure.sql_state else {}
-        raise RequestError(failure.message, 400 if failure.is_query else 500, failure.condition, details) from None
+        raise RequestError(failure.message, failure.code, failure.condition, details) from None

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 
+from osrdyne_worker.spark.exhaustion import exhaustion
+
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: (\w{5}).*$")
@@ -26,6 +28,13 @@ class SparkFailure:
     message: str
     sql_state: str | None = None
     is_query: bool = False
+    exhausted: bool = False
+    """It used up memory, or a limit on results; Spark itself is well."""
+
+    @property
+    def code(self) -> int:
+        """The HTTP-like number for it."""
+        return 413 if self.condition == "answer_too_large" else 400 if self.is_query else 500
 
 
 def describe(error: BaseException) -> SparkFailure | None:
@@ -38,6 +47,9 @@ def describe(error: BaseException) -> SparkFailure | None:
         text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
     else:
         return None
+    exhausted = exhaustion(error)
+    if exhausted is not None:
+        return SparkFailure(condition=exhausted.condition, message=exhausted.message, exhausted=True)
     line = _first_line(text)
     found = _CONDITION.search(line)
     state = _SQL_STATE.search(line)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+_ROWS = '"class":"org.apache.spark.sql.catalyst.plans.logical.LocalRelation"'
 _SAMPLE = '"class":"org.apache.spark.sql.catalyst.plans.logical.Sample"'
 
 
@@ -55,9 +56,18 @@ def is_repeatable(frame: Any, analyzed: str) -> bool:
     """Whether running the analysed plan (`analyzed` is its description) again is the same as running the text again.
 
     It is not where Spark has drawn a random seed: for `rand()` while it analyses, for TABLESAMPLE while it parses. The
-    time of day is looked at later.
+    time of day is looked at later. Nor where it has evaluated rows (VALUES): the plan holds them, of any size.
     """
-    return _SAMPLE not in analyzed and bool(frame._jdf.queryExecution().analyzed().deterministic())
+    return (
+        _SAMPLE not in analyzed
+        and _ROWS not in analyzed
+        and bool(frame._jdf.queryExecution().analyzed().deterministic())
+    )
+
+
+def memory_bytes(analyzed: str) -> int:
+    """An estimate of the heap that an analysed plan takes (`analyzed` is its JSON): its objects are of that order."""
+    return 2 * len(analyzed)
 
 
 def explained_plan(frame: Any, mode: str) -> str:

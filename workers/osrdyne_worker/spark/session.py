@@ -21,6 +21,10 @@ from typing import Any, TypeVar
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
 from osrdyne_worker.runtime.app import Context
+from osrdyne_worker.runtime.call import RequestError
+from osrdyne_worker.spark import heap
+from osrdyne_worker.spark.exhaustion import exhaustion
+from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
 from osrdyne_worker.spark.jobs import GroupsThatAreOver, progress_of
 
 log = get_logger(__name__)
@@ -38,11 +42,20 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     # A first look at several partitions of a limited query saves a second job.
     "spark.sql.limit.initialNumPartitions": "4",
+    # An answer is at most `requests.max_message_bytes` (16 MiB) long. Spark refuses a result above this while its tasks
+    # finish, before Python holds any of it.
+    "spark.driver.maxResultSize": "128m",
+    heap.LIMIT: str(heap.DEFAULT_LIMIT),
 }
 """Settings that a configuration may change."""
 
-_LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-"""Where all of Spark is one process, its ports need not be reached from elsewhere."""
+_LOCAL_DEFAULTS = {
+    # Where all of Spark is one process, its ports need not be reached from elsewhere.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # A task that runs out of memory fails its job. By default it ends its process, which is the worker's JVM here.
+    "spark.executor.killOnFatalError.depth": "0",
+}
 
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
 _JVM_END_TIMEOUT = 10.0
@@ -59,6 +72,9 @@ class SparkSessions:
         self._required = dict(required or {})
         self._java_options = java_options
         self._over = GroupsThatAreOver()
+        self._watch: HeapWatch | None = None
+        self._out_of_memory: dict[str, str] = {}
+        """Why the watch over the heap has cancelled a group."""
 
     def build(self, context: Context) -> Any:
         """The session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (the JVM ended)."""
@@ -74,8 +90,15 @@ class SparkSessions:
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         if is_connect(master):
             return _connect(master, conf)
+        limit = _heap_limit(conf)
         _require_java()
-        return _start(master, conf)
+        session = _start(master, conf)
+        if limit > 0:
+            self._watch = HeapWatch(
+                JvmHeap(session._jvm), limit=limit, cancel=lambda group, why: self._end_for_memory(session, group, why)
+            )
+            self._watch.start()
+        return session
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group."""
@@ -88,14 +111,32 @@ class SparkSessions:
                 session.removeTag(tag)
         context = session.sparkContext
         context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
+        if self._watch is not None:
+            self._watch.began(group_id)
         try:
             return function()
+        except Exception as error:
+            self._over.add(group_id)
+            why = self._out_of_memory.get(group_id)
+            if why is not None:
+                raise RequestError(why, 500, "out_of_memory") from error
+            exhausted = None if isinstance(error, RequestError) else exhaustion(error)
+            if exhausted is not None and self.is_alive(session):
+                raise RequestError(exhausted.message, exhausted.code, exhausted.condition) from error
+            raise
         except BaseException:
             self._over.add(group_id)
             raise
         finally:
+            if self._watch is not None:
+                self._watch.ended(group_id)
+            self._out_of_memory.pop(group_id, None)
             with suppress(Exception):  # a dead JVM has no groups
                 context._jsc.clearJobGroup()
+
+    def _end_for_memory(self, session: Any, group_id: str, why: str) -> None:
+        self._out_of_memory[group_id] = why
+        self.cancel(session, group_id)
 
     def cancel(self, session: Any, group_id: str) -> None:
         """Cancel the jobs of the group, running and future ones (Connect: running ones)."""
@@ -129,6 +170,9 @@ class SparkSessions:
 
     def close(self, session: Any) -> None:
         """Stop the session, and end the JVM: it must not outlive its worker."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         try:
             if self.is_alive(session):
                 session.stop()
@@ -148,6 +192,19 @@ def session_conf(
         for name in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
             conf[name] = f"{conf.get(name, '')} {java_options}".strip()
     return conf
+
+
+def _heap_limit(conf: Mapping[str, str]) -> float:
+    value = conf.get(heap.LIMIT, str(heap.DEFAULT_LIMIT))
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = -1.0
+    if not 0 <= limit <= 1:
+        raise ConfigurationError(
+            f"worker.spark_conf.{heap.LIMIT} must be a share of the heap from 0 to 1, not {value!r}."
+        )
+    return limit
 
 
 def app_name(context: Context) -> str:

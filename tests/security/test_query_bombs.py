@@ -1,0 +1,130 @@
+"""Queries that are made to exhaust a worker: each is answered by its deadline, others are served, the worker lives.
+
+One real worker process with Spark and room for two requests, asked through a real RabbitMQ. `bombs_table` prints the
+figures of all bombs, also those that take longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import pytest_asyncio
+
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.statuses import Status
+from tests.conftest import delete_all
+from tests.integration.worker_process import Stage, WorkerProcess, stage
+from tests.security.query_bombs import CONSTANTS, PLANS, Bomb
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+SPARK = {
+    "master": "local[2]",
+    "conf": {
+        "spark.driver.memory": "640m",
+        "spark.driver.maxResultSize": "32m",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.default.parallelism": 2,
+    },
+}
+SOON = 3.0
+
+
+class Key:
+    """The worker of one key, and those who ask it."""
+
+    def __init__(self, pool: Stage, worker: WorkerProcess) -> None:
+        self.pool = pool
+        self.worker = worker
+
+    async def ask(self, query: str, *, seconds: float | None = None) -> Response:
+        headers = {} if seconds is None else {"x-deadline": int((time.time() + seconds) * 1000)}
+        return await self.pool.caller.call("/sql", {"query": query}, headers=headers)
+
+    async def answers_others(self) -> None:
+        """Another caller is served by the same worker."""
+        response = await self.ask(f"select count(*) + {secrets.randbelow(10**9)} as n from region")
+        assert response.status == Status.OK
+        assert self.worker.process.returncode is None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def key(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Key]:
+    path = tmp_path_factory.mktemp("bombs") / "region.parquet"
+    pq.write_table(pa.table({"r_regionkey": range(5), "r_name": [f"region {n}" for n in range(5)]}), path)
+    config = {"datasets": [{"key": "k", "tables": [{"view": "region", "path": str(path)}]}]}
+    async with stage(broker.amqp_uri, f"b{secrets.token_hex(6)}") as pool:
+        worker = await pool.start(
+            app="osrdyne_worker.pipelines.sql:app",
+            runtime={"concurrency": 2, "stuck_grace": 300, "stray_timeout": 300},
+            spark=SPARK,
+            config=config,
+        )
+        yield Key(pool, worker)
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=120) as client:
+        for kind in ("queues", "exchanges"):
+            delete_all(client, kind, pool.names.pool)
+
+
+def error_of(response: Response) -> Mapping[str, Any]:
+    assert response.status == Status.ERROR, response.body[:500]
+    found: Mapping[str, Any] = json.loads(response.body)["error"]
+    return found
+
+
+@pytest.mark.parametrize("bomb", CONSTANTS + PLANS, ids=lambda bomb: bomb.name)
+async def test_bomb_is_refused_by_its_limit_before_anything_is_evaluated(key: Key, bomb: Bomb) -> None:
+    error = error_of(await key.ask(bomb.query))
+    assert error.get("setting") == bomb.setting, error
+    assert str(bomb.setting) in error["message"]
+    assert f"{error['limit']:,}" in error["message"]
+    assert key.worker.process.returncode is None
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        # The optimiser of Spark evaluates it: nothing can cancel that. It takes some seconds and is left to itself.
+        f"select repeat('a', 70) rlike '{'(.*)' * 5}b' as v",
+        "select count(*) from range(100000) a cross join range(100000) b where a.id * b.id % 7 = 9",
+        "select count(*) from range(0, 1000000000000, 1, 1) where id % 7 = 8",
+    ],
+    ids=["constant", "cross join", "range"],
+)
+async def test_bomb_of_time_is_answered_at_its_deadline_and_others_are_served(key: Key, query: str) -> None:
+    asked = asyncio.create_task(key.ask(query, seconds=SOON))
+    await asyncio.sleep(0.5)
+    await key.answers_others()
+    assert (await asked).status == Status.EXPIRED
+    await key.answers_others()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select size(collect_list(sha2(string(id), 512))) as v from range(0, 20000000, 1, 2)",
+        "select max(length(repeat('x', int(id + 200000000)))) as v from range(0, 8, 1, 2)",
+    ],
+    ids=["rows", "values"],
+)
+async def test_bomb_of_memory_is_answered_with_its_cause_and_the_worker_lives(key: Key, query: str) -> None:
+    error = error_of(await key.ask(query))
+    assert error["code"] == "out_of_memory"
+    assert "memory" in error["message"]
+    await key.answers_others()
+
+
+async def test_answer_beyond_the_limit_is_refused_while_it_is_collected(key: Key) -> None:
+    error = error_of(await key.ask("select repeat(string(id), 2000) as v from range(0, 10000, 1, 100)"))
+    assert error["code"] == "answer_too_large"
+    assert "spark.driver.maxResultSize" in error["message"]
+    await key.answers_others()

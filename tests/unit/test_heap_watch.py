@@ -1,0 +1,111 @@
+"""The watch over the JVM's heap: when it cancels a request, and which."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne_worker.spark.exhaustion import exhaustion
+from osrdyne_worker.spark.heap import HeapUse, HeapWatch
+
+FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
+
+
+class FakeHeap:
+    """A heap whose use the test says; a collection leaves `live`."""
+
+    def __init__(self) -> None:
+        self.now = HALF
+        self.live = HALF
+        self.collections = 0
+
+    def use(self) -> HeapUse:
+        return self.now
+
+    def collect(self) -> None:
+        self.collections += 1
+        self.now = self.live
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.heap = FakeHeap()
+        self.time = 100.0
+        self.cancelled: list[str] = []
+        self.reasons: list[str] = []
+        self.watch = HeapWatch(self.heap, limit=0.85, cancel=self.cancel, monotonic=lambda: self.time)
+
+    def cancel(self, group: str, reason: str) -> None:
+        self.cancelled.append(group)
+        self.reasons.append(reason)
+
+    def look(self, *, after: float = 10.0) -> None:
+        self.time += after
+        self.watch.look()
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_heap_with_room_costs_no_collection(watched: Watched) -> None:
+    watched.watch.began("a")
+    watched.look()
+    assert (watched.cancelled, watched.heap.collections) == ([], 0)
+
+
+def test_heap_full_of_garbage_is_collected_and_nothing_is_cancelled(watched: Watched) -> None:
+    watched.watch.began("a")
+    watched.heap.now = FULL
+    watched.look()
+    assert (watched.cancelled, watched.heap.collections) == ([], 1)
+
+
+def test_full_heap_cancels_the_youngest_that_has_run_for_a_moment(watched: Watched) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.watch.began("old")
+    watched.time += 5
+    watched.watch.began("young")
+    watched.time += 5
+    watched.watch.began("just now")
+    watched.look(after=0.1)
+    assert watched.cancelled == ["young"]
+    assert "memory" in watched.reasons[0]
+    assert "spark.driver.memory" in watched.reasons[0]
+
+
+def test_next_one_is_cancelled_only_after_the_first_had_time_to_end(watched: Watched) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.watch.began("old")
+    watched.time += 5
+    watched.watch.began("young")
+    watched.look(after=5)
+    watched.look(after=0.1)
+    assert watched.cancelled == ["young"]
+    watched.look(after=10)
+    assert watched.cancelled == ["young", "old"]
+    watched.look(after=10)
+    assert watched.cancelled == ["young", "old"], "each is cancelled once"
+
+
+def test_request_that_has_ended_is_not_cancelled(watched: Watched) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.watch.began("a")
+    watched.watch.ended("a")
+    watched.look()
+    assert watched.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("Job aborted: Lost task 0.0: java.lang.OutOfMemoryError: Java heap space", "out_of_memory"),
+        ("Traceback\n  File x\nMemoryError", "out_of_memory"),
+        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", "python_worker_crashed"),
+        ("Total size of results (1 GiB) is bigger than spark.driver.maxResultSize (128 MiB)", "answer_too_large"),
+        ("[DIVIDE_BY_ZERO] Division by zero.", None),
+    ],
+)
+def test_cause_of_exhaustion_is_read_from_the_exception(text: str, condition: str | None) -> None:
+    found = exhaustion(RuntimeError(text))
+    assert (found and found.condition) == condition
