@@ -126,6 +126,10 @@ class PoolConflictError(OsrdyneError):
     """The pool cannot do what was asked in the state it is in; the message says why and what helps."""
 
 
+class VersionConflictError(PoolConflictError):
+    """A change expects another version to be in force than is; `version` is the one in force."""
+
+
 class PoisonNotFoundError(OsrdyneError):
     """There is no such entry in the poison inventory."""
 

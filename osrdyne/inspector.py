@@ -178,14 +178,24 @@ class DaemonInspector:
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
 
+    async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
+        return await (await self._leading()).manifests[kind].current()
+
     async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
         return await (await self._leading()).manifests[kind].history()
 
-    async def change_manifest(self, kind: ManifestKind, text: str, *, author: str) -> ManifestChange:
-        return await (await self._leading()).manifests[kind].change_text(text, author=author)
+    async def change_manifest(
+        self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].change_text(text, author=author, expected=expected)
 
-    async def restore_manifest(self, kind: ManifestKind, version: int, *, author: str) -> ManifestChange:
-        return await (await self._leading()).manifests[kind].restore(version, author=author)
+    async def restore_manifest(
+        self, kind: ManifestKind, version: int, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].restore(version, author=author, expected=expected)
+
+    async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].clear(author=author, expected=expected)
 
     async def explain(self, arrival: Arrival) -> Explanation:
         term = await self._leading()

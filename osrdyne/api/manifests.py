@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
+from osrdyne.aio.offload import off_loop
+from osrdyne.api.problems import invalid_document
 from osrdyne.ingress.explain import Explanation
+from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.manifest_view import ManifestInspector
 from osrdyne.pool.routes_in_force import RouteChange
 
 _Author = Annotated[str, Query(min_length=1, max_length=200, description="Who makes the change; kept with it.")]
-_Manifest = Annotated[dict[str, Any], Body()]
 _Version = Annotated[int, Query(ge=1)]
+_IfMatch = Annotated[
+    str | None,
+    Header(description='The version that must be in force, as `"3"`; `"0"` where there must never have been one.'),
+]
+_ETAG = re.compile(r'(?:"([0-9]{1,15})"|([0-9]{1,15}))', re.ASCII)
+_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 
 
 class Version(BaseModel):
@@ -26,17 +40,17 @@ class Version(BaseModel):
     version: int
     author: str
     at: float = Field(description="When it came into force, seconds since the epoch.")
-    manifest: dict[str, Any]
-
-    @classmethod
-    def of(cls, kept: KeptManifest) -> Version:
-        return cls(version=kept.version, author=kept.author, at=kept.at, manifest=json.loads(kept.manifest))
+    size: int | None = Field(None, description="How many routes or rules it has; null where that is not known.")
+    manifest: dict[str, Any] | None = Field(
+        None, description="The document; null for a version without one, or where manifests were not asked for."
+    )
 
 
 class InForce(BaseModel):
-    """The manifest in force; null where there has never been one."""
+    """The manifest in force; null where there is none."""
 
     pool: str
+    version: int = Field(description="Of the latest change; 0 where there has never been one.")
     current: Version | None
 
 
@@ -50,12 +64,13 @@ class History(BaseModel):
 class Change(BaseModel):
     """What a change did."""
 
+    pool: str
     version: int
     warnings: list[str]
 
     @classmethod
-    def of(cls, change: ManifestChange) -> Self:
-        return cls(version=change.kept.version, warnings=[str(warning) for warning in change.warnings])
+    def of(cls, pool: str, change: ManifestChange) -> Self:
+        return cls(pool=pool, version=change.kept.version, warnings=[str(warning) for warning in change.warnings])
 
 
 class ChangedRoutes(Change):
@@ -68,8 +83,8 @@ class ChangedRoutes(Change):
     )
 
     @classmethod
-    def of(cls, change: ManifestChange) -> Self:
-        changed = super().of(change)
+    def of(cls, pool: str, change: ManifestChange) -> Self:
+        changed = super().of(pool, change)
         if isinstance(change, RouteChange):
             changed.added_priorities, changed.removed_priorities = list(change.added), list(change.removed)
             changed.pending = dict(change.pending)
@@ -112,22 +127,87 @@ def manifest_routes(inspector: ManifestInspector) -> APIRouter:
 def _add_kind(
     router: APIRouter, inspector: ManifestInspector, kind: ManifestKind, name: str, answer: type[Change]
 ) -> None:
-    """The paths of one kind of manifest."""
+    """The paths of one kind of manifest. Documents go through as text: a large one would be parsed on the loop."""
 
-    @router.get(f"/{kind}", summary=f"The {name} in force")
-    async def current() -> InForce:
+    @router.get(f"/{kind}", summary=f"The {name} in force", response_model=InForce)
+    async def current() -> Response:
+        kept = await inspector.current_manifest(kind)
+        version = 0 if kept is None else kept.version
+        shown = "null" if kept is None or kept.stored is None else await _shown([kept])
+        pool = json.dumps(inspector.pool)
+        return _json(f'{{"pool": {pool}, "version": {version}, "current": {shown}}}', etag=version)
+
+    @router.put(f"/{kind}", summary=f"Put a {name} in force", response_model=answer, openapi_extra=_BODY)
+    async def change(request: Request, author: _Author, if_match: _IfMatch = None) -> Change | Response:
+        expected = _expected(if_match)
+        try:
+            text = _text(await request.body())
+            changed = await inspector.change_manifest(kind, text, author=author, expected=expected)
+        except InvalidDocumentError as error:
+            return invalid_document(error, check=f"osrdyne {kind} check")
+        return answer.of(inspector.pool, changed)
+
+    @router.delete(f"/{kind}", summary=f"Return to no {name}", response_model=answer)
+    async def clear(author: _Author, if_match: _IfMatch = None) -> Change:
+        changed = await inspector.clear_manifest(kind, author=author, expected=_expected(if_match))
+        return answer.of(inspector.pool, changed)
+
+    @router.get(f"/{kind}/history", summary=f"The versions of the {name}, newest first", response_model=History)
+    async def history(
+        manifests: Annotated[bool, Query(description="Whether each version comes with its document.")] = True,
+    ) -> Response:
         versions = await inspector.manifests(kind)
-        return InForce(pool=inspector.pool, current=Version.of(versions[0]) if versions else None)
-
-    @router.put(f"/{kind}", summary=f"Put a {name} in force", response_model=answer)
-    async def change(manifest: _Manifest, author: _Author) -> Change:
-        return answer.of(await inspector.change_manifest(kind, json.dumps(manifest), author=author))
-
-    @router.get(f"/{kind}/history", summary=f"The versions of the {name}, newest first")
-    async def history() -> History:
-        versions = await inspector.manifests(kind)
-        return History(pool=inspector.pool, versions=[Version.of(kept) for kept in versions])
+        shown = await _shown(versions, documents=manifests)
+        return _json(f'{{"pool": {json.dumps(inspector.pool)}, "versions": [{shown}]}}')
 
     @router.post(f"/{kind}/rollback", summary="Put an earlier version in force again", response_model=answer)
-    async def rollback(version: _Version, author: _Author) -> Change:
-        return answer.of(await inspector.restore_manifest(kind, version, author=author))
+    async def rollback(version: _Version, author: _Author, if_match: _IfMatch = None) -> Change:
+        changed = await inspector.restore_manifest(kind, version, author=author, expected=_expected(if_match))
+        return answer.of(inspector.pool, changed)
+
+
+def _json(text: str, *, etag: int | None = None) -> Response:
+    answer = Response(text, media_type="application/json")
+    if etag is not None:
+        answer.headers["etag"] = f'"{etag}"'
+    return answer
+
+
+def _text(body: bytes) -> str:
+    """Raises `InvalidDocumentError`."""
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise InvalidDocumentError([Problem("this is not UTF-8", line=line)]) from None
+
+
+def _expected(if_match: str | None) -> int | None:
+    if if_match is None:
+        return None
+    found = _ETAG.fullmatch(if_match.strip())
+    if found is None:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, 'If-Match must be one version, as "3".')
+    return int(found[1] or found[2])
+
+
+async def _shown(versions: Sequence[KeptManifest], *, documents: bool = True) -> str:
+    size = sum(len(kept.stored or "") for kept in versions) if documents else 0
+    return await off_loop(size, lambda: ", ".join(_version(kept, document=documents) for kept in versions))
+
+
+def _version(kept: KeptManifest, *, document: bool) -> str:
+    facts = {"version": kept.version, "author": kept.author, "at": kept.at, "size": kept.size}
+    shown = json.dumps(facts)
+    return f'{shown[:-1]}, "manifest": {_document(kept) if document else "null"}}}'
+
+
+def _document(kept: KeptManifest) -> str:
+    """The text as it is kept. What another program has written there is checked: it would break the whole answer."""
+    try:
+        text = kept.manifest
+        if text is not None and not kept.packed:
+            json.loads(text)
+    except (ValueError, RecursionError):
+        text = None
+    return "null" if text is None else text

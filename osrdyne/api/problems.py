@@ -17,6 +17,7 @@ from osrdyne.errors import (
     OsrdyneError,
     PoisonNotFoundError,
     PoolConflictError,
+    VersionConflictError,
 )
 from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.logs import mask_uri
@@ -49,6 +50,20 @@ def problem(status: HTTPStatus, *, code: str, detail: str, remedy: str | None = 
     return JSONResponse(body, status_code=status, media_type=CONTENT_TYPE)
 
 
+def invalid_document(error: InvalidDocumentError, *, check: str) -> JSONResponse:
+    """The answer to a document with errors. `check`: the command that finds them without a daemon."""
+    found = [
+        {"path": one.path, "line": one.line, "column": one.column, "message": one.message} for one in error.problems
+    ]
+    return problem(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        code="invalid-document",
+        detail=error.message,
+        remedy=f"`{check}` reports the same errors without a daemon.",
+        problems=found,
+    )
+
+
 def problem_of(error: OsrdyneError) -> JSONResponse:
     """The answer to one of our own errors."""
     leader = error.fields.get("leader")
@@ -61,13 +76,14 @@ def problem_of(error: OsrdyneError) -> JSONResponse:
             leader=leader,
         )
     if isinstance(error, InvalidDocumentError):
-        found = [{"path": one.path, "column": one.column, "message": one.message} for one in error.problems]
+        return invalid_document(error, check="osrdyne routes check")
+    if isinstance(error, VersionConflictError):
         return problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            code="invalid-document",
+            HTTPStatus.PRECONDITION_FAILED,
+            code="version-conflict",
             detail=error.message,
-            remedy="`osrdyne routes check` tells the same without a daemon.",
-            problems=found,
+            remedy="Look at what has changed, and make the change again.",
+            version=error.fields.get("version"),
         )
     for kind, status, code, remedy in _ANSWERS:
         if isinstance(error, kind):

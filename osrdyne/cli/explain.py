@@ -13,6 +13,7 @@ from osrdyne.cli.options import ApiOption, ConfigOption, KeyArgument, Output, Ou
 from osrdyne.cli.output import print_json, printable
 from osrdyne.cli.routes import commands as route_commands
 from osrdyne.cli.splitter import commands as splitter_commands
+from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import explain as explained
 from osrdyne.ingress.requests import sample_arrival
@@ -26,11 +27,11 @@ def explain(
     path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
     routes: Annotated[
         str | None,
-        typer.Option("--routes", metavar="FILE", help="A manifest to try, without a daemon; else those in force."),
+        typer.Option("--routes", metavar="FILE", help="A manifest to try; else the one in force."),
     ] = None,
     splitter: Annotated[
         str | None,
-        typer.Option("--splitter", metavar="FILE", help="A splitter manifest to try, without a daemon."),
+        typer.Option("--splitter", metavar="FILE", help="A splitter manifest to try; else the one in force."),
     ] = None,
     headers: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
@@ -53,12 +54,22 @@ def explain(
         document = {**sample, "body": None if body is None else json.loads(body)}
         print_explanation(remote(api, config).send("POST", "/v1/explain", document), output)
         return
-    settings = load(config, None).settings
+    settings = load(config, None, client=True).settings
     arrival = sample_arrival(key, path, headers=given, body=body, app_id=app_id, timeout=limit, now=time.time())
+    own_routes = None if routes is None else route_commands.read(routes)
+    own_rules = None if splitter is None else splitter_commands.read(splitter)
+    try:
+        if own_routes is None:
+            own_routes = route_commands.in_force(remote(api, config))
+        if own_rules is None:
+            own_rules = splitter_commands.in_force(remote(api, config))
+    except OsrdyneError as error:
+        missing = "routes" if routes is None else "splitter"
+        typer.echo(f"note: the {missing} in force are not known, so none are used here: {error}", err=True)
     explanation = explained(
         arrival,
-        None if routes is None else RouteTable(route_commands.read(routes)),
-        splitter=None if splitter is None else Splitter(splitter_commands.read(splitter).rules),
+        None if own_routes is None else RouteTable(own_routes),
+        splitter=None if own_rules is None or not own_rules.rules else Splitter(own_rules.rules),
         names=PoolNames(settings.pool.id),
         limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
     )

@@ -20,12 +20,21 @@ from osrdyne.cli.output import ago, print_json, print_table, printable
 from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
-from osrdyne.ingress.problems import Problem
+from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.pool.manifest_store import D, ManifestKind
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, JSON or YAML; - is standard input.")]
 AuthorOption = Annotated[
     str | None, typer.Option("--author", metavar="NAME", help="Kept with the version; else user@host.")
+]
+ExpectOption = Annotated[
+    int | None,
+    typer.Option(
+        "--expect-version",
+        metavar="VERSION",
+        min=0,
+        help="Change nothing unless it is in force; 0: none ever was.",
+    ),
 ]
 VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A version that `history` shows.")]
 
@@ -34,8 +43,7 @@ class ManifestCommands(Generic[D]):
     """The commands of one kind.
 
     `load` reads a manifest, `print_meaning` shows one to a person; `none` says what holds where there has never been
-    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of, and how many
-    a document has.
+    one; `warnings` are those that depend on the configuration; `size` is the word for what it has many of.
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class ManifestCommands(Generic[D]):
         load: Callable[[str], D],
         print_meaning: Callable[[D], None],
         none: str,
-        size: tuple[str, Callable[[Any], int]],
+        size: str,
         warnings: Callable[[D, Settings], Iterable[Problem]] = lambda manifest, settings: (),
     ) -> None:
         self._kind = kind
@@ -56,7 +64,7 @@ class ManifestCommands(Generic[D]):
         self._warnings = warnings
 
     def add_to(self, app: typer.Typer) -> None:
-        for command in (self.check, self.show, self.apply, self.diff, self.history, self.rollback):
+        for command in (self.check, self.show, self.apply, self.diff, self.history, self.rollback, self.clear):
             app.command()(command)
 
     def read(self, file: str) -> D:
@@ -65,7 +73,10 @@ class ManifestCommands(Generic[D]):
             written = text.read()
         if not written.strip():
             raise ConfigurationError(f"{file} is empty: a manifest without anything in it is written {{}}.")
-        return self._load(written)
+        try:
+            return self._load(written)
+        except InvalidDocumentError as error:
+            raise error.in_file("standard input" if file == "-" else file) from None
 
     def check(self, file: FileArgument, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
         """Check a manifest: every error with its place, or what it means in a pool of this configuration."""
@@ -83,17 +94,24 @@ class ManifestCommands(Generic[D]):
         if output is Output.JSON:
             print_json(current["manifest"] if current else None)
         elif current is None:
-            typer.echo(f"There has never been a manifest: {self._none}")
+            typer.echo(f"There is no manifest: {self._none}")
         else:
             typer.echo(f"version {current['version']}, by {printable(current['author'])}, {ago(current['at'])}")
             self._print_meaning(self._load(json.dumps(current["manifest"])))
 
     def apply(
-        self, file: FileArgument, author: AuthorOption = None, api: ApiOption = None, config: ConfigOption = None
+        self,
+        file: FileArgument,
+        author: AuthorOption = None,
+        expect_version: ExpectOption = None,
+        api: ApiOption = None,
+        config: ConfigOption = None,
     ) -> None:
         """Put a manifest in force, at once and for requests to come. Those that wait stay where they are."""
         document = self.read(file).document()
-        _told(remote(api, config).send("PUT", f"/v1/{self._kind}", document, author=author or _own_name()))
+        daemon = remote(api, config)
+        path, who = f"/v1/{self._kind}", author or _own_name()
+        _told(daemon.send("PUT", path, document, author=who, if_match=expect_version), daemon)
 
     def diff(self, file: FileArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
         """Show what `apply` would change. Exit code 1 when there is a difference."""
@@ -106,20 +124,42 @@ class ManifestCommands(Generic[D]):
 
     def history(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
         """List the versions that are kept, the newest first."""
-        versions = remote(api, config).get(f"/v1/{self._kind}/history")["versions"]
-        if output is Output.JSON:
+        as_json = output is Output.JSON
+        versions = remote(api, config).get(f"/v1/{self._kind}/history", manifests=as_json)["versions"]
+        if as_json:
             print_json(versions)
             return
-        word, size = self._size
-        rows = ((one["version"], one["author"], ago(one["at"]), size(one["manifest"])) for one in versions)
-        print_table(("version", "author", "applied", word), rows, empty="There has never been a manifest.")
+        rows = ((one["version"], one["author"], ago(one["at"]), one["size"]) for one in versions)
+        print_table(("version", "author", "applied", self._size), rows, empty="There has never been a manifest.")
 
     def rollback(
-        self, version: VersionArgument, author: AuthorOption = None, api: ApiOption = None, config: ConfigOption = None
+        self,
+        version: VersionArgument,
+        author: AuthorOption = None,
+        expect_version: ExpectOption = None,
+        api: ApiOption = None,
+        config: ConfigOption = None,
     ) -> None:
         """Put an earlier version in force again, as a new version."""
-        path = f"/v1/{self._kind}/rollback"
-        _told(remote(api, config).post(path, version=version, author=author or _own_name()))
+        daemon, path = remote(api, config), f"/v1/{self._kind}/rollback"
+        _told(daemon.post(path, version=version, author=author or _own_name(), if_match=expect_version), daemon)
+
+    def clear(
+        self,
+        author: AuthorOption = None,
+        expect_version: ExpectOption = None,
+        api: ApiOption = None,
+        config: ConfigOption = None,
+    ) -> None:
+        """Return to no manifest, as a new version; `rollback` brings an earlier one back."""
+        daemon, path = remote(api, config), f"/v1/{self._kind}"
+        _told(daemon.send("DELETE", path, None, author=author or _own_name(), if_match=expect_version), daemon)
+        typer.echo(f"There is no manifest now: {self._none}")
+
+    def in_force(self, daemon: DaemonApi) -> D | None:
+        """The manifest in force. Raises `OsrdyneError`."""
+        current = self._current(daemon)
+        return None if current is None else self._load(json.dumps(current["manifest"]))
 
     def _current(self, daemon: DaemonApi) -> Any:
         return daemon.get(f"/v1/{self._kind}")["current"]
@@ -142,10 +182,11 @@ def _lines(document: Any) -> list[str]:
     return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
 
 
-def _told(change: Any) -> None:
+def _told(change: Any, daemon: DaemonApi) -> None:
     for warning in change["warnings"]:
         typer.echo(f"warning: {printable(warning)}", err=True)
-    typer.echo(f"Version {change['version']} is in force.")
+    place = f"pool {printable(change['pool'])}, daemon at {printable(daemon.answered_by)}"
+    typer.echo(f"Version {change['version']} is in force in the {place}.")
     for text, name in (
         ("New priorities, each group has a queue for each", "added_priorities"),
         ("Priorities that no route has any more", "removed_priorities"),

@@ -60,7 +60,7 @@ commands = ManifestCommands(
         manifest, TtlLimits(settings.requests.ttl, settings.requests.longest_ttl)
     ),
     none="everything goes to $upstream in the default class.",
-    size=("routes", lambda manifest: len(manifest.get("routes", {}))),
+    size="routes",
 )
 commands.add_to(app)
 

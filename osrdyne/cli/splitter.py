@@ -33,6 +33,6 @@ def _meaning(rule: Rule) -> str:
 
 
 commands = ManifestCommands(
-    ManifestKind.SPLITTER, load=load_splitter, print_meaning=print_rules, none="no key is split.", size=("rules", len)
+    ManifestKind.SPLITTER, load=load_splitter, print_meaning=print_rules, none="no key is split.", size="rules"
 )
 commands.add_to(app)

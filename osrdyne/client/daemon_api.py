@@ -78,20 +78,31 @@ class DaemonApi:
         """The JSON answer; also that of a daemon that says it is not ready. Raises `OsrdyneError`."""
         return self._ask("GET", path, parameters)
 
-    def post(self, path: str, /, **parameters: Parameter) -> Any:
-        """Ask for a change. Raises `OsrdyneError`."""
-        return self._ask("POST", path, parameters)
+    def post(self, path: str, /, *, if_match: int | None = None, **parameters: Parameter) -> Any:
+        """Ask for a change, of a version where that is given. Raises `OsrdyneError`."""
+        return self._ask("POST", path, parameters, if_match=if_match)
 
-    def send(self, method: str, path: str, document: object, /, **parameters: Parameter) -> Any:
+    def send(
+        self, method: str, path: str, document: object, /, *, if_match: int | None = None, **parameters: Parameter
+    ) -> Any:
         """Ask with a JSON document: a change, or a question that does not fit into a query. Raises `OsrdyneError`."""
-        return self._ask(method, path, parameters, document)
+        return self._ask(method, path, parameters, document, if_match=if_match)
 
-    def _ask(self, method: str, path: str, parameters: Mapping[str, Parameter], document: object | None = None) -> Any:
-        answer = self._send(self._url, method, path, parameters, document)
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, Parameter],
+        document: object | None = None,
+        *,
+        if_match: int | None = None,
+    ) -> Any:
+        headers = {} if if_match is None else {"if-match": f'"{if_match}"'}
+        answer = self._send(self._url, method, path, parameters, document, headers)
         content = _content(answer, self._url)
         leader = None if answer.is_success else leader_to_ask(self._url, content)
         if leader is not None:
-            answer = self._send(leader, method, path, parameters, document)
+            answer = self._send(leader, method, path, parameters, document, headers)
             content = _content(answer, leader)
         if answer.is_success or "components" in content:
             return content
@@ -99,10 +110,16 @@ class DaemonApi:
         raise OsrdyneError(f"{detail} {remedy}".strip())
 
     def _send(
-        self, url: str, method: str, path: str, parameters: Mapping[str, Parameter], document: object | None
+        self,
+        url: str,
+        method: str,
+        path: str,
+        parameters: Mapping[str, Parameter],
+        document: object | None,
+        further: Mapping[str, str],
     ) -> httpx.Response:
         given = {name: value for name, value in parameters.items() if value is not None}
-        headers = {"content-type": "application/json"} if method != "GET" else {}
+        headers = {**further, **({"content-type": "application/json"} if method != "GET" else {})}
         if self._token is not None and self._may_send_token_to(url):
             headers["authorization"] = f"Bearer {self._token}"
         content = None if document is None else json.dumps(document)

@@ -15,6 +15,9 @@ from osrdyne.config.yaml_file import parse_yaml
 from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
 
+MAX_CHARACTERS = 16 * 2**20
+MAX_VALUES = 1_000_000
+"""Of a document, by its commas, colons and opening brackets, those in strings included."""
 MAX_DIGITS = 100
 """Digits of a whole number: far beyond every setting, and within what Python converts."""
 
@@ -26,30 +29,56 @@ class Members:
     pairs: tuple[tuple[str, Any], ...]
 
 
+def read_json(text: str) -> Any:
+    """The values of a text of JSON. Raises `InvalidDocumentError`, with line and column."""
+    _check_size(text)
+    try:
+        return _from_json(text)
+    except json.JSONDecodeError as error:
+        raise InvalidDocumentError([_not_json(error)]) from None
+
+
 def read_document(text: str) -> Any:
     """The values of a text: JSON, JSON without its outermost braces as seed 000 prints it, or YAML.
 
     Raises `InvalidDocumentError`.
     """
+    _check_size(text)
     json_error = None
     for attempt in (text, f"{{{text}}}"):
         try:
-            value = json.loads(attempt, object_pairs_hook=lambda pairs: Members(tuple(pairs)), parse_int=_whole_number)
-            return _valid_unicode(value)
+            return _from_json(attempt)
         except json.JSONDecodeError as error:
             json_error = json_error or error
-        except RecursionError:
-            raise InvalidDocumentError([Problem("it is nested too deeply")]) from None
     if text.lstrip().startswith(("{", '"')):
         assert json_error is not None
-        raise InvalidDocumentError(
-            [Problem(f"line {json_error.lineno} is not JSON: {json_error.msg}", json_error.colno)]
-        ) from None
+        raise InvalidDocumentError([_not_json(json_error)]) from None
     try:
         located = parse_yaml(text, "the manifest")
     except ConfigurationError as error:
         raise InvalidDocumentError([Problem(str(error))]) from None
     return None if located is None else from_plain(located.plain())
+
+
+def _check_size(text: str) -> None:
+    """Raises `InvalidDocumentError` for what would take too long to read: Python's reader of JSON holds the interpreter
+    for all of its work."""
+    values = sum(map(text.count, "[{,:"))
+    for limit, amount, unit in ((MAX_CHARACTERS, len(text), "characters"), (MAX_VALUES, values, "values")):
+        if amount > limit:
+            raise InvalidDocumentError([Problem(f"it has {amount} {unit}; a manifest has at most {limit}")])
+
+
+def _from_json(text: str) -> Any:
+    try:
+        value = json.loads(text, object_pairs_hook=lambda pairs: Members(tuple(pairs)), parse_int=_whole_number)
+    except RecursionError:
+        raise InvalidDocumentError([Problem("it is nested too deeply")]) from None
+    return _valid_unicode(value)
+
+
+def _not_json(error: json.JSONDecodeError) -> Problem:
+    return Problem(f"this is not JSON: {error.msg}", error.colno, line=error.lineno)
 
 
 def from_plain(value: Any) -> Any:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.acceptance import Limiter, Passage, TtlLimits, accept
 from osrdyne.ingress.conditions import Undefined
+from osrdyne.ingress.conditions.causes import undefined_part
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.retry_settings import told_retry
 from osrdyne.ingress.splitter import Split, Splitter, split_arrival
@@ -39,13 +40,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRoute:
-    """What came of one route: `condition` is true, false or `undefined`, None where it was not looked at."""
+    """What came of one route: `condition` is true, false or `undefined`, None where it was not looked at. `undefined`
+    names the part of the condition that has no value."""
 
     name: str
     source: bool
     condition: bool | str | None
     taken: bool
     wins: bool
+    undefined: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def explain(
         return Explanation(arrival.source, tuple(beginning), split, (), (), Status.INVALID)
     passages = accept(arrival, table, limits=limits)
     winners = {passage.route for passage in passages}
-    routes = [_explained(one, winners) for one in (table.examine(arrival) if table else ())]
+    routes = [_explained(one, winners, arrival) for one in (table.examine(arrival) if table else ())]
     steps = [*beginning, *_told_routes(table, routes)]
     for passage in passages:
         steps += _told_passage(passage, names)
@@ -122,9 +125,13 @@ def explain(
     )
 
 
-def _explained(one: Examined, winners: set[str | None]) -> ExplainedRoute:
-    condition = one.condition.value if isinstance(one.condition, Undefined) else one.condition
-    return ExplainedRoute(one.route.name, one.source, condition, one.taken, one.taken and one.route.name in winners)
+def _explained(one: Examined, winners: set[str | None], arrival: Arrival) -> ExplainedRoute:
+    wins = one.taken and one.route.name in winners
+    if not isinstance(one.condition, Undefined):
+        return ExplainedRoute(one.route.name, one.source, one.condition, one.taken, wins)
+    written = one.route.statement.condition
+    part = None if written is None else undefined_part(written.text, arrival.sample)
+    return ExplainedRoute(one.route.name, one.source, one.condition.value, one.taken, wins, part)
 
 
 def _told_split(own_key: str, split: Split, splitter: Splitter | None) -> Iterator[Step]:
@@ -150,7 +157,8 @@ def _why(route: ExplainedRoute) -> str:
     if not route.source:
         return "its source does not match."
     if not route.taken:
-        return f"its condition is {str(route.condition).lower()}."
+        cause = "" if route.undefined is None else f": {route.undefined} is undefined"
+        return f"its condition is {str(route.condition).lower()}{cause}."
     if not route.wins:
         return "it matches, but another route to the same endpoint has a higher priority, or the same and comes first."
     return "it matches and decides."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from osrdyne.ingress.documents import DocumentReader, Members, read_document
+from osrdyne.ingress.documents import DocumentReader, Members, read_document, read_json
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, different_delays, read_retry, shown_retry
 from osrdyne.ingress.retry_settings import MEMBERS as RETRY_MEMBERS
@@ -22,6 +22,9 @@ from osrdyne.protocol.retries import RetryTerms
 
 MAX_TTL = 2**32 - 1
 """Seconds, by the seed's schema."""
+
+MAX_ROUTES = 20_000
+"""Twice as many as are tested to be applied within seconds."""
 
 _NAME = re.compile(r"[^.$# ]+")
 _WRAPPERS = ("$edgeHub", "properties.desired")
@@ -39,6 +42,10 @@ class Manifest:
     routes: tuple[Route, ...] = ()
     ttl: int | None = None
     warnings: tuple[Problem, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.routes)
 
     @property
     def priorities(self) -> frozenset[int]:
@@ -73,6 +80,11 @@ def load_manifest(text: str) -> Manifest:
     return _Reader().read(read_document(text))
 
 
+def load_manifest_json(text: str) -> Manifest:
+    """As `load_manifest`, but of JSON only. Raises `InvalidDocumentError`."""
+    return _Reader().read(read_json(text))
+
+
 class _Reader(DocumentReader):
     """Reads one route manifest."""
 
@@ -100,6 +112,9 @@ class _Reader(DocumentReader):
     def _routes(self, value: Any) -> Iterator[Route]:
         if not isinstance(value, Members):
             self.refuse("routes", "an object of routes by their names is expected")
+            return
+        if len(value.pairs) > MAX_ROUTES:
+            self.refuse("routes", f"there are {len(value.pairs)} routes; a manifest has at most {MAX_ROUTES}")
             return
         for name, item in self._each_once(value).items():
             path = f"routes.{name}"

@@ -6,21 +6,25 @@ Made by the parsers of this package, shown by the command line and the API.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from osrdyne.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error: what is wrong, where in the document (`routes.alerts.route`), and at which 1-based column of the text.
+    """One error: what is wrong, where in the document (`routes.alerts.route`), and at which 1-based line and column of
+    the text.
 
-    `path` is empty for a condition on its own; `column` is None where the whole value is wrong.
+    `path` is empty for a condition on its own; `column` is None where the whole value is wrong; `line` is of the whole
+    document, and None where `path` says the place; `file` is the one that a person named.
     """
 
     message: str
     column: int | None = None
     path: str = ""
+    line: int | None = None
+    file: str = ""
 
     def __post_init__(self) -> None:
         # A message may quote the document. A lone surrogate in it could not be written to a terminal or a response.
@@ -28,7 +32,9 @@ class Problem:
         object.__setattr__(self, "path", _printable(self.path))
 
     def __str__(self) -> str:
-        place = ", ".join(filter(None, [self.path, f"column {self.column}" if self.column is not None else ""]))
+        line = "" if self.line is None else f"line {self.line}"
+        column = "" if self.column is None else f"column {self.column}"
+        place = ", ".join(filter(None, [self.file, self.path, line, column]))
         return f"{place}: {self.message}" if place else self.message
 
 
@@ -42,3 +48,7 @@ class InvalidDocumentError(ConfigurationError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+    def in_file(self, file: str) -> InvalidDocumentError:
+        """The same errors, each with the name of the file that holds the document."""
+        return InvalidDocumentError([replace(problem, file=file) for problem in self.problems])

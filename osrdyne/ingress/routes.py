@@ -6,7 +6,8 @@ Parsed for `manifest`, matched by `table`. Knows nothing of other routes.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
 from osrdyne.errors import InvalidKeyError
@@ -16,6 +17,8 @@ from osrdyne.protocol.names import Key, parse_key
 from osrdyne.protocol.retries import RetryTerms
 
 DEFAULT_RANK = 10
+KEPT_STATEMENTS = 20_000
+"""Compiled statements that are kept for the next manifest."""
 
 _BEGINNING = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM(?:\s+(?P<source>\S+)\s*|\s*$)", re.IGNORECASE)
 _KEYWORD = re.compile(r"(?:WHERE|INTO)(?![\w.])", re.IGNORECASE)
@@ -73,23 +76,34 @@ class Route:
 
 def parse_statement(text: str, path: str) -> Statement:
     """Raises `InvalidDocumentError` with every error: columns in the text of the route under `{path}.route`, columns in
-    the condition under `{path}.condition`."""
+    the condition under `{path}.condition`.
+
+    The same text gives the same statement: of a large manifest only the routes that have changed are compiled again.
+    """
+    try:
+        return _statement(text)
+    except InvalidDocumentError as error:
+        raise InvalidDocumentError([replace(one, path=f"{path}.{one.path}") for one in error.problems]) from None
+
+
+@lru_cache(maxsize=KEPT_STATEMENTS)
+def _statement(text: str) -> Statement:
     problems: list[Problem] = []
     try:
         parts = _split(text)
     except _RouteFault as fault:
-        raise InvalidDocumentError([Problem(str(fault), fault.position + 1, f"{path}.route")]) from None
+        raise InvalidDocumentError([Problem(str(fault), fault.position + 1, "route")]) from None
     condition, endpoint = None, UPSTREAM
     if not parts.source.startswith("/"):
-        problems.append(Problem("a source begins with /, such as /messages/*", parts.source_at + 1, f"{path}.route"))
+        problems.append(Problem("a source begins with /, such as /messages/*", parts.source_at + 1, "route"))
     try:
         condition = None if parts.condition is None else compile_condition(parts.condition)
     except InvalidDocumentError as error:
-        problems += [Problem(one.message, one.column, f"{path}.condition") for one in error.problems]
+        problems += [Problem(one.message, one.column, "condition") for one in error.problems]
     try:
         endpoint = _endpoint(parts.sink)
     except _RouteFault as fault:
-        problems.append(Problem(str(fault), parts.sink_at + 1, f"{path}.route"))
+        problems.append(Problem(str(fault), parts.sink_at + 1, "route"))
     if problems:
         raise InvalidDocumentError(problems)
     return Statement(_segments(parts.source), condition, endpoint)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from osrdyne.ingress.documents import DocumentReader, Members, read_document
+from osrdyne.ingress.documents import DocumentReader, Members, read_document, read_json
 from osrdyne.ingress.overlaps import Automaton, NotUnderstoodError, common_text
 from osrdyne.ingress.patterns import Pattern, compile_pattern
 from osrdyne.ingress.problems import InvalidDocumentError, Problem
@@ -45,6 +45,10 @@ class SplitterManifest:
         ]
         return (*useless, *_overlaps(self.rules))
 
+    @property
+    def size(self) -> int:
+        return len(self.rules)
+
     def document(self) -> dict[str, Any]:
         """The manifest as JSON values, in the seed's form."""
         return {rule.name: _shown(rule) for rule in self.rules}
@@ -53,6 +57,11 @@ class SplitterManifest:
 def load_splitter(text: str) -> SplitterManifest:
     """Raises `InvalidDocumentError` with every error of the text."""
     return _Reader().read(read_document(text))
+
+
+def load_splitter_json(text: str) -> SplitterManifest:
+    """As `load_splitter`, but of JSON only. Raises `InvalidDocumentError`."""
+    return _Reader().read(read_json(text))
 
 
 class _Reader(DocumentReader):

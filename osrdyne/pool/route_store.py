@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne.ingress.manifest import Manifest, load_manifest
+from osrdyne.ingress.manifest import Manifest, load_manifest_json
 from osrdyne.pool.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.pins import Parameters
 
@@ -11,4 +11,4 @@ class RouteStore(ManifestStore[Manifest]):
     """The route manifests of one pool."""
 
     def __init__(self, parameters: Parameters, *, pool: str) -> None:
-        super().__init__(parameters, pool=pool, kind=ManifestKind.ROUTES, load=load_manifest)
+        super().__init__(parameters, pool=pool, kind=ManifestKind.ROUTES, load=load_manifest_json)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.offload import SMALL, off_loop
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
 from osrdyne.errors import BrokerError
@@ -28,6 +29,8 @@ from osrdyne.pool.passed_deadlines import Store
 from osrdyne.pool.retry_queues import RetryQueuesLoop
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.protocol.names import Key
+
+_NO_ROUTES = Manifest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +135,22 @@ class RoutesInForce(ManifestInForce[Manifest]):
             await self._keep_for(longest)
             self.longest_ttl = self._retries.needed_for = longest
 
-    async def _use(self, manifest: Manifest) -> None:
-        await self._require_ttl(manifest)
-        await self._declare(self._layout.exchanges_for(manifest.priorities))
-        await self._retries.use(manifest.retry_delays, manifest.priorities)
-        self.classes.use(manifest.priorities)
-        self._decide_by(manifest)
-        self._metrics.know_routes(route.name for route in manifest.routes)
+    async def _use(self, manifest: Manifest | None) -> None:
+        routes = _NO_ROUTES if manifest is None else manifest
+        await self._require_ttl(routes)
+        await self._declare(self._layout.exchanges_for(routes.priorities))
+        await self._retries.use(routes.retry_delays, routes.priorities)
+        self.classes.use(routes.priorities)
+        if manifest is None:
+            self._manifest, self.retries_off, self.table = None, {}, None
+        else:
+            # Most of the work on many routes; it is done again only where a wait queue was refused meanwhile.
+            off = _retries_off(manifest, self._retries.refused)
+            table = await off_loop(manifest.size * SMALL // 100, RouteTable, manifest.without_retries(off))
+            self._decide_by(manifest, table if off == _retries_off(manifest, self._retries.refused) else None)
+        self._metrics.know_routes(route.name for route in routes.routes)
 
-    def _decide_by(self, manifest: Manifest) -> None:
+    def _decide_by(self, manifest: Manifest, table: RouteTable | None = None) -> None:
         """Without the retries for which there is no queue."""
         off = _retries_off(manifest, self._retries.refused)
         for name in off.keys() - self.retries_off.keys():
@@ -148,28 +158,29 @@ class RoutesInForce(ManifestInForce[Manifest]):
         for name in self.retries_off.keys() - off.keys():
             self._log.info("requests of a route are tried again, or need not be", route=name)
         self._manifest, self.retries_off = manifest, off
-        self.table = RouteTable(manifest.without_retries(off))
+        self.table = RouteTable(manifest.without_retries(off)) if table is None else table
 
     def _look_at_retries(self) -> None:
         """What wait queues there are may have changed."""
         if self._manifest is not None and _retries_off(self._manifest, self._retries.refused) != self.retries_off:
             self._decide_by(self._manifest)
 
-    async def _change(self, manifest: Manifest, *, author: str) -> RouteChange:
+    async def _change(self, manifest: Manifest | None, *, author: str) -> RouteChange:
         before = self.classes.of_routes
-        await self._require_ttl(manifest)
+        routes = _NO_ROUTES if manifest is None else manifest
+        await self._require_ttl(routes)
         # First what may be refused: a manifest that is kept and cannot be had would end each term that follows.
-        await self._declare(self._layout.exchanges_for(manifest.priorities))
-        await self._retries.declare(manifest.retry_delays, manifest.priorities)
+        await self._declare(self._layout.exchanges_for(routes.priorities))
+        await self._retries.declare(routes.retry_delays, routes.priorities)
         change = await super()._change(manifest, author=author)
         off = (
             Problem(f"not tried again for now. {why}", path=f"routes.{name}") for name, why in self.retries_off.items()
         )
         return RouteChange(
             change.kept,
-            (*change.warnings, *warn_of_capped_ttls(manifest, self.ttl_limits), *off),
-            added=tuple(sorted(manifest.priorities - before)),
-            removed=tuple(sorted(before - manifest.priorities)),
+            (*change.warnings, *warn_of_capped_ttls(routes, self.ttl_limits), *off),
+            added=tuple(sorted(routes.priorities - before)),
+            removed=tuple(sorted(before - routes.priorities)),
             pending=await self._count_pending(),
         )
 

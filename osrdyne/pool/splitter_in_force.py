@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from osrdyne.aio.clock import Clock
 from osrdyne.ingress.splitter import Splitter
-from osrdyne.ingress.splitter_manifest import SplitterManifest, load_splitter
+from osrdyne.ingress.splitter_manifest import SplitterManifest, load_splitter_json
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.pins import Parameters
@@ -18,9 +18,9 @@ class SplitterInForce(ManifestInForce[SplitterManifest]):
     """The splitter of one term; `splitter` is None where no rule is in force."""
 
     def __init__(self, parameters: Parameters, *, pool: str, managed: bool, clock: Clock) -> None:
-        store = ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter)
+        store = ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter_json)
         super().__init__(store, managed=managed, clock=clock)
         self.splitter: Splitter | None = None
 
-    async def _use(self, manifest: SplitterManifest) -> None:
-        self.splitter = Splitter(manifest.rules) if manifest.rules else None
+    async def _use(self, manifest: SplitterManifest | None) -> None:
+        self.splitter = Splitter(manifest.rules) if manifest is not None and manifest.rules else None

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osrdyne.errors import OsrdyneError, PoolConflictError
+from osrdyne.aio.offload import off_loop
+from osrdyne.errors import OsrdyneError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import Explanation, explain
-from osrdyne.ingress.manifest import Manifest, load_manifest
+from osrdyne.ingress.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.splitter import Splitter
-from osrdyne.ingress.splitter_manifest import load_splitter
+from osrdyne.ingress.splitter_manifest import load_splitter_json
 from osrdyne.ingress.table import RouteTable
-from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routes_in_force import RouteChange
 from osrdyne.pool.view import (
     ComponentView,
@@ -104,30 +105,51 @@ class FakeInspector:
         self._fail()
         return {worker: text[-lines:] for worker, text in self.log_lines.get(key, {}).items()}
 
+    async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
+        self._fail()
+        return next(iter(self.versions[kind][-1:]), None)
+
     async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
         self._fail()
         return self.versions[kind][::-1]
 
-    async def change_manifest(self, kind: ManifestKind, text: str, *, author: str) -> ManifestChange:
+    async def change_manifest(
+        self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
         self._fail()
-        versions = self.versions[kind]
-        manifest = load_splitter(text) if kind is ManifestKind.SPLITTER else load_manifest(text)
-        kept = KeptManifest(len(versions) + 1, author, 1000.0, json.dumps(manifest.document()))
-        versions.append(kept)
+        load: Callable[[str], Document] = load_splitter_json if kind is ManifestKind.SPLITTER else load_manifest_json
+        manifest = await off_loop(len(text), load, text)
+        kept = self._keep(kind, json.dumps(manifest.document()), author, expected, size=manifest.size)
         added = tuple(sorted(manifest.priorities)) if isinstance(manifest, Manifest) else ()
         return RouteChange(kept, manifest.warnings, added=added)
 
-    async def restore_manifest(self, kind: ManifestKind, version: int, *, author: str) -> ManifestChange:
+    async def restore_manifest(
+        self, kind: ManifestKind, version: int, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
         self._fail()
         if version > len(self.versions[kind]):
             raise PoolConflictError("There is no such version.")
-        return await self.change_manifest(kind, self.versions[kind][version - 1].manifest, author=author)
+        return RouteChange(self._keep(kind, self.versions[kind][version - 1].manifest, author, expected))
+
+    async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
+        self._fail()
+        return RouteChange(self._keep(kind, None, author, expected))
+
+    def _keep(
+        self, kind: ManifestKind, text: str | None, author: str, expected: int | None, *, size: int | None = None
+    ) -> KeptManifest:
+        versions = self.versions[kind]
+        if expected is not None and expected != len(versions):
+            raise VersionConflictError("Another version is in force.", version=len(versions))
+        kept = KeptManifest.of(len(versions) + 1, author, 1000.0, text, size=size)
+        versions.append(kept)
+        return kept
 
     async def explain(self, arrival: Arrival) -> Explanation:
         self._fail()
         routes, rules = (self.versions[kind][-1:] for kind in (ManifestKind.ROUTES, ManifestKind.SPLITTER))
-        table = RouteTable(load_manifest(routes[0].manifest)) if routes else None
-        splitter = Splitter(load_splitter(rules[0].manifest).rules) if rules else None
+        table = RouteTable(load_manifest_json(routes[0].manifest)) if routes and routes[0].manifest else None
+        splitter = Splitter(load_splitter_json(rules[0].manifest).rules) if rules and rules[0].manifest else None
         return explain(arrival, table, splitter=splitter, names=PoolNames(self.pool), limits=TtlLimits(600.0, 604800.0))
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:

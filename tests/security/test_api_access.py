@@ -349,6 +349,30 @@ async def test_huge_body_is_refused_before_it_is_read(method: str, path: str) ->
     assert pool.group_views == {}
 
 
+async def test_leader_goes_on_while_the_largest_manifests_are_refused() -> None:
+    """A document of small values is the most expensive to read: 16 MiB of them are 5.6 million."""
+    pool = FakeInspector()
+    silences = [0.0]
+
+    async def heartbeat() -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(0.05)
+            silences.append(loop.time() - last)
+            last = loop.time()
+
+    body = b'{"routes": [' + b"[]," * (16 * 2**20 // 3 - 10) + b"[]]}"
+    async with serving(pool, ApiSettings(port=0)) as server, httpx.AsyncClient(timeout=PATIENCE) as client:
+        beating = asyncio.create_task(heartbeat())
+        put = (client.put(f"{server.url}/v1/routes?author=a", content=body, headers=JSON) for _ in range(3))
+        answers = await asyncio.gather(*put)
+        beating.cancel()
+    assert [answer.status_code for answer in answers] == [422] * 3
+    assert "at most" in answers[0].json()["detail"]
+    assert max(silences) < SILENCE
+
+
 async def test_unix_socket_needs_no_token_and_is_closed_to_other_users(
     tokens_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

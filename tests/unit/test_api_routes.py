@@ -371,11 +371,12 @@ class TestRoutes:
     MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}  # noqa: RUF012 - never changed
 
     async def test_pool_without_a_manifest_says_so(self, api: httpx.AsyncClient) -> None:
-        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "current": None}
+        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
 
     async def test_manifest_is_put_in_force_with_its_author(self, api: httpx.AsyncClient) -> None:
         answer = await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
         assert answer.json() == {
+            "pool": "fake",
             "version": 1,
             "added_priorities": [2],
             "removed_priorities": [],
@@ -394,6 +395,77 @@ class TestRoutes:
             ("routes.a.route", 13),
             ("routes.b", None),
         ]
+
+    @pytest.mark.parametrize("text_first", [True, False])
+    async def test_object_counts_where_a_route_is_given_in_both_forms(
+        self, api: httpx.AsyncClient, text_first: bool
+    ) -> None:
+        forms = ['"r": "FROM /text INTO $upstream"', '"r": {"route": "FROM /object INTO $upstream", "priority": 3}']
+        body = f'{{"routes": {{{", ".join(forms if text_first else forms[::-1])}}}}}'
+        answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
+        assert (answer.status_code, answer.json()["added_priorities"]) == (200, [3])
+        assert "given as text and as object" in answer.json()["warnings"][0]
+
+    @pytest.mark.parametrize(
+        ("body", "place"),
+        [
+            (b'{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', ("routes.r", None, None)),
+            (b'{"routes": {},\n "routes": {}}', ("routes", None, None)),
+            (b'{"routes": {\n  "r": ]}}', ("", 2, 8)),
+            (b"routes:\n  r: FROM / INTO $upstream", ("", 1, 1)),
+            (b'{"routes":\n "\xff"}', ("", 2, None)),
+            (b"", ("", 1, 1)),
+            (b"[" * 100_000, ("", None, None)),
+            (b'{"routes": [' + b"1," * 1_000_000 + b"1]}", ("", None, None)),
+        ],
+        ids=["one form twice", "member twice", "not JSON", "YAML", "not UTF-8", "empty", "deep", "many values"],
+    )
+    async def test_text_of_the_document_is_read_and_errors_have_their_place(
+        self, api: httpx.AsyncClient, body: bytes, place: tuple[str, int | None, int | None]
+    ) -> None:
+        answer = await api.put("/v1/routes", content=body, params={"author": "me"}, headers=JSON)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid-document")
+        assert [(one["path"], one["line"], one["column"]) for one in answer.json()["problems"]] == [place]
+        assert (await api.get("/v1/routes")).json()["current"] is None
+
+    async def test_change_of_another_version_than_expected_is_refused(self, api: httpx.AsyncClient) -> None:
+        async def put(version: str) -> httpx.Response:
+            headers = {"if-match": version}
+            return await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"}, headers=headers)
+
+        assert (await put('"1"')).status_code == 412
+        assert (await put('"0"')).status_code == 200
+        stale = await put('"0"')
+        assert (stale.status_code, stale.json()["code"], stale.json()["version"]) == (412, "version-conflict", 1)
+        assert (await api.get("/v1/routes")).headers["etag"] == '"1"'
+        assert (await put('"1"')).status_code == 200
+        old, who = JSON | {"if-match": '"1"'}, {"author": "a", "version": "1"}
+        assert (await api.delete("/v1/routes", params=who, headers=old)).status_code == 412
+        assert (await api.post("/v1/routes/rollback", params=who, headers=old)).status_code == 412
+        assert (await put("W/x")).status_code == 400
+
+    async def test_cleared_pool_has_no_manifest_and_can_go_back(self, api: httpx.AsyncClient) -> None:
+        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
+        cleared = await api.delete("/v1/routes", params={"author": "you"}, headers=JSON)
+        assert cleared.json()["version"] == 2
+        assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 2, "current": None}
+        versions = (await api.get("/v1/routes/history")).json()["versions"]
+        found = [(one["version"], one["author"], one["manifest"]) for one in versions]
+        assert found == [(2, "you", None), (1, "me", self.MANIFEST)]
+        await api.post("/v1/routes/rollback", params={"version": 1, "author": "me"}, headers=JSON)
+        assert (await api.get("/v1/routes")).json()["current"]["manifest"] == self.MANIFEST
+
+    async def test_history_without_manifests_has_their_sizes(self, api: httpx.AsyncClient) -> None:
+        await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
+        [version] = (await api.get("/v1/routes/history", params={"manifests": "false"})).json()["versions"]
+        assert (version["size"], version["manifest"]) == (1, None)
+
+    async def test_explanation_names_what_is_undefined(self, api: httpx.AsyncClient) -> None:
+        routes = {"r": "FROM /* WHERE level = '1' AND as_number(temperature) > 3 INTO $upstream"}
+        await api.put("/v1/routes", json={"routes": routes}, params={"author": "me"})
+        told = (await api.post("/v1/explain", json={"key": "k", "headers": {"level": "1"}})).json()
+        assert told["routes"][0]["undefined"] == "the header temperature"
+        assert "its condition is undefined: the header temperature is undefined." in told["steps"][1]["text"]
 
     async def test_change_without_an_author_is_refused(self, api: httpx.AsyncClient) -> None:
         assert (await api.put("/v1/routes", json=self.MANIFEST)).status_code == 422
@@ -434,6 +506,7 @@ class TestSplitter:
     async def test_wrong_rules_are_refused_with_every_error_and_change_nothing(self, api: httpx.AsyncClient) -> None:
         answer = await api.put("/v1/splitter", json={"a(": {}, "b": 1}, params={"author": "me"})
         assert (answer.status_code, len(answer.json()["problems"])) == (422, 3)
+        assert "`osrdyne splitter check`" in answer.json()["remedy"]
         assert (await api.get("/v1/splitter")).json()["current"] is None
 
     async def test_earlier_rules_come_back(self, api: httpx.AsyncClient) -> None:

@@ -204,8 +204,8 @@ def test_routes_check_tells_every_error(capsys: pytest.CaptureFixture[str]) -> N
     Path("m.json").write_text('{"routes": {"a": "FROM x INTO $up"}}')
     assert execute(["routes", "check", "m.json"], debug=False) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "routes.a.route, column 6",
-        "routes.a.route, column 13",
+        "m.json, routes.a.route, column 6",
+        "m.json, routes.a.route, column 13",
     ]
 
 
@@ -248,15 +248,16 @@ def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) ->
     Path("s.json").write_text('{"a(": {}, "b": {"postfixFromRequest": {"url": "x[y"}}}')
     assert execute(["splitter", "check", "s.json"], debug=False) == 2
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "a(, column 1",
-        "a(",
-        "b.postfixFromRequest.url, column 2",
+        "s.json, a(, column 1",
+        "s.json, a(",
+        "s.json, b.postfixFromRequest.url, column 2",
     ]
 
 
 def test_explain_says_that_a_key_is_empty() -> None:
     result = CliRunner().invoke(app, ["explain", "", "/p", "--routes", "-"], input=MANIFEST)
-    assert result.output.startswith("key       The key is empty. That is a key like any other")
+    assert result.stdout.startswith("key       The key is empty. That is a key like any other")
+    assert "the splitter in force are not known" in result.stderr
 
 
 def test_explain_says_which_rule_splits() -> None:
@@ -269,30 +270,32 @@ def test_explain_says_which_rule_splits() -> None:
 def test_splitter_apply_sends_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = routes_of(monkeypatch)
     CliRunner().invoke(app, ["splitter", "apply", "-", "--author", "you"], input=RULES)
-    assert daemon.asked == [("/v1/splitter", json.loads(RULES), {"author": "you"})]
+    assert daemon.asked == [("/v1/splitter", json.loads(RULES), {"author": "you", "if_match": None})]
 
 
 class Daemon:
     """A daemon's answers about routes, and what was asked of it."""
 
+    answered_by = "http://leader"
+
     def __init__(self, current: object) -> None:
         self.current = current
         self.asked: list[tuple[str, object, object]] = []
 
-    def get(self, path: str) -> object:
+    def get(self, path: str, *, manifests: bool = True) -> object:
         versions = [] if self.current is None else [self.current]
         return {"versions": versions} if path.endswith("history") else {"current": self.current}
 
     def send(self, method: str, path: str, document: object, **parameters: object) -> object:
         self.asked.append((path, document, parameters))
         changed = {"added_priorities": [1], "removed_priorities": [3], "pending": {"3": 40}}
-        return {"version": 2, "warnings": ["odd"], **changed}
+        return {"pool": "p", "version": 2, "warnings": ["odd"], **changed}
 
     def post(self, path: str, **parameters: object) -> object:
         return self.send("POST", path, None, **parameters)
 
 
-CURRENT = {"version": 1, "author": "me", "at": 0.0, "manifest": {"routes": {"r": "FROM /* INTO $upstream"}}}
+CURRENT = {"version": 1, "author": "me", "at": 0.0, "size": 1, "manifest": {"routes": {"r": "FROM /* INTO $upstream"}}}
 
 
 def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Daemon:
@@ -311,10 +314,32 @@ def test_empty_text_is_no_manifest(command: list[str], tmp_path: Path, capsys: p
 def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = routes_of(monkeypatch)
     result = CliRunner().invoke(app, ["routes", "apply", "-", "--author", "you"], input=MANIFEST)
-    assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you"})]
-    assert "Version 2 is in force.\nNew priorities, each group has a queue for each: 1.\n" in result.output
+    assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you", "if_match": None})]
+    assert "Version 2 is in force in the pool p, daemon at http://leader.\n" in result.output
+    assert "New priorities, each group has a queue for each: 1.\n" in result.output
     assert "Priorities that no route has any more: 3.\n" in result.output
     assert "Requests that still wait with priority 3, and are served: 40." in result.output
+
+
+def test_change_names_the_version_that_it_expects(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = routes_of(monkeypatch)
+    for arguments in (["apply", "-"], ["rollback", "1"], ["clear"]):
+        CliRunner().invoke(app, ["routes", *arguments, "--expect-version", "4"], input=MANIFEST)
+    assert [given["if_match"] for _, _, given in daemon.asked] == [4, 4, 4]  # type: ignore[index]
+
+
+def test_explain_uses_the_manifest_in_force_for_the_one_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("m.json").write_text(MANIFEST)
+    monkeypatch.setattr("osrdyne.cli.explain.remote", lambda *_: Daemon(CURRENT | {"manifest": json.loads(RULES)}))
+    shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--routes", "m.json"]).stdout
+    assert "By the rule 'k.*' the key 'kx' becomes 'kx-A', this time." in shown
+    assert "high: it matches and decides." in shown
+
+
+def test_error_in_a_file_names_the_file_then_line_then_column(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("m.json").write_text('{"routes": {\n  "a": ]\n}}')
+    assert execute(["routes", "check", "m.json"], debug=False) == 2
+    assert capsys.readouterr().err.startswith("m.json, line 2, column 8: this is not JSON")
 
 
 def test_routes_apply_sends_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +364,7 @@ def test_routes_diff_shows_lines_and_says_so_with_its_exit_code(monkeypatch: pyt
 @pytest.mark.parametrize("arguments", [["show"], ["history"]])
 def test_routes_of_a_pool_without_a_manifest(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     routes_of(monkeypatch, None)
-    assert "never been a manifest" in CliRunner().invoke(app, ["routes", *arguments]).stdout
+    assert CliRunner().invoke(app, ["routes", *arguments]).stdout.startswith("There ")
 
 
 @pytest.mark.parametrize(
@@ -358,4 +383,4 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = routes_of(monkeypatch)
     assert "me" in CliRunner().invoke(app, ["routes", "history"]).stdout
     CliRunner().invoke(app, ["routes", "rollback", "1", "--author", "you"])
-    assert daemon.asked == [("/v1/routes/rollback", None, {"version": 1, "author": "you"})]
+    assert daemon.asked == [("/v1/routes/rollback", None, {"version": 1, "author": "you", "if_match": None})]

@@ -179,7 +179,7 @@ def test_route_and_condition_are_both_reported() -> None:
         ('{"storeAndForwardConfiguration": 1}', "storeAndForwardConfiguration: an object with timeToLiveSecs"),
         ('{"routes": {"r": "FROM / INTO $upstream", "r": "FROM / INTO $upstream"}}', "routes.r: it is given twice"),
         ('{"routes": {}, "routes": {}}', "routes: it is given twice"),
-        ('{"routes": {', "column 13: line 1 is not JSON"),
+        ('{"routes": {', "line 1, column 13: this is not JSON"),
         ("routes: [", "the manifest:1 is not valid YAML"),
         ("[" * 100_000, "it is nested too deeply"),
     ],

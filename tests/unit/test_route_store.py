@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
+from dataclasses import replace
 
 import pytest
 import structlog
 
+from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.manifest import Manifest, load_manifest
+from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.pool.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.route_store import RouteStore
+from osrdyne.pool.splitter_in_force import SplitterInForce
+from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.parameters import Parameters
 
 
@@ -46,7 +53,7 @@ async def test_kept_manifest_is_read_once_until_another_one_is_kept() -> None:
     kept = await RouteStore(parameters, pool="p").save(manifest("a"), author="me", at=0.0)
     store = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=load)
     assert [await store.current() for _ in range(3)] == [kept] * 3
-    assert store.load(kept.manifest) == load_manifest(kept.manifest)
+    assert await store.load(kept.manifest or "") == load_manifest(kept.manifest or "")
     await store.save(manifest("b"), author="me", at=1.0)
     await store.current()
     assert read == [kept.manifest]
@@ -56,7 +63,87 @@ async def test_only_the_last_versions_are_kept() -> None:
     store = RouteStore(Parameters(), pool="p")
     for _ in range(KEPT_VERSIONS + 5):
         await store.save(manifest("r"), author="me", at=0.0)
-    assert len(await store.history()) == KEPT_VERSIONS + 1
+    versions = [kept.version for kept in await store.history()]
+    assert versions == [*range(KEPT_VERSIONS + 5, 5, -1)]
+    assert len(versions) == KEPT_VERSIONS == 20  # as docs/ingress.md says
+
+
+async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read() -> None:
+    parameters = Parameters()
+    names = [f"route-number-{number}" for number in range(2_000)]
+    store = RouteStore(parameters, pool="p")
+    for _ in range(3):
+        await store.save(manifest(*names), author="me", at=0.0)
+    assert len(json.dumps(parameters.values)) < len(json.dumps(manifest(*names).document())) / 2
+    read: list[str] = []
+
+    def load(text: str) -> Manifest:
+        read.append(text)
+        return load_manifest(text)
+
+    other = ManifestStore(parameters, pool="p", kind=ManifestKind.ROUTES, load=load)
+    for _ in range(3):
+        versions = await other.history()
+    assert len(read) == 1  # the one in force
+    assert [(kept.version, kept.size) for kept in versions] == [(3, 2_000), (2, 2_000), (1, 2_000)]
+    assert [route.name for route in load_manifest(versions[-1].manifest or "").routes] == names
+
+
+async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_nothing() -> None:
+    parameters = Parameters()
+    store = RouteStore(parameters, pool="p")
+    noise = secrets.token_bytes(3 * 2**20).hex()
+    large = Manifest((replace(manifest("r").routes[0], text=noise),) * 101)
+    with pytest.raises(InvalidDocumentError, match="more than 4MiB"):
+        await store.save(large, author="me", at=0.0)
+    assert parameters.values == {}
+
+
+@pytest.mark.parametrize("stored", ["", "x", "AAAA", "eJw="])
+async def test_damaged_version_is_no_manifest_and_its_history_is_still_shown(stored: str) -> None:
+    parameters = Parameters()
+    store = RouteStore(parameters, pool="p")
+    for _ in range(2):
+        await store.save(manifest("r"), author="me", at=0.0)
+    history = parameters.values["osrdyne-p-routes-history"]
+    assert isinstance(history, list)
+    history[0] |= {"manifest": stored, "packed": True}
+    first, damaged = await store.history()
+    assert first.manifest is not None
+    with pytest.raises(InvalidDocumentError):
+        await store.load_kept(damaged)
+
+
+class TestChanges:
+    """What a term does with them."""
+
+    RULES = '{"a.*": {"postfixFromStatic": ["x"]}}'
+
+    def splitter(self, parameters: Parameters) -> SplitterInForce:
+        return SplitterInForce(parameters, pool="p", managed=True, clock=VirtualClock())
+
+    async def test_of_two_changes_of_one_version_one_is_made(self) -> None:
+        splitter = self.splitter(Parameters())
+        changes = [splitter.change_text(self.RULES, author=f"a{number}", expected=0) for number in range(5)]
+        outcomes = await asyncio.gather(*changes, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes].count(VersionConflictError) == 4
+        assert len(await splitter.history()) == 1
+
+    async def test_cleared_splitter_splits_nothing_in_this_term_and_in_the_next(self) -> None:
+        parameters = Parameters()
+        splitter = self.splitter(parameters)
+        await splitter.change_text(self.RULES, author="me")
+        assert splitter.splitter is not None
+        await splitter.clear(author="me", expected=1)
+        assert splitter.splitter is None
+        with pytest.raises(PoolConflictError, match="no manifest in force"):
+            await splitter.clear(author="me")
+        following = self.splitter(parameters)
+        await following.load()
+        assert following.splitter is None
+        await following.restore(1, author="me")
+        assert following.splitter is not None
+        assert [kept.version for kept in await following.history()] == [3, 2, 1]
 
 
 async def test_order_of_routes_is_kept_although_rabbitmq_keeps_none() -> None:
