@@ -26,7 +26,7 @@ async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) 
     )
     async with running_daemon(settings) as daemon, api_of(daemon) as api:
         answer = await api.put("/v1/splitter", json=RULES, params={"author": "test"})
-        assert answer.json() == {"version": 1, "warnings": []}
+        assert answer.json() == {"pool": pool_id, "version": 1, "warnings": []}
         yield daemon
 
 
