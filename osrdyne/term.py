@@ -39,6 +39,7 @@ from osrdyne.pool.instances import InstanceBook
 from osrdyne.pool.manifest_in_force import ManifestInForce
 from osrdyne.pool.manifest_store import ManifestKind
 from osrdyne.pool.oversight import Oversight
+from osrdyne.pool.poison_texts import PoisonTexts
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.routing import build_routing
 from osrdyne.pool.splitter_in_force import SplitterInForce
@@ -115,6 +116,7 @@ class Term:
         self.worker_board = WorkerBoard()
         self.registry = WorkerRegistry(clock)
         self.deaths = DeathRegister()
+        self._poison_texts = PoisonTexts(clock, seconds=settings.requests.poison_time)
         self.book = InstanceBook()
         self._layout = QueueLayout(self.names, managed=settings.pool.is_managed)
         self.backlog = ClassBacklog(since=clock.monotonic() if self._layout.managed else None)
@@ -157,7 +159,7 @@ class Term:
         records = StartRecords()
         self._actions = WorkerActions(
             driver=self._driver,
-            make_spec=spec_factory(self._settings, self._layout, self._credentials),
+            make_spec=spec_factory(self._settings, self._layout, self._credentials, self._poison_texts),
             credentials=self._credentials,
             book=self.book,
             records=records,
@@ -166,6 +168,7 @@ class Term:
             registry=self.registry,
             control=self._control,
             deaths=self.deaths,
+            poison=self._poison_texts,
             lease=self._session.token,
             limits=self.limits,
             clock=clock,
@@ -275,6 +278,7 @@ class Term:
             forgeries=forgeries,
             workers=self.worker_board,
             evidence=EvidenceCollector(registry=self.registry, deaths=self.deaths, clock=clock),
+            poison_texts=self._poison_texts,
             delivery_limit=self._settings.requests.delivery_limit,
             clock=clock,
             metrics=metrics,

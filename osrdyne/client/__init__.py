@@ -19,6 +19,7 @@ from osrdyne.client.errors import RequestCancelled as RequestCancelled
 from osrdyne.client.errors import RequestError as RequestError
 from osrdyne.client.errors import RequestExpired as RequestExpired
 from osrdyne.client.errors import RequestFailed as RequestFailed
+from osrdyne.client.errors import RequestPoisoned as RequestPoisoned
 from osrdyne.client.errors import RequestRefused as RequestRefused
 from osrdyne.client.errors import RequestRejected as RequestRejected
 from osrdyne.client.errors import RequestTimeout as RequestTimeout

@@ -100,6 +100,12 @@ class QueueFull(RequestError):
     summary = "The request queue is full"
 
 
+class RequestPoisoned(RequestError):
+    """Requests with the same path and body have ended the workers that ran them; they are refused for a while."""
+
+    summary = "The request ends workers"
+
+
 class DeliveryLimitReached(RequestError):
     """The request was given to workers as often as the pool allows and none of them survived it."""
 
@@ -193,6 +199,7 @@ _BY_STATUS: dict[str, type[RequestError]] = {
     Status.REJECTED: RequestRejected,
     Status.MAXLEN: QueueFull,
     Status.DELIVERY_LIMIT: DeliveryLimitReached,
+    Status.POISON: RequestPoisoned,
     Status.CANCELLED: RequestCancelled,
     Status.START_FAILED: StartFailed,
     Status.CAPACITY: NoCapacity,

@@ -309,6 +309,12 @@ class RequestSettings(Model):
         description="Managed pools only: the longest time-to-live that a route or a manifest may give; up to 49 days.",
     )
     delivery_limit: int = Field(5, ge=3, le=1000, description="Failed deliveries after which a request is poison.")
+    poison_time: Duration = Field(
+        600.0,
+        ge=0,
+        description="How long a text (path and body) is refused with `poison` after a request with it has ended a "
+        "second worker, alone. 0: never; the delivery limit decides.",
+    )
     consumer_timeout: Duration | None = Field(
         None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."
     )

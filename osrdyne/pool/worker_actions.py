@@ -26,6 +26,7 @@ from osrdyne.pool import start_record
 from osrdyne.pool.deaths import DeathRegister, WorkerDeath
 from osrdyne.pool.instances import Entry, InstanceBook
 from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop, Update
+from osrdyne.pool.poison_texts import PoisonTexts
 from osrdyne.pool.roles import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.tracker import PoolStateTracker
@@ -69,6 +70,7 @@ class WorkerActions:
         registry: WorkerRegistry,
         control: WorkerControl,
         deaths: DeathRegister,
+        poison: PoisonTexts,
         lease: Lease,
         limits: GroupLimits,
         clock: Clock,
@@ -84,11 +86,13 @@ class WorkerActions:
         self._registry = registry
         self._control = control
         self._deaths = deaths
+        self._poison = poison
         self._lease = lease
         self._limits = limits
         self._clock = clock
         self._metrics = metrics
         self._told: dict[Key, str] = {}
+        self._to_tell: dict[Key, None] = {}
         self._log: Logger = get_logger("worker_actions")
 
     async def carry_out(self, key: Key, action: GroupAction) -> bool:
@@ -267,6 +271,7 @@ class WorkerActions:
         await self._driver.remove(instance_id)
         self._book.drop(instance_id)
         self.note_end(entry, log_lines=lines)
+        await self.tell_poison(entry.instance.key)
 
     def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:
         """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
@@ -276,8 +281,12 @@ class WorkerActions:
         reported = self._registry[instance.worker_id]
         self._registry.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
-        if (why is None or entry.hangs) and reported is not None and reported.requests:
+        ended_by_itself = why is None or entry.hangs is not None
+        had_requests = reported is not None and bool(reported.requests or reported.suspects or reported.in_flight)
+        if ended_by_itself and reported is not None and reported.requests:
             self._note_death(entry, reported, log_lines)
+        if ended_by_itself and reported is not None and reported.alone is not None:
+            self._convict(instance.key, reported.alone)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -296,8 +305,25 @@ class WorkerActions:
             log_lines=log_lines,
             attempts_allowed=self._limits.start_attempts,
             now=now,
+            had_requests=had_requests,
+            had_answered=reported is not None and reported.completed > 0,
         )
         self._records.apply(instance.key, ended)
+
+    def _convict(self, key: Key, text: str) -> None:
+        """A request ended its second worker, this one with nothing else in it: workers refuse its text from now on.
+
+        A worker that is started next has it in its environment. Should this leader end before, the next one knows
+        nothing of it: the request runs again, and RabbitMQ's delivery limit holds.
+        """
+        if self._poison.note(key, text):
+            self._log.warning("request ended two workers, its text is refused", key=key, text=text)
+            self._to_tell[key] = None
+
+    async def tell_poison(self, key: Key) -> None:
+        """Tell the workers that run already, if there is news."""
+        if key in self._to_tell and await self._control.tell_poison(key, self._poison.of_key(key)):
+            self._to_tell.pop(key, None)
 
     def _note_death(self, entry: Entry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
         instance = entry.instance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
@@ -31,6 +31,11 @@ class WorkerControl:
         return await self._tell_group(
             key, ControlMessage(Command.QUEUES, self._tracker.generation, {"queues": list(queues)})
         )
+
+    async def tell_poison(self, key: Key, texts: Mapping[str, float]) -> bool:
+        """Tell the workers of a group which texts they refuse, and for how many seconds."""
+        message = ControlMessage(Command.POISON, self._tracker.generation, {"texts": dict(texts)})
+        return await self._tell_group(key, message)
 
     async def drain(self, worker_id: WorkerId) -> bool:
         """Ask one worker to take nothing more, to finish what it runs, and to end."""

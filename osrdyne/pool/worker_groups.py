@@ -333,6 +333,8 @@ class WorkerGroupsLoop:
         """A worker that says it is ready has made good for failed starts before it."""
         for entry in self._book.of_key(key):
             reported = self._registry[entry.instance.worker_id]
+            if reported is not None and reported.suspects:
+                self._records.apply(key, start_record.has_suspects)
             if not entry.served and reported is not None and reported.state.serves:
                 entry.served = True
                 self._metrics.worker_starts.labels(outcome="ready").inc()

@@ -11,6 +11,7 @@ from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.management import ManagementClient
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
+from osrdyne.pool.poison_texts import PoisonTexts
 from osrdyne.pool.roles import WorkerCredentials
 from osrdyne.pool.scaling import ScalingRules
 from osrdyne.pool.worker_actions import GroupLimits, SpecFactory
@@ -46,11 +47,13 @@ def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
     )
 
 
-def spec_factory(settings: Settings, layout: QueueLayout, credentials: WorkerCredentials) -> SpecFactory:
+def spec_factory(
+    settings: Settings, layout: QueueLayout, credentials: WorkerCredentials, poison: PoisonTexts
+) -> SpecFactory:
     """What makes the specification of a worker, with credentials of its own."""
 
     async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
-        environment = worker_environment(settings, key, layout)
+        environment = replace(worker_environment(settings, key, layout), poison=poison.of_key(key))
         uri = await credentials.uri_for(key, environment.worker_id)
         return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
 

@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.pool.view import WorkerState
 from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.fingerprints import REQUESTS_FIELD, named_requests
+from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, SUSPECTS_FIELD, named_requests
 from osrdyne.protocol.names import Key, started_as
 
 _K = TypeVar("_K")
@@ -54,8 +54,9 @@ class WorkerReportState:
     Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
     told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
     `generation`: of the last control message that it believed, if it says so.
-    `completed`: requests that it was heard to have completed. `is_assumed`: it has said nothing, and somebody seems to
-    consume for it.
+    `completed`: requests that it was heard to have completed. `suspects`: requests that it has put aside, because an
+    earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else. `is_assumed`: it
+    has said nothing, and somebody seems to consume for it.
     """
 
     worker_id: str
@@ -71,6 +72,8 @@ class WorkerReportState:
     paused: bool = False
     generation: Generation | None = None
     completed: int = 0
+    suspects: int = 0
+    alone: str | None = None
     is_assumed: bool = False
 
 
@@ -98,6 +101,8 @@ def apply_report(
         paused=report.details.get("paused") is True,
         generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
         completed=after.completed + completed_requests(report),
+        suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
+        alone=alone if isinstance(alone := report.details.get(ALONE_FIELD), str) else None,
         is_assumed=False,
     )
 

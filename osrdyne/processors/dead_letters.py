@@ -19,17 +19,21 @@ from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.facts import WorkerBoard
+from osrdyne.pool.poison_texts import PoisonTexts
 from osrdyne.pool.roles import Publisher
 from osrdyne.processors.edge import contained
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison import bare_entry, finding, poison_entry
 from osrdyne.processors.replies import Replier
+from osrdyne.protocol.fingerprints import text_fingerprint
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 64
+RUNS_OF_POISON = 2
+"""How often a request has run whose text is refused."""
 FIRST_QUEUE = "x-first-death-queue"
 FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -38,9 +42,12 @@ _DETAILS: dict[str, str] = {
     Status.EXPIRED: "The time of the request ran out before a worker took it.",
     Status.DELIVERY_LIMIT: "The request was given to workers {deliveries} times and none finished it; it is kept in "
     "the poison inventory. {finding}",
+    Status.POISON: "The request ended the workers that ran it, the last one with nothing else running; it is kept in "
+    "the poison inventory. {finding}",
     Status.REJECTED: "A consumer of the request queue refused the request for good.",
     Status.MAXLEN: "The request queue was full, and the request had to make room.",
 }
+_REASONS = frozenset({Status.EXPIRED, Status.DELIVERY_LIMIT, Status.REJECTED, Status.MAXLEN})
 _FAILED = "The controller failed on this request; its log says why. Please report this."
 
 
@@ -53,7 +60,7 @@ def death_reason(headers: Mapping[str, object]) -> Status | None:
     deaths = headers.get("x-death")
     if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
         reason = decode_text(deaths[-1].get("reason"))
-    return Status(reason) if reason in _DETAILS else None
+    return Status(reason) if reason in _REASONS else None
 
 
 def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[str, object]:
@@ -83,6 +90,7 @@ class DeadLetterResponder:
         forgeries: Forgeries,
         workers: WorkerBoard,
         evidence: EvidenceCollector,
+        poison_texts: PoisonTexts,
         delivery_limit: int,
         clock: Clock,
         metrics: Metrics,
@@ -93,6 +101,7 @@ class DeadLetterResponder:
         self._forgeries = forgeries
         self._workers = workers
         self._evidence = evidence
+        self._poison_texts = poison_texts
         # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
         self._deliveries = delivery_limit + 1
         self._clock = clock
@@ -120,6 +129,8 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
+        if reason is Status.REJECTED and self._is_poison(request, headers):
+            reason = Status.POISON
         await self._replier.answer(request, reason, await self._explain(delivery, request, reason, headers))
         await delivery.ack()
         self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
@@ -134,8 +145,8 @@ class DeadLetterResponder:
         self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
     ) -> str:
         """What to tell the caller; what has to be kept is in the inventory by then."""
-        if reason is Status.DELIVERY_LIMIT:
-            return await self._keep_poison(delivery)
+        if reason in {Status.DELIVERY_LIMIT, Status.POISON}:
+            return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(headers):
             if request.reply_to is None:
                 await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
@@ -146,18 +157,26 @@ class DeadLetterResponder:
         """Whether no worker has had it: then it was the controller that refused it."""
         return decode_text(headers.get(FIRST_QUEUE)) == self._names.orphan_queue
 
+    def _is_poison(self, request: Request, headers: Mapping[str, object]) -> bool:
+        """Whether a worker has refused it for good because its text ends workers."""
+        if self._died_as_orphan(headers):
+            return False
+        return text_fingerprint(request.path, request.body) in self._poison_texts.of_key(Key(request.key))
+
     def _waiting(self, key: str, reason: Status) -> str:
         waiting_for = self._workers[Key(key)].waiting_for
         if reason is not Status.EXPIRED or waiting_for is None:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 
-    async def _keep_poison(self, delivery: Delivery) -> str:
+    async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; only when it is there, return what to tell the caller."""
         deaths = await self._evidence.collect(delivery)
-        deliveries = self._deliveries
-        await self._keep(poison_entry(delivery, deliveries=deliveries, now_ms=now_ms(self._clock), deaths=deaths))
-        return _DETAILS[Status.DELIVERY_LIMIT].format(deliveries=deliveries, finding=finding(deliveries, deaths))
+        # A worker has refused it after two runs: the third delivery was the last.
+        deliveries = self._deliveries if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
+        now = now_ms(self._clock)
+        await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
+        return _DETAILS[reason].format(deliveries=deliveries, finding=finding(deliveries, deaths))
 
     async def _keep(self, entry: Message) -> None:
         failures = 0

@@ -39,11 +39,13 @@ class Command(StrEnum):
     CANCEL = "cancel"
     DRAIN = "drain"
     QUEUES = "queues"
+    POISON = "poison"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
-    """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`.
+    """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`,
+    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are.
 
     A worker answers every `pause` and `resume` with a report of the state it is in, so that a new leader
     learns which workers are ready.

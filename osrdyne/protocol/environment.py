@@ -26,7 +26,8 @@ class WorkerEnvironment:
 
     `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
     file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
-    `retry_exchange` takes requests that are to be tried again; a direct pool has none.
+    `retry_exchange` takes requests that are to be tried again; a direct pool has none. `poison`: the text fingerprints
+    of requests that the worker refuses, with the seconds for which it does.
     """
 
     worker_id: WorkerId
@@ -39,6 +40,7 @@ class WorkerEnvironment:
     retry_exchange: str | None = None
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
+    poison: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def requests_queue(self) -> QueueName:
@@ -52,10 +54,12 @@ class WorkerEnvironment:
         """
         key = {"WORKER_KEY_ESCAPED": encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
         retries = {} if self.retry_exchange is None else {"WORKER_RETRY_EXCHANGE": self.retry_exchange}
+        poison = {"WORKER_POISON": json.dumps(dict(self.poison))} if self.poison else {}
         return {
             "WORKER_ID": self.worker_id,
             **key,
             **retries,
+            **poison,
             "WORKER_POOL": self.pool,
             "WORKER_AMQP_URI": self.amqp_uri,
             "WORKER_REQUESTS_QUEUE": self.requests_queue,
@@ -89,6 +93,7 @@ class WorkerEnvironment:
             retry_exchange=variables.get("WORKER_RETRY_EXCHANGE") or None,
             max_message_bytes=_size(variables),
             config=_config(variables),
+            poison=_poison(variables),
         )
 
 
@@ -162,3 +167,13 @@ def _config(variables: Mapping[str, str]) -> Mapping[str, object]:
     if not isinstance(config, dict):
         raise ConfigurationError("WORKER_CONFIG must be a JSON object.")
     return config
+
+
+def _poison(variables: Mapping[str, str]) -> Mapping[str, float]:
+    try:
+        texts = json.loads(variables.get("WORKER_POISON") or "{}")
+    except (ValueError, RecursionError):
+        texts = None
+    if not isinstance(texts, dict) or not all(isinstance(seconds, int | float) for seconds in texts.values()):
+        raise ConfigurationError("WORKER_POISON must be a JSON object of fingerprints and seconds.")
+    return texts

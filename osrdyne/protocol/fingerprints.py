@@ -12,6 +12,10 @@ HASHED_BODY_BYTES = 4096
 """Only the beginning of a body counts, and its length, so that a fingerprint costs microseconds for every body."""
 REQUESTS_FIELD = "requests"
 """The field of an activity report that holds the fingerprints of the requests that run."""
+SUSPECTS_FIELD = "suspects"
+"""How many requests a worker has put aside because an earlier worker may have died of them."""
+ALONE_FIELD = "alone"
+"""The text fingerprint of the one of them that runs now, with nothing else in the worker."""
 MAX_NAMED_REQUESTS = 64
 """How many a report names."""
 
@@ -26,6 +30,12 @@ def fingerprint(
         digest.update(b"%d:" % len(raw) + raw)
     digest.update(b"%d:" % len(body) + body[:HASHED_BODY_BYTES])
     return digest.hexdigest()
+
+
+def text_fingerprint(path: str, body: bytes) -> str:
+    """16 hexadecimal digits of what a request asks for, whoever asks: its path and its whole body."""
+    raw = path.encode("utf-8", "surrogateescape")
+    return blake2b(b"%d:" % len(raw) + raw + body, digest_size=8).hexdigest()
 
 
 def named_requests(details: object) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ class Status(StrEnum):
     NOT_RUNNING = "not-running"
     INVALID = "invalid"
     NO_ROUTE = "no-route"
+    POISON = "poison"
 
 
 CODES: dict[Status, int] = {
@@ -35,6 +36,7 @@ CODES: dict[Status, int] = {
     Status.NOT_RUNNING: 503,
     Status.INVALID: 400,
     Status.NO_ROUTE: 404,
+    Status.POISON: 422,
 }
 """The default `x-code` of each status; a handler's own code replaces it."""
 

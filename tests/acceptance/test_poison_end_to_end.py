@@ -28,11 +28,13 @@ async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_
     innocent = await caller.send("k", "/info", {})
     assert (await caller.answer(innocent)).status == "ok"
     answer = await caller.answer(deadly)
-    assert answer.status == "delivery_limit"
+    assert answer.status == "poison"
     assert "deliveries ended with the death of the worker that ran it" in str(answer.detail)
+    again = await caller.call("k", "/crash", {"unless": str(repaired)})
+    assert (again.status, again.code) == ("poison", 422)
 
     [entry] = poison(daemon)
-    assert (entry["key"], entry["path"], entry["correlation_id"], entry["deliveries"]) == ("k", "/crash", deadly, 4)
+    assert (entry["key"], entry["path"], entry["correlation_id"], entry["deliveries"]) == ("k", "/crash", deadly, 2)
     assert entry["unexplained"] <= 1  # of its first delivery nobody need have heard
     assert {(death["ended_with"], death["others"]) for death in entry["deaths"]} == {("exit code 9", 0)}
     shown = daemon.osrdyne("poison", "show", entry["id"][:8]).stdout
@@ -51,7 +53,7 @@ async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: Durab
     daemon = make_daemon(requests={"delivery_limit": 3})
     await daemon.start()
     deadly = await caller.send("k", "/crash", {})
-    assert (await caller.answer(deadly)).status == "delivery_limit"
+    assert (await caller.answer(deadly)).status == "poison"
     before = poison(daemon)
     await daemon.restart()
     assert poison(daemon) == before
@@ -62,7 +64,7 @@ async def test_poison_outlives_the_daemon(make_daemon: MakeDaemon, caller: Durab
 async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
     leader = make_daemon(requests={"delivery_limit": 3})
     await leader.start()
-    assert (await caller.call("k", "/crash", {})).status == "delivery_limit"
+    assert (await caller.call("k", "/crash", {})).status == "poison"
     standby = make_daemon(
         requests={"delivery_limit": 3}, driver={"options": {"state_directory": str(leader.state.parent)}}
     )
@@ -75,3 +77,40 @@ async def test_standby_answers_from_the_leader(make_daemon: MakeDaemon, caller: 
     answer = await standby.get("/v1/poison")
     assert (answer["status"], answer["code"], answer["leader"]) == (421, "not-leading", leader.api)
     assert poison(standby) == poison(leader)
+
+
+async def test_requests_that_kill_workers_delay_others_by_a_restart_each(
+    make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
+) -> None:
+    """Each kills two workers: the second one with nothing else in it. No back-off comes in between."""
+    daemon = make_daemon()
+    await daemon.start()
+    await caller.info("k")
+    deadly = [await caller.send("k", "/crash", {"unless": str(tmp_path / f"never {number}")}) for number in range(3)]
+    innocent = [await caller.send("k", "/info", {"number": number}) for number in range(3)]
+    assert [(await caller.answer(one)).status for one in innocent] == ["ok"] * 3
+    assert [(await caller.answer(one)).status for one in deadly] == ["poison"] * 3
+    assert (await caller.call("k", "/info", {})).status == "ok"
+    assert len(daemon.events("worker started", key="k")) == 1 + 2 * len(deadly)
+    assert len(poison(daemon)) == len(deadly)
+
+
+async def test_without_poison_time_the_delivery_limit_decides(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
+    daemon = make_daemon(requests={"delivery_limit": 3, "poison_time": 0})
+    await daemon.start()
+    assert (await caller.call("k", "/crash", {})).status == "delivery_limit"
+    assert [entry["reason"] for entry in poison(daemon)] == ["delivery_limit"]
+
+
+async def test_suspect_is_answered_although_the_leader_dies_with_the_worker(
+    make_daemon: MakeDaemon, caller: DurableCaller
+) -> None:
+    daemon = make_daemon(requests={"delivery_limit": 3})
+    await daemon.start()
+    deadly = await caller.send("k", "/crash", {})
+    await until(lambda: len(daemon.events("worker started", key="k")) == 2, "its second worker is started")
+    daemon.kill()
+    await daemon.start()
+    assert (await caller.answer(deadly)).status in {"poison", "delivery_limit"}
+    assert [entry["correlation_id"] for entry in poison(daemon)] == [deadly]
+    assert (await caller.call("k", "/info", {})).status == "ok"

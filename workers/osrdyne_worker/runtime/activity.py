@@ -142,6 +142,7 @@ class Reporter:
         self._clock = clock
         self._window = ReportWindow()
         self._running: Callable[[], list[str]] = list
+        self._suspects: Callable[[], Mapping[str, object]] = dict
         self._died_of: list[str] = []
         self._waiting: deque[Draft | asyncio.Future[None]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._wake = asyncio.Event()
@@ -149,9 +150,10 @@ class Reporter:
         self._sending = False
         self._connected = False
 
-    def watch(self, running: Callable[[], list[str]]) -> None:
-        """Where the fingerprints of the requests that run come from."""
+    def watch(self, running: Callable[[], list[str]], suspects: Callable[[], Mapping[str, object]] = dict) -> None:
+        """Where the fingerprints of the requests that run come from, and what is said of suspects."""
         self._running = running
+        self._suspects = suspects
 
     @property
     def in_flight(self) -> int:
@@ -252,6 +254,8 @@ class Reporter:
         requests = self._died_of or self._running()
         if requests:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})
+        if suspects := self._suspects():
+            draft = replace(draft, details={**draft.details, **suspects})
         self._waiting.append(draft)
         self._wake.set()
 

@@ -21,6 +21,8 @@ class Settlement(Enum):
     """To the queue, without blame."""
     REJECT = auto()
     """To the queue, as a failure that counts towards the delivery limit."""
+    POISON = auto()
+    """To the dead letters, for good: the controller answers `poison` and keeps it."""
     ABANDON = auto()
     """Acknowledged: its caller is gone."""
     REFUSE = auto()

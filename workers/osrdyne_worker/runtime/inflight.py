@@ -53,6 +53,8 @@ class InFlight:
     backlog: Backlog | None = None
     place: Place | None = None
     started: bool = False
+    is_suspect: bool = False
+    """An earlier worker may have died of it: it runs last, and alone."""
     waits: bool = True
     """For its turn, as its level sees it."""
     is_reported: bool = False
@@ -111,6 +113,12 @@ class InFlight:
         if self.place is not None:
             self.place.begin()
 
+    def put_aside(self) -> None:
+        """Others go first, also those that come later."""
+        self._end_wait()
+        if self.place is not None:
+            self.place.put_aside()
+
     def leave(self) -> None:
         """It has left the worker."""
         self._end_wait()
@@ -160,11 +168,11 @@ class Slots:
         backlogs: Backlogs | None = None,
         spawn: Callable[[Coroutine[None, None, None]], object] | None = None,
     ) -> None:
-        self._free = size
+        self._size = self._free = size
         self._backlogs = backlogs
         self._spawn = spawn
         self._asking = False
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[int, int, asyncio.Future[None], bool]] = []
         self._order = count()
 
     @property
@@ -181,20 +189,37 @@ class Slots:
     async def acquire(self, rank: int) -> None:
         if self.try_acquire(rank):
             return
+        await self._wait_turn(rank, alone=False)
+
+    async def acquire_all(self, rank: int, *, patience: float) -> None:
+        """Take all places, once nothing is before it. After `patience` seconds it comes before everything."""
+        timer = asyncio.get_running_loop().call_later(patience, self._promote, order := next(self._order))
+        try:
+            await self._wait_turn(rank, alone=True, order=order)
+        finally:
+            timer.cancel()
+
+    async def _wait_turn(self, rank: int, *, alone: bool, order: int | None = None) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (rank, next(self._order), turn))
+        heapq.heappush(self._waiting, (rank, next(self._order) if order is None else order, turn, alone))
         self._hand_out()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # the turn came together with the cancellation: pass it on
-                self.release()
+                self.release(all_places=alone)
             else:
                 turn.cancel()
+                self._hand_out()
             raise
 
-    def release(self) -> None:
-        self._free += 1
+    def _promote(self, order: int) -> None:
+        self._waiting = [(-1 if one[1] == order else one[0], *one[1:]) for one in self._waiting]
+        heapq.heapify(self._waiting)
+        self._hand_out()
+
+    def release(self, *, all_places: bool = False) -> None:
+        self._free += self._size if all_places else 1
         self._hand_out()
 
     def _must_ask(self, rank: int) -> bool:
@@ -202,15 +227,17 @@ class Slots:
 
     def _hand_out(self) -> None:
         while self._free and self._waiting:
-            rank, _, turn = self._waiting[0]
+            rank, _, turn, alone = self._waiting[0]
             if turn.done():
                 heapq.heappop(self._waiting)
+            elif alone and self._free < self._size:
+                return
             elif self._must_ask(rank):
                 self._ask()
                 return
             else:
                 heapq.heappop(self._waiting)
-                self._free -= 1
+                self._free -= self._size if alone else 1
                 turn.set_result(None)
 
     def _ask(self) -> None:

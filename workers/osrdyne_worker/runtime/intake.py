@@ -128,6 +128,7 @@ class Intake:
             self._channel = await self._link.connection.channel()
         channel, failures = self._channel, list[BrokerError]()
         log.info("taking requests", queue=self._queue)
+        self._processor.intakes += 1
         try:
             async with asyncio.TaskGroup() as group:
 
@@ -152,6 +153,8 @@ class Intake:
                 await asyncio.gather(*(self._close_lane(channel, lane) for lane in lanes.open))
         except* BrokerError as errors:
             failures += _flat(errors)
+        finally:
+            self._processor.intakes -= 1
         if failures:
             self._lose()
             raise failures[0]

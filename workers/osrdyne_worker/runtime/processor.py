@@ -15,9 +15,9 @@ from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED
-from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS
-from osrdyne.protocol.messages import ROUTE_HEADER, Request, Response, header_text
+from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED, Event
+from osrdyne.protocol.fingerprints import ALONE_FIELD, MAX_NAMED_REQUESTS, SUSPECTS_FIELD, text_fingerprint
+from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Response, header_text
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
@@ -26,6 +26,7 @@ from osrdyne_worker.runtime.app import Context
 from osrdyne_worker.runtime.backlog import Backlog, Backlogs
 from osrdyne_worker.runtime.call import Call
 from osrdyne_worker.runtime.cancels import CancelMemory
+from osrdyne_worker.runtime.codec import shown_path
 from osrdyne_worker.runtime.decisions import Result, Settlement, first_look, result_of, time_left, time_to_work
 from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.runtime.ending import BeyondHelp
@@ -36,6 +37,15 @@ from osrdyne_worker.runtime.progress import ProgressSender
 from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.retries import Retries, class_of_delivery, counted
 from osrdyne_worker.runtime.settings import RuntimeSettings
+from osrdyne_worker.runtime.suspects import (
+    ALONE_TIMEOUT,
+    PATIENCE,
+    SUSPECT_RANK,
+    VERDICT_TIME,
+    PoisonTexts,
+    is_suspect,
+    refusal,
+)
 
 MAX_ROUTE = 200
 """Characters of a route's name in a report."""
@@ -59,6 +69,8 @@ class Processor:
         spawn: Callable[..., asyncio.Task[None]],
         give_up: Callable[[BeyondHelp], None],
         clock: Clock,
+        poison: PoisonTexts | None = None,
+        on_alone: Callable[[], None] = lambda: None,
     ) -> None:
         self.context = context
         self._dispatcher = dispatcher
@@ -75,7 +87,14 @@ class Processor:
         self._jobs: dict[int, InFlight] = {}
         self._lost_session: list[str] = []
         self._logged_reply_to = False
-        reporter.watch(self.running_requests)
+        reporter.watch(self.running_requests, self._suspicion)
+        self.poison = poison or PoisonTexts(clock)
+        self._on_alone = on_alone
+        self._alone: InFlight | None = None
+        self._text_alone = ""
+        self._died_alone: str | None = None
+        self.intakes = 0
+        """How many queues are consumed now."""
         self._cancels = CancelMemory(clock)
         self._loop = asyncio.get_running_loop()
         self._progress = ProgressSender(sender, spawn)
@@ -154,6 +173,17 @@ class Processor:
             if job.delivery.channel is channel:
                 self._interrupt(job, Interruption.LOST)
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a suspect runs, or is about to: nothing else is to be taken meanwhile."""
+        return self._alone is not None
+
+    def _suspicion(self) -> Mapping[str, object]:
+        """What reports say of suspects."""
+        count = sum(job.is_suspect for job in self._jobs.values())
+        text = self._died_alone or (self._text_alone if self._alone is not None else None)
+        return {**({SUSPECTS_FIELD: count} if count else {}), **({ALONE_FIELD: text} if text else {})}
+
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, answered or not, or ran when the session was lost."""
         running = [job.fingerprint for job in self._jobs.values() if job.in_handler]
@@ -230,6 +260,9 @@ class Processor:
         tried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
         was_cancelled = self._cancels.take(request.correlation_id, request.reply_to, tried_before=tried)
         early = first_look(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
+        job.is_suspect = is_suspect(request)
+        if early is None:
+            early = self._refusal(job)
         if early is None and left is not None:
             self._arm(job, left)
         return early
@@ -241,11 +274,63 @@ class Processor:
             address = header_text(job.request.reply_to or "", limit=MAX_ROUTE)
             log.warning("request dropped, it would be answered where no answer may go", reason=reason, reply_to=address)
 
+    def _refusal(self, job: InFlight) -> Result | None:
+        """What becomes of a request whose text is refused: one that was run before is kept for a person."""
+        seconds = self.poison.seconds_left(job.request)
+        if not seconds or (REPLAY_HEADER in job.request.headers and not job.is_suspect):
+            return None  # a person has sent it again
+        log.warning("a request is refused, its text has ended workers", path=shown_path(job.request.path))
+        return Settlement.POISON if job.is_suspect else refusal(job.request, seconds)
+
+    async def _run_last(self, job: InFlight) -> Result:
+        """Run a suspect when there is nothing else to do, with nothing else in this worker.
+
+        The broker knows that it is here before others may run: should the worker die now, the controller does not
+        take it for one that dies without a reason. It knows that it runs alone before it does. A death in between
+        leaves the request a suspect; RabbitMQ's delivery limit counts in any case.
+        """
+        await self._reporter.tell_running()
+        job.put_aside()
+        if job.request.delivery_count >= 2:
+            await self._clock.sleep(VERDICT_TIME)
+        await self._slots.acquire_all(SUSPECT_RANK, patience=PATIENCE)
+        try:
+            job.phase = Phase.RUNNING
+            self._alone, self._text_alone = job, ""
+            self._on_alone()
+            await self._until_alone(job)
+            early = self._refusal(job)
+            if early is not None:
+                return early
+            self._text_alone = text_fingerprint(job.request.path, job.request.body)
+            return await self._run_now(job)
+        finally:
+            job.in_handler = False
+            self._alone = None
+            self._slots.release(all_places=True)
+            self._on_alone()
+            self._reporter.report(Event.BUSY, in_flight=self._reporter.in_flight)  # it is not to blame for what follows
+
+    async def _until_alone(self, job: InFlight) -> None:
+        """Others that were put aside go back to their queues meanwhile, and nothing new comes."""
+        until = self._clock.monotonic() + ALONE_TIMEOUT
+        while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
+            await self._clock.sleep(0.01)
+
     async def _run_in_slot(self, job: InFlight) -> Result:
+        if job.is_suspect:
+            return await self._run_last(job)
         if not self._slots.try_acquire(job.rank):
             await self._slots.acquire(job.rank)
         job.has_slot = True
         job.begin()
+        try:
+            return await self._run_now(job)
+        finally:
+            job.in_handler = False
+            self._free_slot(job)
+
+    async def _run_now(self, job: InFlight) -> Result:
         try:
             job.phase = Phase.RUNNING
             job.in_handler = True
@@ -258,11 +343,10 @@ class Processor:
             return await self._dispatcher.run(job.call, group_id=job.group_id)
         except SessionLostError as error:
             self._lost_session.append(job.fingerprint)
+            if self._alone is job:
+                self._died_alone = self._text_alone
             self._give_up(BeyondHelp(error.message))
             return Settlement.REJECT
-        finally:
-            job.in_handler = False
-            self._free_slot(job)
 
     def _free_slot(self, job: InFlight) -> None:
         if job.has_slot:
@@ -363,6 +447,8 @@ class Processor:
                 await job.nack()
             case Settlement.REJECT:
                 await job.reject()
+            case Settlement.POISON:
+                await job.reject(requeue=False)
             case Settlement.DROP:
                 pass
 

@@ -51,7 +51,7 @@ class Retry:
 def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | None:
     """The further try of a request with this outcome; None: the outcome is the answer."""
     terms, code = read_terms(request.headers), response.told_code
-    if terms is None or code is None or response.status == Status.CANCELLED or not terms.covers(code):
+    if terms is None or code is None or response.status in {Status.CANCELLED, Status.POISON} or not terms.covers(code):
         return None
     attempts = read_attempts(request.headers) + 1
     if attempts >= terms.max_attempts or _is_forbidden(request.headers, code):

@@ -47,6 +47,7 @@ from osrdyne_worker.runtime.replies import ReplySender
 from osrdyne_worker.runtime.retries import Retries
 from osrdyne_worker.runtime.session_watch import SessionWatch
 from osrdyne_worker.runtime.settings import runtime_settings
+from osrdyne_worker.runtime.suspects import PoisonTexts
 from osrdyne_worker.runtime.watchdog import LoopWatchdog
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
@@ -142,6 +143,8 @@ class Worker:
             spawn=group.create_task,
             give_up=self.end,
             clock=self._clock,
+            poison=PoisonTexts(self._clock, self._environment.poison),
+            on_alone=self._update_queues,
         )
 
     # -- loading -----------------------------------------------------------------------------------------------------
@@ -238,6 +241,7 @@ class Worker:
 
     def _update_queues(self) -> None:
         taking = self._ready and not self._wanted.paused and self._ending is None
+        taking = taking and not self._processor.runs_alone
         self._queues.set(self._wanted.queues if taking else ())
 
     # -- control and reports -----------------------------------------------------------------------------------------
@@ -254,6 +258,8 @@ class Worker:
                 if isinstance(correlation_id, str) and isinstance(reply_to, str):
                     keep_for = parse_seconds(message.details.get("keep_for"))
                     self._processor.cancel(correlation_id, reply_to, keep_for=keep_for)
+            case Command.POISON:
+                self._processor.poison.add(message.details.get("texts"))
             case Command.DRAIN:
                 if message.generation >= self._wanted.generation:
                     self.end(Stop(None))

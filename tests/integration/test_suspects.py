@@ -1,0 +1,95 @@
+"""Requests that come back after the death of a worker: real workers, killed, on real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from worker_process import Stage, WorkerProcess, stage
+
+from osrdyne.config.models import BrokerSettings
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.control import Command
+from osrdyne.protocol.fingerprints import ALONE_FIELD, SUSPECTS_FIELD, text_fingerprint
+
+SLOW = {"seconds": 1.5}
+
+
+@pytest.fixture
+async def pool(broker_settings: BrokerSettings, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker_settings.uri.get_secret_value(), pool_id) as ready:
+        yield ready
+
+
+async def suspect(pool: Stage, *, concurrency: int = 1) -> str:
+    """A request whose first worker was killed while it ran."""
+    worker = await pool.start(runtime={"concurrency": concurrency})
+    request = await pool.caller.send("/sleep", SLOW)
+    await pool.until_reported(worker, Event.REQUEST_RECEIVED)
+    worker.signal(signal.SIGKILL)
+    await worker.wait()
+    return request
+
+
+async def until_alone(pool: Stage, worker: WorkerProcess) -> ActivityReport:
+    return await pool.until(worker, lambda report: ALONE_FIELD in report.details)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_suspect_runs_last_and_alone(pool: Stage, concurrency: int) -> None:
+    request = await suspect(pool, concurrency=concurrency)
+    others = [await pool.caller.send("/sleep", {"seconds": 0.1}) for _ in range(5)]
+    worker = await pool.start(runtime={"concurrency": concurrency})
+    told = await until_alone(pool, worker)
+    assert all(not pool.caller._answers[other].empty() for other in others), "they went first"
+    assert told.details[ALONE_FIELD] == text_fingerprint("/sleep", b'{"seconds": 1.5}')
+    late = await pool.caller.send()
+    assert await pool.ready_requests() == 1, "the worker takes nothing meanwhile"
+    assert (await pool.caller.answer(request)).status == "ok"
+    assert (await pool.caller.answer(late)).status == "ok"
+    await pool.until(worker, lambda report: report.event is Event.IDLE and SUSPECTS_FIELD not in report.details)
+
+
+async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(pool: Stage) -> None:
+    request = await suspect(pool)
+    other = await pool.caller.send("/sleep", SLOW)
+    second = await pool.start()
+    await pool.until(second, lambda report: report.details.get(SUSPECTS_FIELD) == 1)
+    second.signal(signal.SIGKILL)
+    await second.wait()
+    await pool.start()
+    answers = await asyncio.gather(*map(pool.caller.answer, (request, other)))
+    assert [answer.status for answer in answers] == ["ok", "ok"]
+
+
+async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool: Stage) -> None:
+    """Told by the environment at the start, or by a control message."""
+    texts = {text_fingerprint("/sleep", b'{"seconds": 1.5}'): 600.0}
+    channel = await pool.connection.channel()
+    await channel.declare_queue("refused-for-good", exclusive=True)
+    queue = pool.names.request_queue(pool.key)
+    await pool.channel.delete_queue(queue)
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "refused-for-good",
+    }
+    await pool.channel.declare_queue(queue, arguments=arguments)
+    await pool.channel.bind_queue(queue, pool.names.requests_exchange, pool.key)
+    request = await suspect(pool)
+    worker = await pool.start(variables={"WORKER_POISON": f'{{"{next(iter(texts))}": 600}}'})
+    dead = await (await channel.consume("refused-for-good")).get()
+    assert (dead.properties.correlation_id, dead.headers["x-first-death-reason"]) == (request, "rejected")
+    await dead.ack()
+    refused = await pool.caller.call("/sleep", SLOW)
+    assert (refused.status, refused.code) == ("poison", 422)
+    assert refused.retry_after is not None
+    assert (await pool.caller.call("/sleep", {"seconds": 0.1})).status == "ok"
+    await pool.send_control(Command.POISON, texts={text_fingerprint("/echo", b"deadly"): 600})
+    async with asyncio.timeout(60):
+        while (await pool.caller.call("/echo", b"deadly")).status != "poison":
+            await asyncio.sleep(0.05)
+    assert (await pool.caller.call("/echo", b"harmless")).status == "ok"
+    assert worker.process.returncode is None
