@@ -6,20 +6,24 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
+from osrdyne.amqp import connect as amqp_connect
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerError, LeadershipLostError
+from osrdyne.protocol.uri import with_user
 
 SOON = 120.0
 
@@ -186,6 +190,23 @@ class TestAcquire:
             await channel.publish(message, exchange="", routing_key=session.names.leader_queue)
             previous, own = await session.token.acquire()
             assert (previous, own.term) == (Token(0, ""), 1)
+
+    async def test_user_that_rabbitmq_knows_by_another_name_leads_without_naming_it(
+        self, settings: Settings, broker_settings: BrokerSettings
+    ) -> None:
+        """As with OAuth 2: the name in the URI is not that of the user. A message that named it would be refused."""
+        uri = with_user(settings.broker.effective_uri(), "another name", "secret")
+        named = settings.model_copy(update={"broker": broker_settings.model_copy(update={"uri": SecretStr(uri)})})
+
+        async def connect(options: ConnectionOptions) -> Connection:
+            return await amqp_connect(replace(options, uri=settings.broker.effective_uri()))
+
+        terms = []
+        for _ in range(2):
+            async with LeaderSession(named, clock=SystemClock(), connect=connect) as session:
+                assert session.token.user is None
+                terms.append((await session.token.acquire())[1].term)
+        assert terms == [1, 2]
 
     async def test_junk_in_the_leader_queue_of_a_leader_is_dropped(self, settings: Settings, channel: Channel) -> None:
         forged: list[None] = []
