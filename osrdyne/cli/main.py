@@ -9,19 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from osrdyne import __version__
-from osrdyne.cli import groups, poison, routes, splitter, token
-from osrdyne.cli.call import call
-from osrdyne.cli.check_config import check_config
-from osrdyne.cli.dev import dev
-from osrdyne.cli.doctor import doctor
-from osrdyne.cli.explain import explain
-from osrdyne.cli.run import run
-from osrdyne.cli.status import status
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -30,7 +24,6 @@ from osrdyne.errors import (
     OsrdyneError,
     PortTakenError,
 )
-from osrdyne.logs import configure_logging, mask_uri
 
 FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
 
@@ -51,43 +44,70 @@ _WORDS_OF_PYDANTIC = {
     ", unable to parse string as a number": "",
 }
 
-app = typer.Typer(
-    name="osrdyne",
-    help="Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+_COMMANDS = {
+    name: (f"osrdyne.cli.{module}", attribute)
+    for name, module, attribute in (
+        ("run", "run", "run"),
+        ("dev", "dev", "dev"),
+        ("call", "call", "call"),
+        ("check-config", "check_config", "check_config"),
+        ("doctor", "doctor", "doctor"),
+        ("status", "status", "status"),
+        ("groups", "groups", "app"),
+        ("poison", "poison", "app"),
+        ("routes", "routes", "app"),
+        ("splitter", "splitter", "app"),
+        ("token", "token", "app"),
+        ("explain", "explain", "explain"),
+    )
+}
+"""Module and attribute of each command. A module is imported when its command is used, or when help is asked for:
+each takes a part of a second, which a single command does not wait for."""
 
 
-@app.callback()
-def options(
+def _options(
+    context: typer.Context,
     _debug: Annotated[
         bool, typer.Option("--debug", help="Show a traceback when something unexpected happens.")
     ] = False,
 ) -> None:
     """Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker."""
-    configure_logging(level="warning")  # standard output is for the answer; `run` sets its own level
+    if context.invoked_subcommand != "version":  # which logs nothing
+        from osrdyne.logs import configure_logging
+
+        configure_logging(level="warning")  # standard output is for the answer; `run` sets its own level
 
 
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
 
 
-app.command()(run)
-app.command()(dev)
-app.command()(call)
-app.command("check-config")(check_config)
-app.command()(doctor)
-app.command()(status)
-app.add_typer(groups.app, name="groups")
-app.add_typer(poison.app, name="poison")
-app.add_typer(routes.app, name="routes")
-app.add_typer(splitter.app, name="splitter")
-app.add_typer(token.app, name="token")
-app.command()(explain)
+def command_line(chosen: str | None) -> typer.Typer:
+    """The command line with one of its commands, or with all of them where that is none."""
+    application = typer.Typer(
+        name="osrdyne",
+        help="Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    application.callback()(_options)
+    application.command()(version)
+    for name in [chosen] if chosen in _COMMANDS else [] if chosen == "version" else _COMMANDS:
+        module, attribute = _COMMANDS[name]
+        command = getattr(import_module(module), attribute)
+        if isinstance(command, typer.Typer):
+            application.add_typer(command, name=name)
+        else:
+            application.command(name)(command)
+    return application
+
+
+@cache
+def full_command_line() -> typer.Typer:
+    """The command line with all commands."""
+    return command_line(None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def execute(arguments: list[str], *, debug: bool) -> int:
     """Run one command and return its exit code; what went wrong is one sentence on standard error."""
     try:
-        code = app(arguments, prog_name="osrdyne", standalone_mode=False)
+        chosen = next((argument for argument in arguments if argument != "--debug"), None)
+        code = command_line(chosen)(arguments, prog_name="osrdyne", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has gone; Python would complain once more when it closes it.
@@ -118,6 +139,8 @@ def _report(error: BaseException) -> int:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, OsrdyneError):
+        from osrdyne.logs import mask_uri
+
         _say(mask_uri(str(error)))
         return WRONG_USE if isinstance(error, _TO_BE_CHANGED_BY_THE_USER) else FAILED
     if hasattr(error, "format_message"):  # what Typer raises for wrong usage; its class is not public

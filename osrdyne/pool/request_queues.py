@@ -197,7 +197,9 @@ class RequestQueuesLoop:
             case QueueStep.WAIT_FOR_STOP | QueueStep.WAIT_FOR_WORKERS:
                 return RECHECK_INTERVAL
         self._metrics.queue_commands.labels(command=step.value).inc()
-        self._log.info("request queue changed", key=key, step=step.value)
+        # A new key has one line at info, "worker started".
+        level = self._log.debug if step in {QueueStep.DECLARE, QueueStep.BIND} else self._log.info
+        level("request queue changed", key=key, step=step.value)
         return None
 
     async def _check(self, key: Key) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import structlog
 from typer.testing import CliRunner
 
 from osrdyne import __version__
-from osrdyne.cli.main import app, execute
+from osrdyne.cli.main import execute, full_command_line
 from osrdyne.errors import BrokerUnavailableError, OsrdyneError, PortTakenError
 from osrdyne.protocol.environment import WorkerEnvironment
+
+app = full_command_line()
 
 
 @pytest.fixture(autouse=True)
@@ -384,3 +388,20 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "me" in CliRunner().invoke(app, ["routes", "history"]).stdout
     CliRunner().invoke(app, ["routes", "rollback", "1", "--author", "you"])
     assert daemon.asked == [("/v1/routes/rollback", None, {"version": 1, "author": "you", "if_match": None})]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        (["version"], {"structlog", "httpx", "aiormq", "osrdyne.config.models"}),
+        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon", "fastapi", "osrdyne.cli.dev"}),
+    ],
+)
+def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:
+    """What a command does not use costs no time: `osrdyne version` answers at once."""
+    code = (
+        "import sys; from osrdyne.cli.main import execute; "
+        f"assert execute({arguments}, debug=False) == 0; print(sorted({unused} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from osrdyne.api.app import create_app
-from osrdyne.cli.main import app as command_line
+from osrdyne.cli.main import full_command_line
 from osrdyne.config.document import duration_text, size_text, update
 from osrdyne.config.loading import load_settings
 from osrdyne.config.schema import all_settings
@@ -54,7 +54,7 @@ def test_settings_page_is_what_the_models_say() -> None:
 
 
 def test_every_command_is_documented() -> None:
-    found = list(commands(typer.main.get_command(command_line), "osrdyne"))
+    found = list(commands(typer.main.get_command(full_command_line()), "osrdyne"))
     assert len(found) > 12
     assert [name for name in found if f"`{name}`" not in page("cli.md")] == []
 
