@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import SystemClock
 from osrdyne.aio.keyed import KeyedJobs
+from osrdyne.aio.offload import SMALL, off_loop
 from osrdyne.aio.supervise import TaskEndedError, start_endless
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.aio.watch import WatchCell
@@ -261,3 +264,29 @@ class TestKeyedJobs:
         with pytest.raises(ExceptionGroup, match="unhandled errors"):
             async with asyncio.TaskGroup() as group:
                 KeyedJobs(group, "jobs of").submit("a", fail)
+
+
+async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends() -> None:
+    states: list[bool] = []
+    first_may_end = threading.Event()
+
+    def first() -> None:
+        first_may_end.wait(60)
+        states.append(gc.isenabled())
+
+    def fails() -> None:
+        states.append(gc.isenabled())
+        raise ValueError
+
+    waiting = asyncio.create_task(off_loop(SMALL + 1, first))
+    with pytest.raises(ValueError):
+        await off_loop(SMALL + 1, fails)
+    assert not gc.isenabled()
+    first_may_end.set()
+    await waiting
+    assert (states, gc.isenabled()) == ([False, False], True)
+
+
+async def test_small_work_is_done_on_the_loop() -> None:
+    assert await off_loop(SMALL, threading.get_ident) == threading.get_ident()
+    assert await off_loop(SMALL + 1, threading.get_ident) != threading.get_ident()
