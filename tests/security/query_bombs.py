@@ -94,6 +94,16 @@ CONSTANTS = (
 )
 
 PLANS = (
+    Bomb(
+        "26 doubling sums",
+        _doubling(26, "select x + x as x from @", "select r_regionkey as x from region").replace("count(*)", "max(x)"),
+        "max_expression_nodes",
+    ),
+    Bomb(
+        "doubling lateral aliases",
+        "select r_regionkey as x0, " + ", ".join(f"x{n} + x{n} as x{n + 1}" for n in range(26)) + " from region",
+        "max_expression_nodes",
+    ),
     Bomb("range partitions", "select count(*) from range(0, 100, 1, 2147483647)", "max_partitions"),
     Bomb("range partitions by arithmetic", "select count(*) from range(0, 9, 1, 1000 * 1000)", "max_partitions"),
     Bomb("range partitions by name", "select count(*) from range(0, 9, 1, numPartitions => 9999999)", "max_partitions"),
@@ -115,7 +125,7 @@ PLANS = (
     Bomb(
         "26 doubling expressions",
         _doubling(26, "select x || x as x from @", "select 'x' as x").replace("count(*)", "max(length(x))"),
-        "max_constant_bytes",
+        "max_expression_nodes",
     ),
     Bomb("cube", _cube(22, "cube(@)"), "max_grouping_sets"),
     Bomb("with cube", _cube(22, "@ with cube"), "max_grouping_sets"),
@@ -158,14 +168,6 @@ PLANS = (
 )
 
 WORK = (
-    Bomb(
-        "26 doubling sums",
-        _doubling(26, "select x + x as x from @", "select r_regionkey as x from region").replace("count(*)", "max(x)"),
-    ),
-    Bomb(
-        "doubling lateral aliases",
-        "select r_regionkey as x0, " + ", ".join(f"x{n} + x{n} as x{n + 1}" for n in range(26)) + " from region",
-    ),
     Bomb("regular expression in a constant", "select repeat('a', 200) rlike '(.*)(.*)(.*)(.*)(.*)(.*)(.*)b' as v"),
     Bomb("regular expression", "select repeat(r_name, 40) rlike '(.*)(.*)(.*)(.*)(.*)(.*)(.*)@' as v from region"),
     Bomb("cross joins", "select count(*) from range(100000) a cross join range(100000) b where a.id * b.id % 7 = 9"),

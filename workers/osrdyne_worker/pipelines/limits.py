@@ -152,6 +152,8 @@ class _Value:
     constant: bool = False
     kind: str = ""
     """`time` or `interval`, for one of these."""
+    nodes: float = 1.0
+    """Nodes of the expression with those that it names in its place, where Spark's optimiser may put them."""
 
     @property
     def size(self) -> float:
@@ -176,6 +178,7 @@ def _either(values: list[_Value]) -> _Value:
         number=None if None in numbers else max(number for number in numbers if number is not None),
         text=values[0].text if len(values) == 1 else None,
         kind=values[0].kind if len({value.kind for value in values}) == 1 else "",
+        nodes=max(value.nodes for value in values),
         constant=all(value.constant for value in values),
     )
 
@@ -702,6 +705,7 @@ class _Estimate:
     def _checked(self, tree: list[Node], names: _Names, tables: _Tables) -> _Value:
         value = self._expression(tree, _ends(tree), 0, names, tables)
         _hold(self._limits, "max_constant_work", value.work, "steps to evaluate an expression")
+        _hold(self._limits, "max_expression_nodes", value.nodes, "nodes of an expression with those that it names")
         return value
 
     def _expression(self, tree: list[Node], ends: list[int], root: int, names: _Names, tables: _Tables) -> _Value:
@@ -717,6 +721,8 @@ class _Estimate:
                 [] if _kind(node) == "LambdaFunction" else [done.pop() for _ in range(node.get("num-children", 0))]
             )
             value = self._node(node, place, children, tree, ends, names, tables)
+            nodes = 1.0 + sum(child.nodes for _, child in children)
+            value = replace(value, nodes=max(nodes, value.nodes))
             if value.bytes > self._limits.max_constant_bytes:
                 _hold(self._limits, "max_constant_bytes", value.bytes, f"bytes of a value of {_function(node)}")
             done.append((place, value))

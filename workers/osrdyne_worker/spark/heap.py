@@ -19,7 +19,9 @@ log = get_logger(__name__)
 
 LIMIT = "spark.osrdyne.maxHeapUse"
 """Setting of the session: the share of the heap, after a garbage collection, from which on requests are cancelled."""
-DEFAULT_LIMIT = 0.85
+DEFAULT_LIMIT = 0.75
+"""G1 keeps a tenth of the heap in reserve and needs room for new objects: above four fifths it does little else than
+collect, and the query that fills the heap hardly gets on."""
 INTERVAL = 0.5
 COLLECT_SHARE = 0.1
 """The share of time, at most, that collections take which the watch asks for."""
