@@ -101,6 +101,7 @@ def test_request_that_has_ended_is_not_cancelled(watched: Watched) -> None:
     [
         ("Job aborted: Lost task 0.0: java.lang.OutOfMemoryError: Java heap space", "out_of_memory"),
         ("Traceback\n  File x\nMemoryError", "out_of_memory"),
+        ("org.apache.arrow.memory.OutOfMemoryException: Failure allocating buffer.", "out_of_memory"),
         ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", "python_worker_crashed"),
         ("Total size of results (1 GiB) is bigger than spark.driver.maxResultSize (128 MiB)", "answer_too_large"),
         ("[DIVIDE_BY_ZERO] Division by zero.", None),

@@ -39,7 +39,12 @@ _CAUSES = (
         ),
     ),
     (
-        ("java.lang.OutOfMemoryError", "SparkOutOfMemoryError", "UNABLE_TO_ACQUIRE_MEMORY"),
+        (
+            "java.lang.OutOfMemoryError",
+            "memory.OutOfMemoryException",
+            "SparkOutOfMemoryError",
+            "UNABLE_TO_ACQUIRE_MEMORY",
+        ),
         Exhaustion(
             "out_of_memory",
             "The request ran out of memory in Spark's Java process: let it use less data at once, or raise "
