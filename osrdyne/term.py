@@ -53,7 +53,7 @@ from osrdyne.pool.worker_groups import WorkerGroupsLoop
 from osrdyne.pool.worker_scaler import WorkerScaler
 from osrdyne.pool.worker_specs import choose_credentials, group_limits, scaling_rules, spec_factory
 from osrdyne.pool.workers import WorkerRegistry
-from osrdyne.processors import activity, cancels, dead_letters, orphans
+from osrdyne.processors import activity, cancels, dead_letters, window
 from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.forgeries import Forgeries
@@ -330,7 +330,7 @@ class Term:
             Processor(names.activity_queue, activity.PREFETCH, self._activity.run),
             Processor(names.dead_letter_queue, dead_letters.PREFETCH, self._dead_letters.run),
             Processor(names.cancel_queue, cancels.PREFETCH, self._cancels.run),
-            Processor(names.orphan_queue, orphans.PREFETCH, self._orphans.run),
+            Processor(names.orphan_queue, window.FIRST, self._orphans.run),
         ]
         return ControllerConsumers(processors, open_channel=self._session.channel)
 

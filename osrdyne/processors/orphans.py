@@ -29,7 +29,6 @@ from osrdyne.processors.edge import contained, to_dead_letters
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.forwarding import Doubt, Refusal, forwarded, hops_of, refuse_for, refuse_orphan
 from osrdyne.processors.replies import Replier
-from osrdyne.processors.window import PREFETCH as PREFETCH  # what its channel is opened with
 from osrdyne.processors.window import Window
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.messages import Request

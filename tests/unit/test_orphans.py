@@ -17,7 +17,6 @@ from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, PATIENCE
 from osrdyne.amqp.reply_retry import PUBLISH_ATTEMPTS
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
-from osrdyne.processors.window import PREFETCH
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
@@ -76,7 +75,7 @@ class TestForward:
         never = asyncio.Event()
 
         async def hang(command: Command) -> None:
-            if command.name == "look_up" and command.target == "pool-req-slow":
+            if command.name == "declare" and command.target == "pool-req-slow":
                 await never.wait()
 
         async with leading(clock) as stack:
@@ -122,7 +121,26 @@ class TestForward:
                 await stack.publish("slow", b"x")
             await clock.advance(60.0)
             taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
-            assert taken == 2 * PREFETCH
+            assert taken == 300
+
+    async def test_large_requests_are_bounded_from_the_first_one(
+        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Small ones before them change nothing: with the first large one fewer are taken."""
+        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 10_000)
+        never = asyncio.Event()
+
+        async def hang(command: Command) -> None:
+            if command == ("bind", "pool-req-slow", False):
+                await never.wait()
+
+        async with leading(clock) as stack:
+            stack.broker.hook = hang
+            for _ in range(100):
+                await stack.publish("slow", b"x" * 1000)
+            await clock.advance(60.0)
+            taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
+            assert taken == 10
 
     async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
         """LIFECYCLE 12 [nopin]: the idle timer must not fire before the bind."""
