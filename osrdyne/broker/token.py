@@ -29,6 +29,8 @@ T = TypeVar("T")
 Publish = Callable[[Message], Awaitable[None]]
 LastTerm = Callable[[], Awaitable[int | None]]
 """The term that was last announced outside of the leader queue; None when there was none."""
+TOKEN_INTERVAL = 15.0
+"""Seconds after which a daemon that waits for the token publishes one, in case there is none."""
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about messages in the leader queue that are no token."""
 Send = Callable[[Channel], Awaitable[Any]]
@@ -122,7 +124,7 @@ class TokenChannel:
         others acknowledged: there is never none (LIFECYCLE 1).
         """
         self._consumer = await self._channel.consume(self._names.leader_queue)
-        taken = [await self._consumer.get()]
+        taken = [await self._wait_for_token()]
         # The broker pushes every token to the active consumer: what is on its way has mostly arrived after this
         # question, and what is late is taken with the next renewal.
         await self._channel.declare_queue(self._names.leader_queue, passive=True)
@@ -140,6 +142,27 @@ class TokenChannel:
         self._held = taken
         await self._publish_first(own)
         return previous, own
+
+    async def _wait_for_token(self) -> Delivery:
+        """The first message of the leader queue that comes here.
+
+        A token may be gone although nobody leads: the queue was purged, or was deleted and made again a moment ago. So
+        another one is published now and then; a leader drops it.
+        """
+        assert self._consumer is not None
+        arrival = asyncio.ensure_future(self._consumer.get())
+        try:
+            while not arrival.done():
+                pause = asyncio.ensure_future(self._clock.sleep(TOKEN_INTERVAL))
+                try:
+                    await asyncio.wait({arrival, pause}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    pause.cancel()
+                if not arrival.done():
+                    await self._publish_token(Token(0, "").to_message(self.user))
+            return await arrival
+        finally:
+            arrival.cancel()
 
     def _believed(self, delivery: Delivery, limit: int) -> Token | None:
         """The token of a delivery; None for anything else. `limit`: a term that may have been reached by now."""

@@ -231,6 +231,19 @@ class TestAcquire:
                 assert own.term > max(announced, began)
                 await delete_leader_queue(session)
 
+    async def test_token_that_is_gone_is_replaced_by_those_who_wait(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The leader queue was purged while nobody led."""
+        monkeypatch.setattr("osrdyne.broker.token.TOKEN_INTERVAL", 0.5)
+        async with session_of(settings) as session:
+            purging = await session.control.channel()
+            consumer = await purging.consume(session.names.leader_queue)
+            await (await consumer.get()).ack()
+            await purging.cancel(consumer)
+            _, own = await asyncio.wait_for(session.token.acquire(), SOON)
+            assert own.term == 1
+
     async def test_token_that_was_refused_is_left_as_it_was(self, settings: Settings) -> None:
         def refuse(previous: Token) -> None:
             raise LeadershipLostError(f"not after {previous.term}")
