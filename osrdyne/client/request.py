@@ -12,7 +12,7 @@ from typing import TypedDict
 from osrdyne.amqp import Message
 from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import ACCEPT_HEADER, JSON_TYPE, NO_ACTIVATE_HEADER, PATH_HEADER
+from osrdyne.protocol.messages import ACCEPT_HEADER, JSON_TYPE, NO_ACTIVATE_HEADER, PATH_HEADER, encode_path
 from osrdyne.protocol.names import Key, parse_key
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
@@ -88,7 +88,7 @@ def build_request(
         raise ValueError(f"answer_slack must be a number of seconds, 0 or more, not {answer_slack!r}")
     all_headers: dict[str, object] = dict(headers or {})
     if path:
-        all_headers[PATH_HEADER] = path
+        all_headers[PATH_HEADER] = encode_path(path)
     if accept is not None:
         all_headers[ACCEPT_HEADER] = accept
     if no_activate:

@@ -19,6 +19,7 @@ from osrdyne.protocol.messages import (
     ROUTE_HEADER,
     SPLIT_HEADER,
     Request,
+    encode_path,
     without_credentials,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames
@@ -110,7 +111,7 @@ def passed_on(
     if perhaps_there:
         headers[DUPLICATE_HEADER] = True
     if passage.path != request.path:
-        headers[PATH_HEADER] = passage.path
+        headers[PATH_HEADER] = encode_path(passage.path)
     expiration = remaining_expiration(passage.deadline.at_ms, now_ms=now_ms - skew_ms)
     message = delivery.to_message(headers=headers, expiration=expiration)
     return message if passage.keeps_reply else replace(message, reply_to=None)

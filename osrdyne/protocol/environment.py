@@ -16,6 +16,8 @@ DEFAULT_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 URI_VARIABLE, URI_FILE_VARIABLE = "WORKER_AMQP_URI", "WORKER_AMQP_URI_FILE"
 STANDARD_INPUT = "-"
 """In place of a file: the worker reads the URI from its standard input, which is open to nothing else."""
+REFERENCE_POOL = "core"
+"""The pool of a worker without `WORKER_POOL`, as in the reference."""
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
 """Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
 
@@ -77,17 +79,17 @@ class WorkerEnvironment:
         Raises `ConfigurationError` naming the variable that is missing or wrong. Only the variables of the reference
         protocol are required; the others have the values that follow from the pool's name.
         """
-        pool = _require(variables, "WORKER_POOL")
+        pool = variables.get("WORKER_POOL") or REFERENCE_POOL
         names = PoolNames(pool)
         worker_id = _require(variables, "WORKER_ID")
-        if variables.get("WORKER_ID_USE_HOSTNAME"):
+        if variables.get("WORKER_ID_USE_HOSTNAME", "").strip().lower() not in {"", "0", "false"}:
             worker_id = os.uname().nodename
         return cls(
             worker_id=WorkerId(worker_id),
             key=_key(variables),
             pool=pool,
             amqp_uri=_amqp_uri(variables),
-            requests_queues=_queues(variables),
+            requests_queues=_queues(variables, pool),
             activity_exchange=variables.get("WORKER_ACTIVITY_EXCHANGE", names.activity_exchange),
             control_exchange=variables.get("WORKER_CONTROL_EXCHANGE", names.control_exchange),
             retry_exchange=variables.get("WORKER_RETRY_EXCHANGE") or None,
@@ -139,10 +141,11 @@ def _amqp_uri(variables: Mapping[str, str]) -> str:
     return uri
 
 
-def _queues(variables: Mapping[str, str]) -> tuple[QueueName, ...]:
+def _queues(variables: Mapping[str, str], pool: str) -> tuple[QueueName, ...]:
     text = variables.get("WORKER_REQUESTS_QUEUES")
     if not text:
-        return (QueueName(_require(variables, "WORKER_REQUESTS_QUEUE")),)
+        # The reference daemon passes no queue; its workers make the name of pool and key, which is not escaped.
+        return (QueueName(variables.get("WORKER_REQUESTS_QUEUE") or f"{pool}-req-{_key(variables)}"),)
     try:
         names = json.loads(text)
     except ValueError:

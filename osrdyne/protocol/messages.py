@@ -59,6 +59,11 @@ def header_text(text: str, *, limit: int = DETAIL_LIMIT) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def encode_path(path: str) -> bytearray:
+    """`x-rpc-path` on the wire: a byte array (AMQP type `x`), which the reference worker needs and ours reads."""
+    return bytearray(path, "utf-8", "surrogateescape")
+
+
 def without_credentials(headers: Mapping[str, object]) -> dict[str, object]:
     """The headers without `authorization`, however it is written."""
     return {name: value for name, value in headers.items() if name.lower() != AUTHORIZATION_HEADER}

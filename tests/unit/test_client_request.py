@@ -41,7 +41,7 @@ def test_one_way_request_without_timeout_has_neither_address_nor_deadline() -> N
 
 def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
     headers = build(headers={"x-deadline": 1, "x-rpc-path": "/other", "mine": "kept"}).message.headers
-    assert (headers["x-deadline"], headers["x-rpc-path"], headers["mine"]) == (1_700_000_010_250, "/p", "kept")
+    assert (headers["x-deadline"], headers["x-rpc-path"], headers["mine"]) == (1_700_000_010_250, b"/p", "kept")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])

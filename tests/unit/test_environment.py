@@ -68,7 +68,7 @@ def test_variables_of_the_reference_protocol_are_enough() -> None:
     assert (worker.retry_exchange, worker.max_message_bytes) == (None, 16 * 2**20)
 
 
-@pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_POOL", "WORKER_AMQP_URI", "WORKER_KEY"])
+@pytest.mark.parametrize("name", ["WORKER_ID", "WORKER_AMQP_URI", "WORKER_KEY"])
 def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} is missing.*osrdyne groups env"):
         WorkerEnvironment.from_variables(without(name))
@@ -117,6 +117,18 @@ def test_replica_takes_the_hosts_name_as_its_id(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "pod-7"}))
     variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": "true"}
     assert WorkerEnvironment.from_variables(variables).worker_id == "pod-7"
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "False"])
+def test_replica_keeps_its_own_id_when_the_variable_says_no(value: str) -> None:
+    variables = {**environment().to_variables(), "WORKER_ID_USE_HOSTNAME": value}
+    assert WorkerEnvironment.from_variables(variables).worker_id == environment().worker_id
+
+
+def test_worker_of_the_reference_daemon_has_the_references_defaults() -> None:
+    worker = WorkerEnvironment.from_variables({"WORKER_ID": "w", "WORKER_KEY": "a/b", "WORKER_AMQP_URI": "amqp://h"})
+    assert (worker.pool, worker.requests_queues) == ("core", ("core-req-a/b",))
+    assert worker.activity_exchange == "core-activity-xchg"
 
 
 def test_repr_shows_neither_the_uri_nor_the_configuration() -> None:

@@ -166,7 +166,7 @@ class TestAcceptance:
             [own] = broker.queues[stack.names.request_queue(A)].ready
             [other] = broker.queues[stack.names.request_queue(Key("b"), 4)].ready
             assert (own.message.reply_to, own.message.headers[PATH_HEADER]) == (REPLIES, "/sql")
-            assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, "/store")
+            assert (other.message.reply_to, other.message.headers[PATH_HEADER]) == (None, b"/store")
 
     async def test_copy_that_cannot_be_had_is_dropped_and_the_request_goes_on(
         self, clock: VirtualClock, broker: FakeBroker
