@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MI
 
 histories: setup ## Run random histories of requests and faults in memory, e.g. COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/unit/test_histories.py $(ARGS)
+
+fuzz-sql: setup ## Statements made from sqlglot's and Spark's tests against the plan check: make fuzz-sql COUNT=100000 SEED=1
+	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)
 
 bench: setup ## Run benchmarks against raw-library baselines; prints JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)

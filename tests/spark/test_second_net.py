@@ -22,7 +22,6 @@ HARMLESS = {
     "current_user_bare", "comment_goes_on", "comment_goes_on_windows",
     "column_identifier", "table_identifier", "leading_semicolon", "pipe",
     "nonsense",
-    "options_of_a_table",
     "comment_first", "scalar_function_as_table",
 }  # fmt: skip
 

@@ -128,6 +128,12 @@ def test_relation_as_a_stream_is_refused() -> None:
     assert refusal(plan.parsed) == "table_not_allowed"
 
 
+def test_relation_with_options_is_refused() -> None:
+    plan = Plan()
+    plan.nodes[plan.relation(["nation"])]["values"]["options"] = 1
+    assert refusal(plan.parsed) == "syntax_not_allowed"
+
+
 @pytest.mark.parametrize("field", ["plan", "windowDefinitions.0.1", "anything"])
 def test_relation_inside_an_expression_is_refused(field: str) -> None:
     plan = Plan()

@@ -23,8 +23,8 @@ _CATALYST = "org.apache.spark.sql.catalyst."
 _PLANS = """
     Aggregate AsOfJoin CTERelationDef CTERelationRef Deduplicate Distinct Except Expand Filter Generate GlobalLimit
     GlobalLimitAndOffset Intersect Join LateralJoin LimitAll LocalLimit LocalRelation Offset OneRowRelation Pivot
-    Project Range RepartitionByExpression ResolvedHint Sample Sort SubqueryAlias Union UnionLoop UnionLoopRef Unpivot
-    UnresolvedHint UnresolvedWith View Window WithCTE WithWindowDefinition WindowGroupLimit
+    NearestByJoin Project Range RepartitionByExpression ResolvedHint Sample Sort SubqueryAlias Union UnionLoop
+    UnionLoopRef Unpivot UnresolvedHint UnresolvedWith View Window WithCTE WithWindowDefinition WindowGroupLimit
 """
 _PLAN_NODES = frozenset(_PLANS.split())
 """Logical operators of a query. Not here: commands, writers, scripts, pipes, and whatever reads a source."""
@@ -32,7 +32,7 @@ _PLAN_NODES = frozenset(_PLANS.split())
 _UNRESOLVED = """
     GroupingAnalytics Star TempResolvedColumn UnresolvedAlias UnresolvedAttribute UnresolvedDeserializer
     UnresolvedExtractValue UnresolvedFunction UnresolvedGenerator UnresolvedHaving UnresolvedInlineTable
-    UnresolvedOrdinal UnresolvedRegex UnresolvedRelation UnresolvedStar UnresolvedStarExcept
+    UnresolvedOrdinal UnresolvedQualify UnresolvedRegex UnresolvedRelation UnresolvedStar UnresolvedStarExcept
     UnresolvedStarExceptOrReplace UnresolvedStarWithColumns UnresolvedSubqueryColumnAliases UnresolvedTVFAliases
     UnresolvedTableValuedFunction UnresolvedTranspose MultiAlias NamedRelation OrderByAll UnresolvedGroupByAll
     ResolvedInlineTable UnresolvedOrderByAll
@@ -195,6 +195,8 @@ def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -
         )
     if node["values"].get("isStreaming") is not False:
         raise _refused("table_not_allowed", "a view is not a stream")
+    if node["values"].get("options"):
+        raise _refused("syntax_not_allowed", "a view has no options; leave out WITH (...) behind its name")
 
 
 def _check_function(parts: object, allowed: Collection[str]) -> None:

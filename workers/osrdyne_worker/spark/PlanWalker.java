@@ -25,7 +25,7 @@ import org.apache.spark.unsafe.types.UTF8String;
  * Each object that is a node of a tree, a case class or of an unknown class becomes
  *   {"class", "parent": index in the list or -1, "field": path in the parent, "kind": "tree", "data" or "opaque",
  *    "ours": true for a view whose inside is left out,
- *    "values": {field: text, number, boolean, or a list of texts}, "nulls": [field, ...]}
+ *    "values": {field: text, number, boolean, a list of texts, or the size of a Java map}, "nulls": [field, ...]}
  * "nulls" has the fields that are null although their type holds expressions, plans or collections of them.
  * A node of a tree is listed once, at the first place where it was met.
  */
@@ -99,6 +99,12 @@ public final class PlanWalker {
                     first = false;
                 } else {
                     collect(element, name, below);
+                    if (element instanceof Map && !((Map) element).isEmpty()) {  // the options of a relation
+                        out.append(first ? "" : ",");
+                        quote(name);
+                        out.append(":").append(((Map) element).size());
+                        first = false;
+                    }
                 }
             }
         }
