@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql test-pyspark
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,11 @@ chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MI
 
 histories: setup ## Run random histories of requests and faults in memory, e.g. COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/unit/test_histories.py $(ARGS)
+
+test-pyspark: setup ## The attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
+	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }
+	$(BIN)/pip install --quiet --upgrade --target build/pyspark-$(PYSPARK) pyspark==$(PYSPARK)
+	PYTHONPATH=build/pyspark-$(PYSPARK):tests/plugins $(BIN)/pytest -p no_skips tests/security/test_sql_escape.py tests/security/test_sql_fuzz.py $(ARGS)
 
 fuzz-sql: setup ## Statements made from sqlglot's and Spark's tests against the plan check: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)
