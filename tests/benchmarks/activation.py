@@ -30,6 +30,7 @@ PRECAUTION = "bench-precaution"
 ROUNDS = 11
 ONE_BY_ONE = 20
 BURST = 200
+MANY = 100
 BURST_ROUNDS = 7
 WARM_UP = 5
 PATIENCE = 120.0
@@ -43,10 +44,12 @@ async def run(broker: EmbeddedBroker) -> list[Figure]:
     single = [await _round(broker, lambda keys: keys.one_by_one(ONE_BY_ONE)) for _ in range(ROUNDS)]
     bare, careful = zip(*single, strict=True)
     bursts = [await _round(broker, lambda keys: keys.at_once(BURST)) for _ in range(BURST_ROUNDS)]
+    many = [await _round(broker, lambda keys: keys.median_of(MANY)) for _ in range(BURST_ROUNDS)]
     return [
         figure("activation of a new key", "ms", bare, Goal(1.5)),
         figure("activation, careful floor", "ms", careful, Goal(1.25)),
         figure("200 new keys at once", "keys/s", bursts, Goal(0.7, at_least=True)),
+        figure("100 new keys at once, median key", "ms", many, Goal(1.25)),
     ]
 
 
@@ -109,6 +112,24 @@ class _Keys:
         ours = await self._ours([self._new_key() for _ in range(count)])
         await self._clear()
         return Round(count / floor, count / ours)
+
+    async def median_of(self, count: int) -> Round:
+        """Milliseconds until the median key of so many at once is active."""
+        floor = await asyncio.gather(*[self._timed_floor(self._new_key(), time.perf_counter()) for _ in range(count)])
+        await self._clear()
+        keys = [self._new_key() for _ in range(count)]
+        active = [self._activations.expect(key) for key in keys]
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE):
+            for key in keys:
+                group.create_task(self._request(key))
+            ours = [at - began for at in await asyncio.gather(*active)]
+        await self._clear()
+        return Round(median(floor) * 1000, median(ours) * 1000)
+
+    async def _timed_floor(self, key: Key, began: float) -> float:
+        await self._declare_bind_publish(key, careful=False)
+        return time.perf_counter() - began
 
     def _new_key(self) -> Key:
         self._made.append(Key(f"infra={next(self._numbers)}"))
