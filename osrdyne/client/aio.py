@@ -73,6 +73,7 @@ class AsyncClient:
         pool: str = "osrdyne",
         *,
         name: str = "osrdyne-client",
+        user_id: str | None = None,
         tls: ssl.SSLContext | None = None,
         default_timeout: float = DEFAULT_TIMEOUT,
         answer_slack: float = ANSWER_SLACK,
@@ -83,6 +84,7 @@ class AsyncClient:
             raise ConfigurationError(f"{pool!r} is no pool id: use 1 to 32 characters out of a-z, 0-9 and _.")
         self._names = PoolNames(pool)
         self._options = ConnectionOptions(uri, name=name, tls=tls)
+        self._user_id = user_id
         self._default_timeout = default_timeout
         self._answer_slack = answer_slack
         self._reconnect = reconnect
@@ -234,6 +236,7 @@ class AsyncClient:
             answer_slack=self._answer_slack if slack is None else slack,
             now=self._clock.time(),
             app_id=self._options.name,
+            user_id=self._user_id,
             reply_to=None if one_way else DIRECT_REPLY_TO,
             has_deadline=timeout is not None or not one_way,
             headers=options.get("headers"),

@@ -67,6 +67,7 @@ def build_request(
     timeout: float,
     now: float,
     app_id: str,
+    user_id: str | None = None,
     answer_slack: float = 0.0,
     reply_to: str | None = DIRECT_REPLY_TO,
     has_deadline: bool = True,
@@ -110,6 +111,7 @@ def build_request(
         expiration=expiration,
         timestamp=datetime.fromtimestamp(seconds, tz=UTC),
         app_id=app_id,
+        user_id=user_id,
     )
     return OutgoingRequest(parse_key(key), path, correlation_id, timeout, answer_slack, message)
 

@@ -29,7 +29,6 @@ cd /etc/systemd/system
 program='ExecStart=/opt/osrdyne/bin/python -m osrdyne.testing.conformance_worker'
 sed "s|^ExecStart=.*|$program|" osrdyne-worker@.service > osrdyne-worker-conformance@.service
 sed 's|^ExecStart=.*|ExecStart=/bin/sleep infinity|' osrdyne-worker@.service > osrdyne-worker-other-people@.service
-usermod -aG systemd-journal osrdyne
 useradd -m -u 1500 -G systemd-journal somebody
 install -d -o somebody /home/somebody/.config/systemd/user
 sed "s|^ExecStart=.*|$program|" /src/deploy/systemd/user/osrdyne-worker@.service \
@@ -57,6 +56,8 @@ def run_inside(machine: SystemdContainer, file: str, *options: str, user: str, m
         "HOME=/tmp", "XDG_RUNTIME_DIR=/run/user/1500", f"OSRDYNE_BACKEND_AWAY={BACKEND_AWAY}",
     ]  # fmt: skip
     owner = "osrdyne" if user == "osrdyne" else "root"
+    if user == "osrdyne":  # the daemon's user, which systemd makes only while the daemon's unit runs
+        machine.run("bash", "-c", "id -u osrdyne || useradd --system -G systemd-journal osrdyne")
     machine.run("bash", "-c", f"rm -rf /run/osrdyne && install -d -m 700 -o {owner} /run/osrdyne")
     done = machine.attempt(
         "env", "-C", SOURCE, *environment, "/opt/osrdyne/bin/pytest", "-p", "no:cacheprovider", "-q", "--tb=short",
@@ -120,6 +121,20 @@ class Pool:
     def osrdyne(self, *arguments: str) -> str:
         return self.machine.run("/opt/osrdyne/bin/osrdyne", *arguments, "--config", CONFIG)
 
+    def assert_credentials_are_out_of_reach(self, instance: str, pid: str) -> None:
+        """Worker and JVM have a user of their own, and neither file nor environment with the broker's password."""
+        run = self.machine.run
+        group = run("systemctl", "show", "-P", "ControlGroup", f"osrdyne-worker@{instance}.service").strip()
+        listed = run("bash", "-c", f"cat /sys/fs/cgroup{{,/systemd}}'{group}/cgroup.procs' 2>/dev/null || true").split()
+        assert pid in listed and len(listed) > 1, "a worker and Spark's JVM"
+        owners = {run("stat", "-c", "%u", f"/proc/{one}").strip() for one in listed}
+        daemon = run("systemctl", "show", "-P", "MainPID", "osrdyne.service").strip()
+        assert owners.isdisjoint({"0", run("stat", "-c", "%u", f"/proc/{daemon}").strip()})
+        assert all("amqp://" not in run("cat", f"/proc/{one}/environ") for one in listed)
+        assert run("readlink", f"/proc/{pid}/fd/0").strip() == "/dev/null"
+        assert run("bash", "-c", "ls /run/osrdyne").split() == [f"{instance}.env"]
+        assert run("stat", "-c", "%u", f"/var/lib/private/osrdyne-worker/{instance}").strip() in owners
+
     def workers(self) -> dict[str, str]:
         """The worker units that are up, and their main processes."""
         shown = self.machine.run("systemctl", "show", "--property=Id,MainPID,ActiveState", "osrdyne-worker@*.service")
@@ -140,7 +155,11 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
         port = server.getsockname()[1]
     settings = {
         "pool": {"id": pool_id},
-        "broker": {"uri_file": "/etc/osrdyne/uri", "management_uri": broker.management_uri},
+        "broker": {
+            "uri_file": "/run/credentials/osrdyne.service/uri",
+            "management_uri": broker.management_uri,
+            "scoped_credentials": True,
+        },
         "driver": {"name": "systemd", "options": {"environment": {"SPARK_LOCAL_IP": "127.0.0.1"}}},
         "worker": {
             "spark_master": "local[2]",
@@ -155,13 +174,13 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
         "lifecycle": {"settle_delay": "1s", "stop_delay": "1s"},
         "api": {"port": port},
     }  # fmt: skip
-    machine.write(CONFIG, yaml.safe_dump(settings), mode="640", owner="osrdyne")
-    machine.write("/etc/osrdyne/uri", broker.amqp_uri, mode="400", owner="osrdyne")
+    machine.write(CONFIG, yaml.safe_dump(settings))
+    machine.write("/etc/osrdyne/uri", broker.amqp_uri, mode="400")
     table = "pyarrow.table({'n': range(101)})"
     write = f"import pyarrow, pyarrow.parquet as p; p.write_table({table}, '/srv/osrdyne/data/2026-11-20.parquet')"
     machine.run("install", "-d", "/srv/osrdyne/data")
     machine.run("/opt/osrdyne/bin/python", "-c", write)
-    machine.run("bash", "-c", "rm -rf /run/osrdyne")
+    machine.run("bash", "-c", "rm -rf /run/osrdyne; ! id -u osrdyne || userdel osrdyne")  # the unit makes its user
     machine.run("systemctl", "start", "osrdyne.service")
     pool = Pool(machine, f"http://127.0.0.1:{port}")
     until(pool.is_led, "the daemon leads")
@@ -174,6 +193,8 @@ def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
     assert pool.ask() == [[5050]]
     [(unit, pid)] = pool.workers().items()
     assert "demo:2Fday:3D2026:2D11:2D20" in unit
+    instance = unit.removeprefix("osrdyne-worker@").removesuffix(".service")
+    pool.assert_credentials_are_out_of_reach(instance, pid)
 
     pool.machine.run("systemctl", "restart", "osrdyne.service")
     assert pool.ask() == [[5050]]

@@ -235,7 +235,7 @@ class PlayedKubelet:
 
     async def _existing_secret(self, played: Played) -> Secret | None:
         """A kubelet tries again until the Secret is there; None when the pod is to end before that."""
-        name = next(volume.secret.secretName for volume in played.pod.spec.volumes if volume.secret)
+        name = secret_of(played.pod)
         while played.grace is None:
             try:
                 return await self._client.get(Secret, name)
@@ -262,11 +262,8 @@ class PlayedKubelet:
 
 def _report(pod: Pod, secret: Secret, config: dict[str, Any]) -> dict[str, Any]:
     """What the worker of the suite says about itself, had it been started with what the pod holds."""
-    variables = variables_of(pod)
+    variables = variables_of(pod, secret)
     container = pod.spec.containers[0]
-    volume = next(volume.name for volume in pod.spec.volumes if volume.secret)
-    mount = next(mount for mount in container.volumeMounts if mount.name == volume)
-    files = {f"{mount.mountPath}/{name}": b64decode(value) for name, value in secret.data.items()}
     key = variables.get("WORKER_KEY")
     if key is None:
         escaped = variables["WORKER_KEY_ESCAPED"].encode()
@@ -276,18 +273,27 @@ def _report(pod: Pod, secret: Secret, config: dict[str, Any]) -> dict[str, Any]:
         "key": key,
         "pool": variables["WORKER_POOL"],
         "queue": variables["WORKER_REQUESTS_QUEUE"],
-        "uri_sha256": hashlib.sha256(files[variables["WORKER_AMQP_URI_FILE"]]).hexdigest(),
+        "uri_sha256": hashlib.sha256(variables["WORKER_AMQP_URI"].encode()).hexdigest(),
         "config": config,
         "arguments": [expand(part, variables) for part in container.command],
         "variables": variables,
     }
 
 
-def variables_of(pod: Pod) -> dict[str, str]:
-    """The environment of the pod's container, as a kubelet makes it."""
+def secret_of(pod: Pod) -> str:
+    """The name of the Secret that a variable of the pod's container refers to."""
+    sources = (item.valueFrom for item in pod.spec.containers[0].env)
+    return next(str(source.secretKeyRef.name) for source in sources if source is not None and source.secretKeyRef)
+
+
+def variables_of(pod: Pod, secret: Secret | None = None) -> dict[str, str]:
+    """The environment of the pod's container, as a kubelet makes it; without the Secret, what is known before."""
     variables: dict[str, str] = {}
     for item in pod.spec.containers[0].env:
-        if item.valueFrom is not None:
+        if item.valueFrom is not None and item.valueFrom.secretKeyRef is not None:
+            if secret is not None:
+                variables[item.name] = b64decode(secret.data[item.valueFrom.secretKeyRef.key]).decode()
+        elif item.valueFrom is not None:
             assert item.valueFrom.fieldRef.fieldPath == "metadata.name"
             variables[item.name] = pod.metadata.name
         else:

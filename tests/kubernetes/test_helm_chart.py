@@ -15,13 +15,14 @@ from kubernetes_validate.utils import all_versions
 from lightkube import codecs
 from lightkube.models.authentication_v1 import TokenRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import ServiceAccountToken
+from lightkube.resources.core_v1 import ServiceAccount, ServiceAccountToken
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.kubernetes import KubernetesDriver
 from osrdyne.drivers.kubernetes.check import RIGHTS, SCALING_RIGHTS, Right
+from osrdyne.drivers.kubernetes.names import PoolLabels
 from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.drivers.registry import create_driver
 from osrdyne.errors import DriverUnavailableError, StartFailedError
@@ -49,14 +50,14 @@ def rendered(namespace="default", **values):
     return CHART.render(release="blue", namespace=namespace, **values)
 
 
-def the(kind, objects):
-    [found] = [item for item in objects if item["kind"] == kind]
+def the(kind, objects, name=None):
+    [found] = [item for item in objects if item["kind"] == kind and name in {None, item["metadata"]["name"]}]
     return found
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
 def test_api_server_accepts_every_object(admin, namespace, values):
-    for item in rendered(namespace, **values):
+    for item in rendered(namespace, **values, workerNamespace={"name": namespace}):
         if item["kind"] != "PodMonitor":  # of the Prometheus operator, which is not there
             applied = admin.apply(codecs.from_dict(item), field_manager="chart-test", dry_run=True)
             assert applied.metadata.name
@@ -77,7 +78,13 @@ def test_values_pass_their_own_schema(values):
 
 @pytest.mark.parametrize(
     "values",
-    [{"replica": 2}, {"config": {"driver": {"name": "docker"}}}, {"rbac": {"KEDA": True}}, {"brokerSecret": ""}],
+    [
+        {"replica": 2},
+        {"config": {"driver": {"name": "docker"}}},
+        {"rbac": {"KEDA": True}},
+        {"brokerSecret": ""},
+        {"config": {"driver": {"options": {"namespace": "here"}}}},
+    ],
     ids=str,
 )
 def test_value_that_means_nothing_is_refused(values):
@@ -134,8 +141,8 @@ def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
 
 
 def test_nobody_reaches_the_api_unless_named():
-    assert the("NetworkPolicy", rendered())["spec"]["ingress"] == []
-    [rule] = the("NetworkPolicy", rendered(**EVERYTHING))["spec"]["ingress"]
+    assert the("NetworkPolicy", rendered(), "blue")["spec"]["ingress"] == []
+    [rule] = the("NetworkPolicy", rendered(**EVERYTHING), "blue")["spec"]["ingress"]
     assert rule["ports"] == [{"port": 4242, "protocol": "TCP"}]
 
 
@@ -152,26 +159,55 @@ def test_role_grants_what_the_driver_uses_and_no_more(mode):
     assert granted == {*RIGHTS, *SCALING_RIGHTS[mode]}
 
 
-def test_role_is_where_workers_live():
-    objects = rendered("daemons", workerNamespace="workers")
-    assert the("Role", objects)["metadata"]["namespace"] == "workers"
+def test_workers_live_in_a_namespace_of_their_own_and_the_daemon_has_rights_there_only():
+    objects = rendered("daemons")
+    assert the("Namespace", objects)["metadata"]["name"] == "blue-workers"
+    assert the("Role", objects)["metadata"]["namespace"] == "blue-workers"
+    assert the("RoleBinding", objects)["metadata"]["namespace"] == "blue-workers"
     assert the("RoleBinding", objects)["subjects"][0]["namespace"] == "daemons"
+    [container] = the("Deployment", objects)["spec"]["template"]["spec"]["containers"]
+    assert {"name": "OSRDYNE__DRIVER__OPTIONS__NAMESPACE", "value": "blue-workers"} in container["env"]
+    assert not [item for item in objects if item["kind"].startswith("Cluster")]
+
+
+def test_namespace_of_the_workers_may_be_named_and_made_elsewhere():
+    objects = rendered("daemons", workerNamespace={"name": "spark", "create": False})
+    assert the("Role", objects)["metadata"]["namespace"] == "spark"
+    assert not [item for item in objects if item["kind"] == "Namespace"]
+
+
+def test_workers_reach_the_broker_and_names_and_nothing_else():
+    policy = the("NetworkPolicy", rendered("daemons"), "blue-workers")
+    assert policy["metadata"]["namespace"] == "blue-workers"
+    labels = PoolLabels("s", "p").labels(make_spec())
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["spec"]["ingress"] == []
+    reached = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert reached == {53, 5671, 5672}
+    assert all(rule["to"] and not any("ipBlock" in peer for peer in rule["to"]) for rule in policy["spec"]["egress"])
+    store = {"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}]}
+    more = the("NetworkPolicy", rendered(workerNetworkPolicy={"egress": [store]}), "blue-workers")
+    assert more["spec"]["egress"][-1] == store
 
 
 class Account:
-    """A service account with the chart's rights, in the namespace of the tests."""
+    """A service account of a release in the namespace `default`, whose workers live in the namespace of the tests."""
 
     def __init__(self, admin, namespace):
         self.admin = admin
         self.namespace = namespace
         self.release = f"r{secrets.token_hex(4)}"
-        self.objects = CHART.render(release=self.release, namespace=namespace, rbac={"hpa": True})
+        workers = {"name": namespace, "create": False}
+        self.objects = CHART.render(
+            release=self.release, namespace="default", rbac={"hpa": True}, workerNamespace=workers
+        )
         for kind in ("ServiceAccount", "Role", "RoleBinding"):
             admin.apply(codecs.from_dict(the(kind, self.objects)), field_manager="chart-test")
 
     def token(self):
         request = ServiceAccountToken(metadata=ObjectMeta(), spec=TokenRequestSpec(audiences=[]))
-        return self.admin.create(request, self.release, namespace=self.namespace).status.token
+        return self.admin.create(request, self.release, namespace="default").status.token
 
     def without(self, right):
         """Take one right away."""
@@ -189,7 +225,9 @@ class Account:
 
 @pytest.fixture
 def account(admin, namespace):
-    return Account(admin, namespace)
+    account = Account(admin, namespace)
+    yield account
+    admin.delete(ServiceAccount, account.release, namespace="default")
 
 
 @pytest.fixture
@@ -210,6 +248,16 @@ async def test_rights_of_the_chart_are_enough_for_a_whole_life(harness, mode):
         break
     assert [instance.instance_id for instance in await driver.list_instances()] == [started.instance_id]
     await clean_up(driver)
+
+
+async def test_rights_of_the_chart_do_not_reach_the_namespace_of_the_release(harness):
+    """Who may create a Deployment can mount every Secret of its namespace."""
+    driver = harness.make(namespace="default")
+    [finding] = [finding for finding in await driver.check() if not finding.ok]
+    assert all(str(right) in finding.message for right in RIGHTS)
+    with pytest.raises(StartFailedError):
+        await driver.start(make_spec())
+    await driver.close()
 
 
 @pytest.mark.parametrize("right", RIGHTS, ids=str)

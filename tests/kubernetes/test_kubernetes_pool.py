@@ -10,14 +10,13 @@ import asyncio
 import os
 import subprocess
 import sys
-from base64 import b64decode
 from pathlib import Path
 
 import pytest
 from harness import SCHEDULER
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Secret
-from played_kubelet import expand, variables_of
+from played_kubelet import expand, secret_of, variables_of
 
 from osrdyne.drivers.kubernetes.names import PoolLabels
 from osrdyne.drivers.registry import stack_of
@@ -76,12 +75,8 @@ class Node:
     async def _run(self, pod):
         home = self._directory / pod.metadata.name
         home.mkdir()
-        volume = next(volume for volume in pod.spec.volumes if volume.secret)
-        secret = await until(lambda: self._secret(volume.secret.secretName), "the pod's Secret is there")
-        for name, content in secret.data.items():
-            (home / name).write_bytes(b64decode(content))
-        told = variables_of(pod)
-        told["WORKER_AMQP_URI_FILE"] = str(home / Path(told["WORKER_AMQP_URI_FILE"]).name)
+        secret = await until(lambda: self._secret(secret_of(pod)), "the pod's Secret is there")
+        told = variables_of(pod, secret)
         told["WORKER_READY_FILE"] = str(home / "ready")
         program, *arguments = (expand(part, told) for part in pod.spec.containers[0].command)
         with (home / "log").open("wb") as log:

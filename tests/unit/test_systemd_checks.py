@@ -12,6 +12,7 @@ from osrdyne.drivers.systemd.checks import judge_unit, seconds
 FINE = {
     "LoadState": "loaded",
     "EnvironmentFiles": "/run/osrdyne/x.env (ignore_errors=no)",
+    "StandardInput": "file",
     "Restart": "no",
     "TimeoutStopUSec": "5min",
 }
@@ -31,6 +32,7 @@ def test_unit_as_it_is_shipped_is_fine(grace):
     [
         pytest.param({"LoadState": "not-found"}, "w@.service is not-found.", "deploy/systemd", id="missing"),
         pytest.param({"EnvironmentFiles": ""}, "reads no file", "EnvironmentFile=/run/osrdyne/%i.env", id="files"),
+        pytest.param({"StandardInput": "null"}, "standard input", "StandardInput=file:/run/osrdyne/%i.uri", id="input"),
         pytest.param({"Restart": "always"}, "restarts by itself", "Restart=no", id="restart"),
         pytest.param({"TimeoutStopUSec": "59s"}, "worker.stop_grace is 60 s", "TimeoutStopSec=60 or more", id="grace"),
     ],

@@ -10,6 +10,7 @@ from osrdyne.drivers.systemd.records import EnvironmentFiles, Record
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId
 
+URI = "amqp://worker:secret@broker/"
 RECORD = Record(Key('a\n"漢\0'), 2, WorkerId("w1"), "hash", "3.14", 1234.5)
 
 
@@ -19,32 +20,47 @@ def files(tmp_path):
 
 
 def test_record_is_found_again(files):
-    assert files.create("blue-0-a", RECORD, 'A="1"\n')
+    assert files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
     assert EnvironmentFiles(files.path, "blue-").records() == {"blue-0-a": RECORD}
 
 
 def test_file_is_readable_by_its_owner_only(files):
-    files.create("blue-0-a", RECORD, 'A="1"\n')
+    files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
     assert stat.S_IMODE((files.path / "blue-0-a.env").stat().st_mode) == 0o600
     assert stat.S_IMODE(files.path.stat().st_mode) == 0o700
 
 
 def test_record_is_one_comment_line_before_the_variables(files):
-    files.create("blue-0-a", RECORD, 'A="1"\n')
+    files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
     first, rest = (files.path / "blue-0-a.env").read_text().split("\n", 1)
     assert first.startswith("# {") and first.isascii()
     assert rest == 'A="1"\n'
 
 
 def test_second_creation_is_refused_and_changes_nothing(files):
-    files.create("blue-0-a", RECORD, "")
-    assert not files.create("blue-0-a", Record(Key("b"), 0, WorkerId("w2"), "", "", 0.0), "")
+    files.create("blue-0-a", RECORD, "", uri=URI)
+    assert not files.create("blue-0-a", Record(Key("b"), 0, WorkerId("w2"), "", "", 0.0), "", uri=URI)
     assert files.read("blue-0-a") == RECORD
-    assert [file.name for file in files.path.iterdir()] == ["blue-0-a.env"]
+    assert sorted(file.name for file in files.path.iterdir()) == ["blue-0-a.env", "blue-0-a.uri"]
+
+
+def test_uri_is_in_a_private_file_until_the_worker_has_started(files):
+    files.create("blue-0-a", RECORD, 'A="1"\n', uri=URI)
+    file = files.path / "blue-0-a.uri"
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (URI, 0o600)
+    assert "secret" not in (files.path / "blue-0-a.env").read_text()
+    files.mark_started("blue-0-a", RECORD)
+    assert [path.name for path in files.path.iterdir()] == ["blue-0-a.env"]
+
+
+def test_freed_slot_leaves_no_file(files):
+    files.create("blue-0-a", RECORD, "", uri=URI)
+    files.remove("blue-0-a", RECORD.worker_id)
+    assert list(files.path.iterdir()) == []
 
 
 def test_started_worker_is_marked_and_keeps_its_variables(files):
-    files.create("blue-0-a", RECORD, 'A="1\r2\r\n漢"\n')
+    files.create("blue-0-a", RECORD, 'A="1\r2\r\n漢"\n', uri=URI)
     files.mark_started("blue-0-a", RECORD)
     record = files.read("blue-0-a")
     assert record is not None and record.started
@@ -52,7 +68,7 @@ def test_started_worker_is_marked_and_keeps_its_variables(files):
 
 
 def test_slot_of_another_worker_is_not_freed(files):
-    files.create("blue-0-a", RECORD, "")
+    files.create("blue-0-a", RECORD, "", uri=URI)
     files.remove("blue-0-a", WorkerId("w2"))
     assert files.read("blue-0-a") == RECORD
     files.remove("blue-0-a", WorkerId("w1"))
@@ -60,7 +76,7 @@ def test_slot_of_another_worker_is_not_freed(files):
 
 
 def test_files_of_other_pools_and_people_are_ignored(files):
-    files.create("green-0-a", RECORD, "")
+    files.create("green-0-a", RECORD, "", uri=URI)
     (files.path / "blue-notes.env").write_text("A=1\n")
     assert files.records() == {}
 

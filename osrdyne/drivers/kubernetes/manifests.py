@@ -21,14 +21,13 @@ from osrdyne.drivers.kubernetes.names import (
     key_annotations,
 )
 from osrdyne.drivers.kubernetes.options import KubernetesOptions
-from osrdyne.protocol.environment import READY_FILE_VARIABLE
+from osrdyne.protocol.environment import READY_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import encode_key, replica_id
 
 Manifest: TypeAlias = dict[str, Any]
 
 CONTAINER = "worker"
-URI_FILE = "amqp-uri"
-_SECRET_DIRECTORY = "/run/osrdyne"
+URI_KEY = "amqp-uri"
 _READY_FILE = "/tmp/osrdyne-ready"
 _READY_EXISTS = ["test", "-e", _READY_FILE]
 _DEFAULT_GRACE = 30.0
@@ -73,14 +72,14 @@ class Manifests:
         }
 
     def secret(self, spec: WorkerSpec, *, owner: str) -> Manifest:
-        """The broker URI, mounted as a file."""
+        """The broker URI, to which a variable of the pods refers."""
         uri = base64.b64encode(spec.environment.amqp_uri.encode()).decode()
         return {
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": self._owned(spec, owner),
             "type": "Opaque",
-            "data": {URI_FILE: uri},
+            "data": {URI_KEY: uri},
         }
 
     def replicas_patch(self, spec: WorkerSpec, *, uid: str) -> Manifest:
@@ -177,7 +176,7 @@ class Manifests:
         user = {} if options.run_as_user is None else {"runAsUser": options.run_as_user}
         pod: Manifest = {
             "containers": [self._container(spec)],
-            "volumes": self._volumes(spec),
+            "volumes": self._volumes(),
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}, **user},
             "automountServiceAccountToken": options.service_account is not None,
             "enableServiceLinks": False,  # variables of every Service of the namespace, and some are WORKER_…
@@ -210,7 +209,6 @@ class Manifests:
             "envFrom": [{"secretRef": {"name": name}} for name in options.environment_from],
             "resources": _without_nothing(options.resources.model_dump()),
             "volumeMounts": [
-                {"name": "amqp-uri", "mountPath": _SECRET_DIRECTORY, "readOnly": True},
                 {"name": "scratch", "mountPath": "/tmp"},
                 *options.volume_mounts,
             ],
@@ -227,24 +225,24 @@ class Manifests:
 
     def _environment(self, spec: WorkerSpec) -> list[Manifest]:
         variables = self._options.environment | spec.environment.to_variables()
-        del variables["WORKER_AMQP_URI"], variables["WORKER_ID"]
+        del variables[URI_VARIABLE], variables["WORKER_ID"]
         if not spec.key.isprintable():
             variables.pop("WORKER_KEY", None)
             variables["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
-        variables["WORKER_AMQP_URI_FILE"] = f"{_SECRET_DIRECTORY}/{URI_FILE}"
+        # Not a mounted file: the worker could not remove it. It leaves this variable behind before it runs anything.
+        uri = {"secretKeyRef": {"name": self._labels.owned_name(spec), "key": URI_KEY}}
         variables[READY_FILE_VARIABLE] = _READY_FILE
         return [
             {"name": "OSRDYNE_POD", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
             {"name": "WORKER_ID", "value": replica_id(spec.worker_id, "$(OSRDYNE_POD)")},
+            {"name": URI_VARIABLE, "valueFrom": uri},
             *({"name": name, "value": _literal(value)} for name, value in variables.items()),
         ]
 
-    def _volumes(self, spec: WorkerSpec) -> list[Manifest]:
+    def _volumes(self) -> list[Manifest]:
         size = self._options.scratch_size
         scratch: Manifest = {} if size is None else {"sizeLimit": str(size)}
-        secret = {"secretName": self._labels.owned_name(spec), "defaultMode": 0o444}
         return [
-            {"name": "amqp-uri", "secret": secret},
             {"name": "scratch", "emptyDir": scratch},
             *self._options.volumes,
         ]

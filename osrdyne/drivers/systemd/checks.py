@@ -9,7 +9,7 @@ from pathlib import Path
 
 from osrdyne.drivers.base import Finding
 
-PROPERTIES = ("LoadState", "EnvironmentFiles", "Restart", "TimeoutStopUSec")
+PROPERTIES = ("LoadState", "EnvironmentFiles", "StandardInput", "Restart", "TimeoutStopUSec")
 
 _SUBJECT = "worker unit"
 _SECONDS = {
@@ -27,6 +27,10 @@ def judge_unit(unit: Mapping[str, str], *, template: str, directory: Path, stop_
     if not unit.get("EnvironmentFiles", "").startswith(f"{directory}/"):
         remedy = f"Set EnvironmentFile={directory}/%i.env in it."
         return Finding(_SUBJECT, ok=False, message=f"{template} reads no file of {directory}.", remedy=remedy)
+    if unit.get("StandardInput") != "file":
+        remedy = f"Set StandardInput=file:{directory}/%i.uri in it."
+        message = f"{template} does not give the worker the URI of the broker on its standard input."
+        return Finding(_SUBJECT, ok=False, message=message, remedy=remedy)
     if unit["Restart"] != "no":
         remedy = "Set Restart=no in it: osrdyne restarts workers itself, with back-off."
         return Finding(_SUBJECT, ok=False, message=f"{template} restarts by itself.", remedy=remedy)

@@ -34,6 +34,7 @@ from osrdyne.drivers.systemd.records import EnvironmentFiles, Record
 from osrdyne.drivers.systemd.systemctl import Journal, Systemctl
 from osrdyne.drivers.systemd.units import ActiveState, SystemdUnits
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.protocol.environment import STANDARD_INPUT, URI_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import WorkerId, encode_key
 
 T = TypeVar("T")
@@ -245,7 +246,8 @@ class SystemdDriver(Driver):
         if (await self._state(unit, units)).is_alive:
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
         text = environment_text(self._variables(spec))
-        if not await self._in_thread(lambda: self._files.create(instance, record, text)):
+        uri = spec.environment.amqp_uri
+        if not await self._in_thread(lambda: self._files.create(instance, record, text, uri=uri)):
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
@@ -254,7 +256,9 @@ class SystemdDriver(Driver):
             **self._options.environment,
             **spec.environment.to_variables(),
             "OSRDYNE_WORKER_APP": self.context.worker_app,
+            URI_FILE_VARIABLE: STANDARD_INPUT,
         }
+        del told[URI_VARIABLE]
         if not is_accepted(spec.key):
             told.pop("WORKER_KEY", None)
             told["WORKER_KEY_ESCAPED"] = encode_key(spec.key)

@@ -2,7 +2,8 @@
 
 The first line is a comment for systemd and the record for us; the rest are variables. Creating the file takes the
 slot, atomically; removing it frees the slot, and makes a start that lands late fail, because systemd finds no
-environment. Used by the systemd driver only. Every method blocks, and raises `DriverUnavailableError` when the disk
+environment. Beside it, until the worker has started, is a file with the AMQP URI, which systemd opens as the worker's
+standard input. Used by the systemd driver only. Every method blocks, and raises `DriverUnavailableError` when the disk
 refuses.
 """
 
@@ -22,7 +23,7 @@ from osrdyne.drivers.private_directory import prepare_directory
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId
 
-_SUFFIX = ".env"
+_SUFFIX, _URI_SUFFIX = ".env", ".uri"
 _REMEDY = "Remove it, or name another one in driver.options.runtime_directory and in the unit."
 
 
@@ -76,22 +77,30 @@ class EnvironmentFiles:
             except (FileNotFoundError, ValidationError):
                 return None
 
-    def create(self, instance: str, record: Record, variables: str) -> bool:
-        """Take the slot, whole or not at all. False: it is taken."""
+    def create(self, instance: str, record: Record, variables: str, *, uri: str) -> bool:
+        """Take the slot, whole or not at all. False: it is taken.
+
+        The URI follows, because only the holder of the slot may write it. Without it a start fails, and the slot is
+        freed like that of any start that failed.
+        """
         self.prepare()
-        with self._translated(), self._written(record, variables.encode()) as temporary:
+        with self._translated(), self._written(_content(record, variables.encode())) as temporary:
             try:
                 self._file(instance).hardlink_to(temporary)
             except FileExistsError:
                 return False
+        with self._translated(), self._written(uri.encode()) as temporary:
+            temporary.replace(self._uri_file(instance))
         return True
 
     def mark_started(self, instance: str, record: Record) -> None:
-        """Write down that systemd has started it, unless the slot is somebody else's by now."""
+        """Write down that systemd has started it, unless another worker has the slot by now. The worker has its
+        standard input open, so that the file with the URI is removed."""
         with self._translated():
             if self.read(instance) == record:
+                self._uri_file(instance).unlink(missing_ok=True)
                 variables = self._file(instance).read_bytes().partition(b"\n")[2]
-                with self._written(replace(record, started=True), variables) as temporary:
+                with self._written(_content(replace(record, started=True), variables)) as temporary:
                     temporary.replace(self._file(instance))
 
     def remove(self, instance: str, worker_id: WorkerId) -> None:
@@ -99,18 +108,22 @@ class EnvironmentFiles:
         record = self.read(instance)
         if record is not None and record.worker_id == worker_id:
             with self._translated():
+                self._uri_file(instance).unlink(missing_ok=True)
                 self._file(instance).unlink(missing_ok=True)
+
+    def _uri_file(self, instance: str) -> Path:
+        return self.path / f"{instance}{_URI_SUFFIX}"
 
     def _file(self, instance: str) -> Path:
         return self.path / f"{instance}{_SUFFIX}"
 
     @contextmanager
-    def _written(self, record: Record, variables: bytes) -> Iterator[Path]:
-        """A temporary file (mode 0600) with the text."""
+    def _written(self, content: bytes) -> Iterator[Path]:
+        """A temporary file (mode 0600) with this content."""
         fd, name = tempfile.mkstemp(prefix=".new-", dir=self.path)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(b"# %s\n%s" % (json.dumps(asdict(record)).encode(), variables))
+                file.write(content)
             yield Path(name)
         finally:
             with suppress(FileNotFoundError):
@@ -124,3 +137,7 @@ class EnvironmentFiles:
             raise DriverUnavailableError(
                 f"The environment files cannot be used: {error.filename or self.path}: {error.strerror}."
             ) from error
+
+
+def _content(record: Record, variables: bytes) -> bytes:
+    return b"# %s\n%s" % (json.dumps(asdict(record)).encode(), variables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from osrdyne.drivers.systemd import SystemdDriver
 from osrdyne.drivers.systemd.options import BusChoice
 from osrdyne.errors import SlotTakenError, StartFailedError
 from osrdyne.testing.driver_conformance import PATIENCE, SECRET, clean_up, exited, find, is_ready, make_spec
+from osrdyne.testing.driver_harness import AMQP_URI
 
 FILES = Path("/run/osrdyne")
 UNITS = Path("/etc/systemd/system")
@@ -73,14 +75,47 @@ async def test_password_is_not_shown_by_systemd(driver):
     assert SECRET not in shown
 
 
-async def test_worker_runs_as_its_own_user_in_the_slice(driver):
+async def test_started_worker_leaves_no_file_with_the_password(driver):
     started = await driver.start(make_spec())
-    shown = systemctl("show", "--property=User,Slice", started.external_id)
-    assert set(shown.split()) == {"User=osrdyne-worker", "Slice=osrdyne.slice"}
+    said = await is_ready(driver, started)
+    assert said["uri_sha256"] == hashlib.sha256(AMQP_URI.encode()).hexdigest()
+    assert [file.suffix for file in FILES.iterdir()] == [".env"]
+    assert all(SECRET not in file.read_text() for file in FILES.iterdir())
+    pid = systemctl("show", "-P", "MainPID", started.external_id).strip()
+    assert SECRET not in Path(f"/proc/{pid}/environ").read_text()
+
+
+async def test_workers_are_a_dynamic_user_with_a_directory_for_each_in_the_slice(driver):
+    users, directories = set(), set()
+    for slot in (0, 1):
+        started = await driver.start(make_spec(slot=slot))
+        await is_ready(driver, started)
+        shown = systemctl("show", "--property=DynamicUser,Slice", started.external_id)
+        assert set(shown.split()) == {"DynamicUser=yes", "Slice=osrdyne.slice"}
+        pid = systemctl("show", "-P", "MainPID", started.external_id).strip()
+        instance = started.external_id.partition("@")[2].removesuffix(".service")
+        owner = Path(f"/proc/{pid}").stat().st_uid
+        directory = Path(f"/var/lib/private/osrdyne-worker/{instance}")
+        assert directory.stat().st_uid == owner
+        assert Path(f"/proc/{pid}/cwd").readlink().name == directory.name
+        users.add(owner)
+        directories.add(directory)
+    assert 0 not in users
+    assert len(directories) == 2
+
+
+@pytest.mark.parametrize(("unit", "limit"), [("osrdyne.service", 16), ("osrdyne-worker@.service", 16)])
+def test_unit_scores_well_in_the_review_of_systemd(unit, limit):
+    """The exposure that `systemd-analyze security` computes, times ten; an ordinary service has 96."""
+    review = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={limit}"]
+    done = subprocess.run([*review, f"/etc/systemd/system/{unit}"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "Overall exposure level" in done.stdout
 
 
 async def test_units_of_others_are_neither_listed_nor_touched(driver):
     (FILES / "somebody.env").write_text("A=1\n")
+    (FILES / "somebody.uri").touch()
     systemctl("start", "osrdyne-worker-other-people@somebody.service")
     started = await driver.start(make_spec())
     assert await driver.list_instances() == [started]
@@ -88,6 +123,7 @@ async def test_units_of_others_are_neither_listed_nor_touched(driver):
     assert systemctl("is-active", "osrdyne-worker-other-people@somebody.service").strip() == "active"
     systemctl("stop", "osrdyne-worker-other-people@somebody.service")
     (FILES / "somebody.env").unlink()
+    (FILES / "somebody.uri").unlink()
 
 
 async def test_missing_unit_is_refused_for_good_and_names_the_remedy(make_driver):
@@ -195,10 +231,11 @@ async def test_without_dbus_systemctl_does_it_all(driver):
     ("change", "message"),
     [
         (lambda text: text.replace("Restart=no", "Restart=always"), "restarts by itself"),
-        (lambda text: text.replace("%t/osrdyne/%i", "/elsewhere/%i"), "reads no file"),
+        (lambda text: text.replace("%t/osrdyne/%i.env", "/elsewhere/%i.env"), "reads no file"),
+        (lambda text: text.replace("StandardInput=", "#"), "on its standard input"),
         (lambda text: text.replace("TimeoutStopSec=5min", "TimeoutStopSec=9s"), "worker.stop_grace is 30 s"),
     ],
-    ids=["restart", "directory", "grace"],
+    ids=["restart", "directory", "input", "grace"],
 )
 async def test_unit_that_does_not_fit_is_found_by_doctor(make_driver, other_unit, change, message):
     other_unit(change)

@@ -12,3 +12,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- define "osrdyne.account" -}}
 {{ .Values.serviceAccount.name | default .Release.Name }}
 {{- end -}}
+
+{{- define "osrdyne.workerNamespace" -}}
+{{- if .Values.workerNamespace.name -}}
+{{ .Values.workerNamespace.name }}
+{{- else -}}
+{{ .Release.Name }}-workers
+{{- end -}}
+{{- end -}}

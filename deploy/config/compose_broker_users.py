@@ -1,0 +1,65 @@
+"""Creates the users of the RabbitMQ in docker-compose.yml, once: definitions for RabbitMQ, and the daemon's URI.
+
+`osrdyne` is an administrator with a random password, which the daemon alone reads. `guest` is a client: it may send
+requests and cancel them, and nothing else. A worker can reach the broker, so that no password that is known to everyone
+may open more than that.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from pathlib import Path
+
+DIRECTORY = Path("/broker")
+DAEMON_USER_ID = 10001
+
+
+def password_hash(password: str) -> str:
+    """RabbitMQ's own form: a salt of four bytes, and the SHA-256 of salt and password."""
+    salt = os.urandom(4)
+    return base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode()
+
+
+def user(name: str, password: str, *tags: str) -> dict[str, object]:
+    algorithm = "rabbit_password_hashing_sha256"
+    return {
+        "name": name,
+        "password_hash": password_hash(password),
+        "hashing_algorithm": algorithm,
+        "tags": list(tags),
+        "limits": {},
+    }
+
+
+def permissions(name: str, *, configure: str, write: str, read: str) -> dict[str, str]:
+    return {"user": name, "vhost": "/", "configure": configure, "write": write, "read": read}
+
+
+def main() -> None:
+    definitions, uri = DIRECTORY / "definitions.json", DIRECTORY / "uri"
+    if definitions.exists():
+        return
+    password = secrets.token_urlsafe(32)
+    uri.touch(mode=0o400)
+    uri.write_text(f"amqp://osrdyne:{password}@rabbitmq:5672/", encoding="utf-8")
+    os.chown(uri, DAEMON_USER_ID, DAEMON_USER_ID)
+    content = {
+        "vhosts": [{"name": "/"}],
+        "users": [user("osrdyne", password, "administrator"), user("guest", "guest")],
+        "permissions": [
+            permissions("osrdyne", configure=".*", write=".*", read=".*"),
+            permissions("guest", configure="^$", write="^osrdyne-(req|cancel)-xchg$", read="^$"),
+        ],
+    }
+    new = definitions.with_suffix(".new")
+    new.write_text(json.dumps(content), encoding="utf-8")
+    new.chmod(0o444)  # hashes, for RabbitMQ's own user
+    new.replace(definitions)
+
+
+if __name__ == "__main__":
+    main()
