@@ -65,6 +65,9 @@ class AsyncClient:
     Entering connects, and raises `BrokerUnavailableError`, `BrokerAccessError` or `ConfigurationError` when that
     fails. Later on a lost connection is opened again, with the pauses of `reconnect` (None: never). A call whose
     request was sent waits `answer_slack` seconds longer than its `timeout`, to hear that it expired.
+
+    `user_id` is sent as the AMQP property of that name, for pools whose routes ask for it. RabbitMQ closes the channel
+    of a client that gives another user than that of its connection.
     """
 
     def __init__(

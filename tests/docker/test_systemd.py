@@ -130,8 +130,10 @@ class Pool:
         owners = {run("stat", "-c", "%u", f"/proc/{one}").strip() for one in listed}
         daemon = run("systemctl", "show", "-P", "MainPID", "osrdyne.service").strip()
         assert owners.isdisjoint({"0", run("stat", "-c", "%u", f"/proc/{daemon}").strip()})
-        assert all("amqp://" not in run("cat", f"/proc/{one}/environ") for one in listed)
-        assert run("readlink", f"/proc/{pid}/fd/0").strip() == "/dev/null"
+        as_worker = ("setpriv", f"--reuid={owners.copy().pop()}", "--clear-groups")
+        shown = [run(*as_worker, "cat", f"/proc/{one}/environ") for one in listed]
+        assert all("WORKER_ID" in text and "amqp://" not in text for text in shown)
+        assert run(*as_worker, "readlink", f"/proc/{pid}/fd/0").strip() == "/dev/null"
         assert run("bash", "-c", "ls /run/osrdyne").split() == [f"{instance}.env"]
         assert run("stat", "-c", "%u", f"/var/lib/private/osrdyne-worker/{instance}").strip() in owners
 

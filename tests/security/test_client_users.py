@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
 from osrdyne.broker.facts import Permissions
 from osrdyne.broker.management import ManagementClient
-from osrdyne.client import AsyncClient
-from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.client import AsyncClient, NoRoute, RequestError
+from osrdyne.config.models import BrokerSettings, PoolSettings
 from osrdyne.errors import BrokerError
-from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon
 
-KEY = "infra=42"
+KEY = Key("infra=42")
 
 
 @pytest.fixture
@@ -70,10 +71,10 @@ async def test_route_that_demands_a_user_id_believes_no_other_client(
     ):
         base = f"http://127.0.0.1:{daemon.api.port}"
         async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as http:
-            (await http.put("/v1/routes", json=manifest)).raise_for_status()
+            (await http.put("/v1/routes", json=manifest, params={"author": "test"})).raise_for_status()
         assert (await known.call(KEY, "/echo", b"x")).body == b"x"
         with pytest.raises(NoRoute):
             await silent.call(KEY, "/echo", b"x", headers={"$userId": user, "userId": user, "user-id": user})
-        with pytest.raises(ClientError):
+        with pytest.raises(RequestError):
             await liar.call(KEY, "/echo", b"x")
         assert (await known.call(KEY, "/echo", b"y")).body == b"y"

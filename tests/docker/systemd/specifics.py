@@ -82,7 +82,10 @@ async def test_started_worker_leaves_no_file_with_the_password(driver):
     assert [file.suffix for file in FILES.iterdir()] == [".env"]
     assert all(SECRET not in file.read_text() for file in FILES.iterdir())
     pid = systemctl("show", "-P", "MainPID", started.external_id).strip()
-    assert SECRET not in Path(f"/proc/{pid}/environ").read_text()
+    as_worker = ["setpriv", f"--reuid={Path(f'/proc/{pid}').stat().st_uid}", "--clear-groups"]  # as Spark's JVM would
+    environment = subprocess.check_output([*as_worker, "cat", f"/proc/{pid}/environ"], text=True)
+    assert "WORKER_AMQP_URI_FILE=-" in environment
+    assert SECRET not in environment
 
 
 async def test_workers_are_a_dynamic_user_with_a_directory_for_each_in_the_slice(driver):
@@ -97,7 +100,7 @@ async def test_workers_are_a_dynamic_user_with_a_directory_for_each_in_the_slice
         owner = Path(f"/proc/{pid}").stat().st_uid
         directory = Path(f"/var/lib/private/osrdyne-worker/{instance}")
         assert directory.stat().st_uid == owner
-        assert Path(f"/proc/{pid}/cwd").readlink().name == directory.name
+        assert systemctl("show", "-P", "WorkingDirectory", started.external_id).strip().endswith(f"/{instance}")
         users.add(owner)
         directories.add(directory)
     assert 0 not in users
