@@ -23,6 +23,12 @@ CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
 PATIENCE = 400.0
 BACKEND_AWAY = os.environ.get("OSRDYNE_BACKEND_AWAY", "1")
+# In a container that may not do everything, systemd 252 leaves what LoadCredential= provides to root.
+IN_A_CONTAINER = """
+[Service]
+LoadCredential=
+SupplementaryGroups=adm
+"""
 UNIT_OF_TESTS = r"""
 set -e
 cd /etc/systemd/system
@@ -158,7 +164,7 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
     settings = {
         "pool": {"id": pool_id},
         "broker": {
-            "uri_file": "/run/credentials/osrdyne.service/uri",
+            "uri_file": "/etc/osrdyne/uri",
             "management_uri": broker.management_uri,
             "scoped_credentials": True,
         },
@@ -177,7 +183,10 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
         "api": {"port": port},
     }  # fmt: skip
     machine.write(CONFIG, yaml.safe_dump(settings))
-    machine.write("/etc/osrdyne/uri", broker.amqp_uri, mode="400")
+    machine.write("/etc/osrdyne/uri", broker.amqp_uri, mode="440")
+    machine.run("chgrp", "adm", "/etc/osrdyne/uri")
+    machine.write("/etc/systemd/system/osrdyne.service.d/container.conf", IN_A_CONTAINER)
+    machine.run("systemctl", "daemon-reload")
     table = "pyarrow.table({'n': range(101)})"
     write = f"import pyarrow, pyarrow.parquet as p; p.write_table({table}, '/srv/osrdyne/data/2026-11-20.parquet')"
     machine.run("install", "-d", "/srv/osrdyne/data")
