@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql test-pyspark
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql test-pyspark audit sbom
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,3 +70,9 @@ bench: setup ## Run benchmarks against raw-library baselines; prints JSON
 
 docs: setup ## Build the documentation site into site/; a broken link is an error
 	$(BIN)/mkdocs build --strict
+
+audit: ## Check the code with bandit, and the versions in the images for known vulnerabilities
+	@PYTHON="$(PYTHON)" tools/audit
+
+sbom: ## Write sbom.json: what the images install, as CycloneDX
+	@PYTHON="$(PYTHON)" tools/audit sbom

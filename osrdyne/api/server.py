@@ -69,13 +69,13 @@ class ApiServer:
     def url(self) -> str:
         """Where to reach the API from this host. Only after `bind`."""
         host = self._settings.host
-        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104
         return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def announced_url(self) -> str:
         """Where to reach the API from other hosts, if it listens there; else from this one. Only after `bind`."""
-        if self._settings.host in {"0.0.0.0", "::", ""}:
+        if self._settings.host in {"0.0.0.0", "::", ""}:  # nosec B104
             return f"{self._scheme}://{socket.gethostname()}:{self.port}"
         return self.url
 

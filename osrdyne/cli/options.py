@@ -94,6 +94,6 @@ def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None
 
 def api_url(settings: ApiSettings) -> str:
     """Where a daemon with these settings is reached from this host."""
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # nosec B104
     scheme = "http" if settings.tls.certificate_file is None and settings.tls.ca_file is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{settings.port}"

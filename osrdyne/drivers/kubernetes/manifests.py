@@ -28,7 +28,7 @@ Manifest: TypeAlias = dict[str, Any]
 
 CONTAINER = "worker"
 URI_KEY = "amqp-uri"
-_READY_FILE = "/tmp/osrdyne-ready"
+_READY_FILE = "/tmp/osrdyne-ready"  # nosec B108
 _READY_EXISTS = ["test", "-e", _READY_FILE]
 _DEFAULT_GRACE = 30.0
 
@@ -209,7 +209,7 @@ class Manifests:
             "envFrom": [{"secretRef": {"name": name}} for name in options.environment_from],
             "resources": _without_nothing(options.resources.model_dump()),
             "volumeMounts": [
-                {"name": "scratch", "mountPath": "/tmp"},
+                {"name": "scratch", "mountPath": "/tmp"},  # nosec B108
                 *options.volume_mounts,
             ],
             "securityContext": {
