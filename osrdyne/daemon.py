@@ -185,6 +185,7 @@ class Daemon:
                 driver=self._driver,
                 management=self._management,
                 pinned=pinned,
+                parameters=(self._pins, self._leader),
                 census=self._census,
                 clock=self._clock,
                 metrics=self._metrics,

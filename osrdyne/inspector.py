@@ -106,6 +106,8 @@ class DaemonInspector:
             found.append(
                 ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
             )
+        if self._state.term is not None:
+            found.append(self._state.term.topology.component())
         return sorted(found, key=lambda component: component.name)
 
     def groups(self) -> list[GroupView]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from osrdyne.broker.declare import apply_policies
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import RequestQueueListing
 from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.policies import pool_policy
+from osrdyne.broker.policies import PolicySpec, pool_policy
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.token import Token
 from osrdyne.broker.topology import pool_topology
@@ -45,6 +45,7 @@ from osrdyne.pool.routing import build_routing
 from osrdyne.pool.splitter_in_force import SplitterInForce
 from osrdyne.pool.start_record import StartRecords
 from osrdyne.pool.state import Delays
+from osrdyne.pool.topology_watch import KeptParameter, TopologyWatch
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.unused_stores import UnusedStores
 from osrdyne.pool.worker_actions import WorkerActions
@@ -86,6 +87,7 @@ class Term:
         driver: Driver,
         management: ManagementClient,
         pinned: list[Key],
+        parameters: Sequence[KeptParameter] = (),
         census: KeyCensus,
         clock: Clock,
         metrics: Metrics,
@@ -132,6 +134,7 @@ class Term:
         self._control = WorkerControl(names=self.names, tracker=self.tracker, publisher=session.publisher)
         self._build_loops()
         self._build_routing()
+        self._build_topology_watch(parameters)
         self._build_processors()
         self._log: Logger = get_logger("term", pool=settings.pool.id, term=token.term)
 
@@ -218,6 +221,22 @@ class Term:
             ManifestKind.SPLITTER: self.splitting,
         }
 
+    def _build_topology_watch(self, parameters: Sequence[KeptParameter]) -> None:
+        self.topology = TopologyWatch(
+            names=self.names,
+            expected=self.routing.expected_topology,
+            policy=lambda: self._policy(self.routing.longest_ttl),
+            parameters=[*parameters, *self.manifests.values()],
+            management=self._management,
+            declare=self._session.declare,
+            declare_waits=self.routing.declare_waits,
+            doubt_bindings=self.queues_loop.doubt_all,
+            lease=self._session.token,
+            interval=self._settings.lifecycle.topology_interval,
+            clock=self._clock,
+            metrics=self._metrics,
+        )
+
     def _build_oversight(self, listing: RequestQueueListing) -> None:
         self._oversight = Oversight(
             self._settings,
@@ -280,6 +299,7 @@ class Term:
             evidence=EvidenceCollector(registry=self.registry, deaths=self.deaths, clock=clock),
             poison_texts=self._poison_texts,
             delivery_limit=self._settings.requests.delivery_limit,
+            on_inventory_missing=self.topology.check_soon,
             clock=clock,
             metrics=metrics,
         )
@@ -368,11 +388,14 @@ class Term:
 
     async def _apply_policy(self, longest_ttl: float) -> None:
         """Put the policy of the request queues on the broker; `longest_ttl` in seconds is the longest of the routes."""
-        policy = pool_policy(self._settings, self._session.version, longest_ttl=longest_ttl)
-        await apply_policies(self._management, policy)
+        await apply_policies(self._management, self._policy(longest_ttl))
+
+    def _policy(self, longest_ttl: float) -> PolicySpec:
+        return pool_policy(self._settings, self._session.version, longest_ttl=longest_ttl)
 
     def _start_loops(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         return [
+            start_endless(group, "topology watch", self.topology.run()),
             start_endless(group, "routes", self.routing.run()),
             start_endless(group, "splitter", self.splitting.run()),
             start_endless(group, "pool state tracker", self.tracker.run()),

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 
+from osrdyne.broker.comparison import Deviation, Problem
 from osrdyne.broker.facts import NodeStatus, Permissions, QueueTotals, Whoami
 from osrdyne.broker.topology import pool_topology
 from osrdyne.broker.version import BrokerVersion
@@ -170,6 +171,28 @@ def _check_node(node: NodeStatus) -> Iterable[Finding]:
     if node.files_used is not None and node.files_limit and node.files_used > _MANY_FILES * node.files_limit:
         message = f"{node.name} has {node.files_used} of at most {node.files_limit} files open."
         yield Finding("file descriptors", False, message, "Raise its limit (ulimit -n, LimitNOFILE).", fatal=False)
+
+
+def check_topology(deviations: Sequence[Deviation], *, declared: bool) -> list[Finding]:
+    """Whether RabbitMQ has what a daemon declares. `declared`: whether it has anything of the pool."""
+    subject = "topology"
+    if not declared:
+        return [Finding(subject, True, "Nothing of the pool is declared yet: its first daemon declares it.")]
+    if not deviations:
+        return [Finding(subject, True, "Exchanges, queues, bindings and policy of the pool are as declared.")]
+    return [
+        Finding(
+            subject, False, f"The {one}.", _TOPOLOGY_REMEDIES[one.problem], fatal=one.problem is not Problem.CHANGED
+        )
+        for one in deviations
+    ]
+
+
+_TOPOLOGY_REMEDIES = {
+    Problem.MISSING: "A running daemon declares it again within lifecycle.topology_interval, any other at its start.",
+    Problem.CHANGED: "The daemon puts its own values back: restart it if these settings are newer than it.",
+    Problem.CONFLICT: "Remove it, or use another pool.id; a queue has to be drained first.",
+}
 
 
 def check_wait_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:

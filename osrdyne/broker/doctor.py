@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from osrdyne import amqp
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.broker import checks, worker_access
+from osrdyne.broker.comparison import Problem, compare, expected_objects, expected_topology
 from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.policies import pool_policy
 from osrdyne.broker.session import connection_options
+from osrdyne.broker.topology import Exchange
 from osrdyne.broker.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.errors import BrokerAccessError, BrokerConflictError, BrokerNotFoundError, OsrdyneError
@@ -24,10 +27,19 @@ from osrdyne.protocol.names import PoolNames
 log = get_logger("broker.doctor")
 
 
-async def run_broker_checks(settings: Settings, *, clock: Clock | None = None) -> list[Finding]:
-    """All findings about RabbitMQ, in the order in which a person would mend things."""
+async def run_broker_checks(
+    settings: Settings,
+    *,
+    priorities: Collection[int] = (),
+    delays_ms: Collection[int] = (),
+    longest_ttl: float | None = None,
+    clock: Clock | None = None,
+) -> list[Finding]:
+    """All findings about RabbitMQ, in the order in which a person would mend things. `priorities`, `delays_ms`: those
+    that the routes in force use, whose exchanges and queues must be there; `longest_ttl`: the longest of the routes."""
     of_amqp = await _guarded("AMQP", lambda: _check_amqp(settings), "Check broker.uri.")
-    of_management = await _guarded("HTTP API", lambda: _check_management(settings, clock or SystemClock()))
+    used = (priorities, delays_ms, longest_ttl)
+    of_management = await _guarded("HTTP API", lambda: _check_management(settings, clock or SystemClock(), used))
     return of_amqp + of_management
 
 
@@ -77,7 +89,9 @@ async def _check_message_size(connection: amqp.Connection, settings: Settings) -
     return Finding(subject, True, f"Messages of {size} bytes pass.")
 
 
-async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
+async def _check_management(
+    settings: Settings, clock: Clock, used: tuple[Collection[int], Collection[int], float | None]
+) -> list[Finding]:
     async with ManagementClient(settings.broker, clock=clock) as management:
         overview = await management.overview()
         findings = [
@@ -91,6 +105,7 @@ async def _check_management(settings: Settings, clock: Clock) -> list[Finding]:
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
         findings += await _guarded("wait queues", lambda: _check_wait_queues(management, settings))
+        findings += await _guarded("topology", lambda: _check_topology(management, settings, overview.version, *used))
         if whoami.may_monitor:
             findings += await _guarded("nodes", lambda: _check_nodes(management))
         return findings
@@ -130,6 +145,32 @@ async def _check_policy(management: ManagementClient, settings: Settings) -> lis
     except BrokerNotFoundError:
         return []  # the virtual host: others have said so already
     return [checks.check_policy(queues, pool=settings.pool.id)]
+
+
+async def _check_topology(
+    management: ManagementClient,
+    settings: Settings,
+    version: BrokerVersion,
+    priorities: Collection[int],
+    delays_ms: Collection[int],
+    longest_ttl: float | None,
+) -> list[Finding]:
+    """The same comparison as the daemon's own."""
+    names, managed = PoolNames(settings.pool.id), settings.pool.is_managed
+    topology = expected_topology(names, managed=managed, priorities=priorities, delays_ms=delays_ms)
+    expected = expected_objects(names, topology, pool_policy(settings, version, longest_ttl=longest_ttl))
+    try:
+        found = await compare(management, expected, pool=names.pool)
+    except BrokerNotFoundError:
+        return []  # the virtual host: others have said so already
+    # A wait queue that is not ours has a check of its own; it turns retries off, and no more.
+    ours = [one for one in found if one.problem is not Problem.CONFLICT or not _is_wait_queue(one.name, names)]
+    missing = [one for one in found if one.problem is Problem.MISSING and isinstance(one.repair, Exchange)]
+    return checks.check_topology(ours, declared=len(missing) < len(topology.exchanges))
+
+
+def _is_wait_queue(name: str, names: PoolNames) -> bool:
+    return names.delay_of_wait_queue(name) is not None
 
 
 async def _check_wait_queues(management: ManagementClient, settings: Settings) -> list[Finding]:

@@ -53,6 +53,28 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class ListedExchange:
+    """An exchange as RabbitMQ has it."""
+
+    name: str
+    kind: str
+    durable: bool
+    auto_delete: bool
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBinding:
+    """A binding as RabbitMQ has it; `destination` is an exchange if `to_exchange`."""
+
+    source: str
+    destination: str
+    to_exchange: bool
+    routing_key: str
+    arguments: Mapping[str, object] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """`clock_offset`: the broker's clock minus ours in seconds, to about one second; None when it did not say."""
 
@@ -135,6 +157,26 @@ def read_binding(item: Mapping[str, Any]) -> Binding | None:
         return None
     return Binding(
         queue=QueueName(str(item.get("destination"))),
+        routing_key=str(item.get("routing_key")),
+        arguments=_mapping(item.get("arguments")),
+    )
+
+
+def read_exchange(item: Mapping[str, Any]) -> ListedExchange:
+    return ListedExchange(
+        name=str(item.get("name")),
+        kind=str(item.get("type")),
+        durable=item.get("durable") is True,
+        auto_delete=item.get("auto_delete") is True,
+        arguments=_mapping(item.get("arguments")),
+    )
+
+
+def read_any_binding(item: Mapping[str, Any]) -> ListedBinding:
+    return ListedBinding(
+        source=str(item.get("source")),
+        destination=str(item.get("destination")),
+        to_exchange=item.get("destination_type") == "exchange",
         routing_key=str(item.get("routing_key")),
         arguments=_mapping(item.get("arguments")),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.broker.facts import QueueTotals
@@ -15,13 +15,14 @@ from osrdyne.protocol.names import Key, PoolNames
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
     """The queues of a group as listed; `ready` and `messages` (None: not told) may be seconds old. `ready_by_class`:
-    by priority, None is the default class."""
+    by priority, None is the default class. `whole`: every known queue of the group is listed."""
 
     key: Key
     bound: bool
     ready: int
     messages: int | None
     ready_by_class: Mapping[int | None, int] = field(default_factory=dict)
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class RequestQueueListing:
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
                 ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},
+                whole=self._is_whole(key, queues),
             )
             for key, queues in groups.items()
         ]
@@ -88,13 +90,19 @@ class RequestQueueListing:
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
         """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
 
-        Queues that are not running say zero whatever they hold, so their groups are left out.
+        Queues that are not running say zero whatever they hold, so their groups are left out; and so are groups with a
+        known queue that is not listed, because nothing is known of what it holds.
         """
         return {
             key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
             for key, queues in (await self._list()).items()
-            if (messages := _sum(totals for _, totals in queues)) is not None
+            if self._is_whole(key, queues) and (messages := _sum(totals for _, totals in queues)) is not None
         }
+
+    def _is_whole(self, key: Key, queues: Sequence[tuple[GroupQueue, QueueTotals]]) -> bool:
+        listed = {queue.priority for queue, _ in queues}
+        known = (queue.priority for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority))
+        return listed.issuperset(known)
 
     async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
         """The same for each store, by key and priority."""

@@ -8,6 +8,7 @@ Every call has a time-out, every answer is checked before it is believed, and no
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import ssl
@@ -19,18 +20,21 @@ from urllib.parse import quote, unquote, urlsplit
 
 import httpx
 
-from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.amqp.tls import describe_tls_fault, ssl_context
 from osrdyne.amqp.unreachable import describe_unreachable
 from osrdyne.broker.facts import (
     Binding,
+    ListedBinding,
+    ListedExchange,
     NodeStatus,
     Overview,
     Permissions,
     QueueTotals,
     Whoami,
+    read_any_binding,
     read_binding,
+    read_exchange,
     read_node,
     read_overview,
     read_permissions,
@@ -50,9 +54,8 @@ from osrdyne.errors import (
 
 MAX_PAGE_SIZE = 500
 """RabbitMQ refuses larger pages."""
-_LISTING_ATTEMPTS = 5
-_LISTING_RETRY = Backoff(initial=0.1)
-"""Until the pages are read again: a burst of new keys is soon over."""
+_MUCH = 2**18
+"""Bytes of an answer that take a while to read."""
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 
@@ -71,6 +74,7 @@ class ManagementClient:
         self.user = unquote(uri.username or "guest")
         self._address = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
         self._clock = clock or SystemClock()
+        self._large: set[str] = set()
         self._client = httpx.AsyncClient(
             base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
             auth=(self.user, unquote(uri.password or "guest")),
@@ -122,50 +126,30 @@ class ManagementClient:
     async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
         """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (BROKER 0.4).
 
-        Queues that come or go between two pages could hide others: then the pages are read again.
+        One page when that holds them all, else everything in one answer: queues that come or go between two pages hide
+        others, and RabbitMQ goes through all of its queues for each page. A queue that is there for the whole time of
+        the call is in the answer.
         """
-        for attempt in range(_LISTING_ATTEMPTS):
-            if attempt:
-                await self._clock.sleep(_LISTING_RETRY.delay(attempt))
-            queues, complete = await self._read_pages(prefix, page_size)
-            if complete:
-                return queues
-        raise BrokerUnavailableError(f"The queues {prefix}* change faster than {self._address} can list them.")
-
-    async def _read_pages(self, prefix: str, page_size: int) -> tuple[list[QueueTotals], bool]:
-        """The queues of all pages, and whether every page was about the same number of queues, each seen once."""
-        found: dict[str, QueueTotals] = {}
-        totals: set[int] = set()
-        page, pages = 1, 1
-        while page <= pages:
+        if prefix not in self._large:
             asked_at = self._clock.monotonic()
-            try:
-                body = await self._read_page(prefix, page=page, page_size=page_size)
-            except BrokerError as error:
-                if page > 1 and type(error) is BrokerError:  # 400: there is no such page any more
-                    return [], False
-                raise
-            for item in body.get("items") or []:
-                queue = read_totals(item, asked_at=asked_at)
-                if queue is not None:
-                    found[queue.name] = queue
-            totals.add(int(body.get("filtered_count") or 0))
-            pages = int(body.get("page_count") or 0)
-            page += 1
-        return list(found.values()), totals == {len(found)}
+            body = _object(await self._list_queues(_page_of(prefix, page_size)))
+            if int(body.get("page_count") or 0) <= 1:
+                return _totals_of(body.get("items"), prefix, asked_at)
+        asked_at = self._clock.monotonic()
+        answer = await self._list_queues({})
+        if len(answer.content) > _MUCH:  # thousands of queues: not on the event loop
+            queues = await asyncio.to_thread(lambda: _totals_of(_json(answer), prefix, asked_at))
+        else:
+            queues = _totals_of(_json(answer), prefix, asked_at)
+        if len(queues) > page_size / 2:
+            self._large.add(prefix)
+        else:
+            self._large.discard(prefix)
+        return queues
 
-    async def _read_page(self, prefix: str, *, page: int, page_size: int) -> dict[str, Any]:
-        query = {
-            "disable_stats": "true",
-            "enable_queue_totals": "true",
-            "name": f"^{re.escape(prefix)}",
-            "use_regex": "true",
-            "sort": "name",
-            "page": str(page),
-            "page_size": str(page_size),
-            "columns": _QUEUE_COLUMNS,
-        }
-        return _object(await self._request("GET", "queues", self.vhost, query=query))
+    async def _list_queues(self, page: Mapping[str, str]) -> httpx.Response:
+        totals = {"disable_stats": "true", "enable_queue_totals": "true", "columns": _QUEUE_COLUMNS}
+        return await self._request("GET", "queues", self.vhost, query={**totals, **page})
 
     async def list_bindings(self, exchange: str) -> list[Binding]:
         """The bindings of queues to `exchange`; RabbitMQ lists none for one that does not exist."""
@@ -177,6 +161,32 @@ class ManagementClient:
         answer = await self._find("bindings", self.vhost, "e", exchange, "q", queue)
         items = [] if answer is None else _objects(answer)
         return any(item.get("routing_key") == routing_key for item in items)
+
+    async def get_queue_arguments(self, name: str) -> Mapping[str, object] | None:
+        """The arguments of a queue; None when there is no such queue. Its price does not depend on how many others
+        there are, unlike that of every listing."""
+        query = {"disable_stats": "true", "columns": "name,arguments"}
+        try:
+            answer = _object(await self._request("GET", "queues", self.vhost, name, query=query))
+        except BrokerNotFoundError:
+            return None
+        arguments = answer.get("arguments")
+        return arguments if isinstance(arguments, dict) else {}
+
+    async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
+        """The exchanges whose name begins with `prefix`; at most `MAX_PAGE_SIZE`."""
+        query = {"name": f"^{re.escape(prefix)}", "use_regex": "true", "page": "1", "page_size": str(MAX_PAGE_SIZE)}
+        body = _object(await self._request("GET", "exchanges", self.vhost, query=query))
+        return [read_exchange(item) for item in body.get("items") or [] if isinstance(item, dict)]
+
+    async def list_source_bindings(self, exchange: str) -> list[ListedBinding]:
+        """All bindings from `exchange`, to queues and to exchanges; none for one that does not exist."""
+        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        return [read_any_binding(item) for item in _objects(answer)]
+
+    async def list_policies(self) -> list[PolicySpec]:
+        """All policies of the virtual host."""
+        return [read_policy(item) for item in _objects(await self._request("GET", "policies", self.vhost))]
 
     async def get_policy(self, name: str) -> PolicySpec | None:
         answer = await self._find("policies", self.vhost, name)
@@ -285,6 +295,19 @@ class ManagementClient:
         if answer.status_code == 409:
             raise BrokerConflictError(f"RabbitMQ's HTTP API refused a change ({doing}): {reason}.")
         raise BrokerError(f"RabbitMQ's HTTP API refused the request ({doing}): {reason}.")
+
+
+def _page_of(prefix: str, page_size: int) -> dict[str, str]:
+    name = f"^{re.escape(prefix)}"
+    return {"name": name, "use_regex": "true", "sort": "name", "page": "1", "page_size": str(page_size)}
+
+
+def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]:
+    """Raises `BrokerError` for what is no listing."""
+    if not isinstance(items, list):
+        raise BrokerError("RabbitMQ's HTTP API answered a listing of queues with something else.")
+    queues = (read_totals(item, asked_at=asked_at) for item in items)
+    return [queue for queue in queues if queue is not None and queue.name.startswith(prefix)]
 
 
 def vhost_of(amqp_uri: str) -> str:

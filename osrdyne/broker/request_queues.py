@@ -123,13 +123,14 @@ class RequestQueueCommands:
 
         What is missing is declared again before the next bind, which would cost the leader its token otherwise.
         """
-        missing = [queue for queue in self._layout.queues(key) if not await self._exists(queue.name)]
+        known = [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        missing = [queue for queue in known if not await self._exists(queue.name)]
         for queue in missing:
             self._layout.note_missing(key, queue.priority)
         if any(queue.used for queue in missing):
             return QueueCheck.MISSING
         try:
-            for queue in self._layout.queues(key):
+            for queue in known:
                 if queue.used and not await self._management.has_binding(queue.exchange, queue.name, key):
                     return QueueCheck.UNBOUND
         except BrokerError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +14,11 @@ from osrdyne.cli.java import check_java
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
+from osrdyne.errors import OsrdyneError
 from osrdyne.findings import Finding
+
+if TYPE_CHECKING:
+    from osrdyne.ingress.manifest import Manifest
 
 
 def doctor(
@@ -37,13 +43,38 @@ def doctor(
 async def _examine(settings: Settings) -> list[Finding]:
     from osrdyne.broker.doctor import run_broker_checks
     from osrdyne.drivers.registry import create_driver, driver_context
+    from osrdyne.ingress.acceptance import TtlLimits, longest_ttl
 
     driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
     try:
-        of_broker = await run_broker_checks(settings)
+        manifest = await _routes_in_force(settings)
+        if manifest is None:
+            of_broker = await run_broker_checks(settings)
+        else:
+            limits = TtlLimits(settings.requests.ttl, settings.requests.longest_ttl)
+            of_broker = await run_broker_checks(
+                settings,
+                priorities=manifest.priorities,
+                delays_ms=manifest.retry_delays,
+                longest_ttl=longest_ttl(manifest, limits),
+            )
         return [*of_broker, *await driver.check(), await asyncio.to_thread(check_java, settings)]
     finally:
         await driver.close()
+
+
+async def _routes_in_force(settings: Settings) -> Manifest | None:
+    """For which the daemon has declared exchanges and queues."""
+    from osrdyne.broker.management import ManagementClient
+    from osrdyne.pool.route_store import RouteStore
+
+    if settings.pool.is_managed:
+        with suppress(OsrdyneError):  # the checks of the HTTP API say what is wrong
+            async with ManagementClient(settings.broker) as management:
+                store = RouteStore(management, pool=settings.pool.id)
+                if (kept := await store.current()) is not None:
+                    return await store.load_kept(kept)
+    return None
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

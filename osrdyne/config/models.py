@@ -285,6 +285,12 @@ class LifecycleSettings(Model):
     resync_interval: Duration = Field(
         60.0, ge=1, description="How often everything is compared again, whatever events said (LIFECYCLE 10)."
     )
+    topology_interval: Duration = Field(
+        10.0,
+        ge=1,
+        description="How often the pool's exchanges, queues, bindings and policy are compared with what RabbitMQ has, "
+        "and repaired; requests can be lost while one of them is missing, and a comparison costs about 20 short calls.",
+    )
 
     @model_validator(mode="after")
     def _settle_before_stop(self) -> Self:
@@ -334,7 +340,10 @@ class RequestSettings(Model):
         "the head of their queue. It costs reading and writing such a queue.",
     )
     cleanup_interval: Duration = Field(
-        30.0, ge=1, description="Within which time that happens, where check_entire_queue_on_cleanup is on."
+        30.0,
+        ge=1,
+        description="Within which time, and 5 s for the age of RabbitMQ's counts, that happens, where "
+        "check_entire_queue_on_cleanup is on.",
     )
 
     @property

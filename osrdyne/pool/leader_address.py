@@ -18,10 +18,20 @@ class LeaderAddress:
 
     def __init__(self, parameters: Parameters, *, pool: str) -> None:
         self._parameters = parameters
-        self._name = f"osrdyne-{pool}-leader"
+        self.name = f"osrdyne-{pool}-leader"
+        self._announced: object = None
 
     async def announce(self, url: str, *, term: int) -> None:
-        await self._parameters.put_global_parameter(self._name, {"api": url, "term": term})
+        self._announced = {"api": url, "term": term}
+        await self._parameters.put_global_parameter(self.name, self._announced)
+
+    async def is_missing(self) -> bool:
+        """Whether this daemon's address was announced, and RabbitMQ has none."""
+        return self._announced is not None and await self._parameters.get_global_parameter(self.name) is None
+
+    async def put_again(self) -> None:
+        """Announce the same address again."""
+        await self._parameters.put_global_parameter(self.name, self._announced)
 
     async def find(self) -> str | None:
         """The address last announced; None where there is none."""
@@ -34,5 +44,5 @@ class LeaderAddress:
         return term if isinstance(term, int) and not isinstance(term, bool) and 0 <= term <= MAX_TERM else None
 
     async def _read(self) -> Mapping[str, object]:
-        value = await self._parameters.get_global_parameter(self._name)
+        value = await self._parameters.get_global_parameter(self.name)
         return value if isinstance(value, dict) else {}

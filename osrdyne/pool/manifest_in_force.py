@@ -66,6 +66,21 @@ class ManifestInForce(ABC, Generic[D]):
                 )
                 await self._put_in_force(kept, await self._store.load_kept(kept))
 
+    @property
+    def name(self) -> str:
+        """The parameter that holds the manifest."""
+        return self._store.name
+
+    async def is_missing(self) -> bool:
+        """Whether a manifest is in force, and RabbitMQ has none."""
+        return self._kept is not None and await self._store.is_missing()
+
+    async def put_again(self) -> None:
+        """Keep the manifest in force again, unless another one was put meanwhile."""
+        async with self._changing:
+            if self._kept is not None and await self._store.is_missing():
+                await self._store.put_again(self._kept)
+
     async def change(self, manifest: D | None, *, author: str, expected: int | None = None) -> ManifestChange:
         """Keep a manifest and put it in force; None: from now on there is none.
 

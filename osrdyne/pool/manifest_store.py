@@ -152,6 +152,19 @@ class ManifestStore(Generic[D]):
             self._log.error("the kept manifest cannot be read, the pool does without", parameter=self._current)
         return None
 
+    @property
+    def name(self) -> str:
+        """The parameter that holds the version in force."""
+        return self._current
+
+    async def is_missing(self) -> bool:
+        """Whether nothing at all is kept as the version in force."""
+        return await self._parameters.get_global_parameter(self._current) is None
+
+    async def put_again(self, kept: KeptManifest) -> None:
+        """Keep this version as the one in force."""
+        await self._parameters.put_global_parameter(self._current, kept.parameter())
+
     async def history(self) -> list[KeptManifest]:
         """Every version that is kept, the newest first; the one in force is the first. Earlier ones are not read."""
         current = await self.current()

@@ -72,7 +72,7 @@ def plan_queue(
 def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
     if not queue.exists:
         return QueueStep.DECLARE
-    if queue.doubted and queue.binding is Binding.BOUND:
+    if queue.doubted:
         return QueueStep.CHECK  # before a bind: to bind a queue that is gone costs the leader its token (3)
     if queue.is_bound:
         return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE

@@ -212,7 +212,8 @@ class RequestQueuesLoop:
             return
         if found is QueueCheck.UNBOUND:
             self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
-        binding = Binding.BOUND if found is QueueCheck.INTACT else Binding.UNKNOWN
+        # Only bind-ok of this term says that it is bound (9): an answer of the HTTP API never does.
+        binding = self._board[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
         self._board.update(key, binding=binding, doubted=False, checked_at=asked_at)
 
     def _note_repair(self, kind: str, event: str, key: Key) -> None:
@@ -257,6 +258,12 @@ class RequestQueuesLoop:
         if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
             self._board.update(key, doubted=True)
             self.look_at(key)
+
+    def doubt_all(self) -> None:
+        """The bindings of all groups may be gone."""
+        now = self._clock.monotonic()
+        for key in self._board.existing():
+            self.doubt(key, since=now)
 
     def look_at(self, key: Key) -> None:
         """Somebody found that the facts of this key have changed."""

@@ -103,6 +103,9 @@ class Resync:
         for key in bound - busy:
             if key not in listed or not listed[key].bound:
                 self._queues.doubt(key, since=self._clock.monotonic())
+        for key in (known - bound - busy) & listed.keys():
+            if not listed[key].whole and key not in self._queues.busy_keys():
+                await self._commands.check(key)  # a queue of it that is gone would keep the others for ever
         for key in known - bound - listed.keys() - busy:
             if await self._commands.exists(key) or key in self._queues.busy_keys():
                 continue

@@ -96,6 +96,16 @@ class RetryQueuesLoop:
             self._used, self._classes = frozenset(delays_ms), frozenset(priorities)
             self._unused = {delay_ms: one for delay_ms, one in self._unused.items() if delay_ms not in self._used}
 
+    @property
+    def declared(self) -> tuple[frozenset[int], frozenset[int]]:
+        """The delays that have a queue, and the classes that requests come back to."""
+        return self._used.difference(self.refused), self._classes
+
+    async def declare_again(self) -> None:
+        """Something of it was found missing."""
+        async with self._changing:
+            self.refused = await self._queues.declare(self._used, self._classes)
+
     async def use_none(self) -> None:
         """The pool is a direct one: what waits from before passes the controller when it comes back."""
         await self._queues.leave_default_class()

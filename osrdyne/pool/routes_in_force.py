@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.offload import SMALL, off_loop
+from osrdyne.broker.comparison import expected_topology
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.topology import Topology
 from osrdyne.errors import BrokerError
@@ -102,6 +103,17 @@ class RoutesInForce(ManifestInForce[Manifest]):
     def may_have_returned(self, store: Store, since: float) -> bool:
         """Whether a request may have come back to this queue since (monotonic) after its wait for another attempt."""
         return self.longest_wait > 0 and self._retries.returned.may_have_come(store, since=since)
+
+    def expected_topology(self) -> Topology:
+        """What has to be declared for the pool and the routes in force, besides request queues."""
+        delays_ms, classes = self._retries.declared
+        return expected_topology(
+            self._layout.names, managed=self._layout.managed, priorities=classes, delays_ms=delays_ms
+        )
+
+    async def declare_waits(self) -> None:
+        """Declare the queues where requests wait for their next attempt again: one was found missing."""
+        await self._retries.declare_again()
 
     async def load(self) -> None:
         """Before any group is looked at: the manifest in force and its exchanges."""

@@ -9,7 +9,7 @@ same status, and none is lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
@@ -26,6 +26,7 @@ from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison import bare_entry, finding, poison_entry
 from osrdyne.processors.replies import Replier
+from osrdyne.processors.window import Window
 from osrdyne.protocol.fingerprints import text_fingerprint
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
@@ -92,6 +93,7 @@ class DeadLetterResponder:
         evidence: EvidenceCollector,
         poison_texts: PoisonTexts,
         delivery_limit: int,
+        on_inventory_missing: Callable[[], None],
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -104,16 +106,24 @@ class DeadLetterResponder:
         self._poison_texts = poison_texts
         # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
         self._deliveries = delivery_limit + 1
+        self._on_inventory_missing = on_inventory_missing
         self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("dead_letters")
 
     async def run(self, consumer: Consumer) -> None:
-        """Answer dead letters until the consumer ends; the prefetch bounds how many at once."""
+        """Answer dead letters until the consumer ends. Those that wait for the poison inventory hold up no others."""
+        window = Window(consumer, clock=self._clock)
         async with asyncio.TaskGroup() as group:
+            growing = group.create_task(window.run(), name="window of dead letters")
             async for delivery in consumer:
-                work = contained(self.process, delivery, otherwise=self._give_up, log=self._log)
-                group.create_task(work, name="dead letter")
+                window.take(delivery)
+                group.create_task(self._process_one(delivery, window), name="dead letter")
+            growing.cancel()
+
+    async def _process_one(self, delivery: Delivery, window: Window) -> None:
+        await contained(self.process, delivery, otherwise=self._give_up, log=self._log)
+        window.finish(delivery)
 
     async def process(self, delivery: Delivery) -> None:
         """One dead letter, to its end."""
@@ -188,7 +198,8 @@ class DeadLetterResponder:
                 return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
-                self._log.error("poison inventory does not take a request, trying again", error=str(error))
+                self._on_inventory_missing()
+                self._log.warning("poison inventory does not take a request, trying again", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))
 
     async def _give_up(self, delivery: Delivery) -> None:

@@ -5,7 +5,7 @@ consumes anew over the same channel for as many as `MAX_HELD_BYTES` allows by th
 `PREFETCH` at most; what it holds stays with it. A message that is too large for the present number makes it smaller.
 
 When all messages wait, for a key whose worker is just being stopped (LIFECYCLE 18), further ones are taken, up to
-`MAX_HELD` messages or `MAX_HELD_BYTES`. Used by the orphan processor and the ingress.
+`MAX_HELD` messages or `MAX_HELD_BYTES`. Used by the orphan processor, the ingress and the dead letter responder.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE, Binding, QueueTotals
+from collections.abc import Mapping
+
+from osrdyne.broker.facts import TOTALS_MAX_AGE, Binding, ListedBinding, ListedExchange, QueueTotals
 from osrdyne.broker.management import MAX_PAGE_SIZE, ManagementClient
 from osrdyne.broker.policies import PolicySpec
 from osrdyne.errors import BrokerUnavailableError
@@ -54,6 +56,34 @@ class FakeManagement(ManagementClient):
         await self._ask("has_binding", queue)
         found = self.broker.exchanges.get(exchange)
         return found is not None and (queue, routing_key) in found.bindings
+
+    async def get_queue_arguments(self, name: str) -> Mapping[str, object] | None:
+        await self._ask("get_queue_arguments", name)
+        queue = self.broker.queues.get(name)
+        return None if queue is None else queue.arguments
+
+    async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
+        await self._ask("find_exchanges", prefix)
+        return [
+            ListedExchange(name, one.kind, True, False, one.arguments)
+            for name, one in sorted(self.broker.exchanges.items())
+            if name.startswith(prefix)
+        ]
+
+    async def list_source_bindings(self, exchange: str) -> list[ListedBinding]:
+        await self._ask("list_source_bindings", exchange)
+        found = self.broker.exchanges.get(exchange)
+        if found is None:
+            return []
+        by_key = [ListedBinding(exchange, queue, False, key) for queue, key in sorted(found.bindings)]
+        return by_key + [
+            ListedBinding(exchange, name, name in self.broker.exchanges, "", {"x-match": "all-with-x", **wanted})
+            for name, wanted in found.by_headers
+        ]
+
+    async def list_policies(self) -> list[PolicySpec]:
+        await self._ask("list_policies", "")
+        return list(self.broker.policies.values())
 
     async def get_policy(self, name: str) -> PolicySpec | None:
         await self._ask("get_policy", name)

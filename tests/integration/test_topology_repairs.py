@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import quote
 
-from test_term import daemon_of, eventually, publish, settings_of, take
+import httpx
+from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
-from osrdyne.amqp import Channel
-from osrdyne.config.models import BrokerSettings, LifecycleSettings
+from osrdyne.amqp import Channel, Message
+from osrdyne.broker.comparison import compare, expected_objects, expected_topology
+from osrdyne.broker.doctor import run_broker_checks
+from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.policies import pool_policy
+from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
 
 A = Key("a")
@@ -30,3 +36,107 @@ async def test_deleted_request_queue_is_served_again_at_once(
         await publish(channel, names, A, b"after")
         assert await take(channel, names.request_queue(A), 1) == [b"after"]
         await eventually(lambda: running.term.queue_board[A].is_bound)
+
+
+OFTEN = LifecycleSettings(topology_interval=1.0, resync_interval=3600.0)
+
+
+def repairs(running: Running, kind: str) -> float:
+    labels = {"object": kind}
+    return running.daemon._metrics.registry.get_sample_value("osrdyne_topology_repairs_total", labels) or 0.0
+
+
+async def findings_of(settings: Settings, subject: str) -> list[bool]:
+    return [finding.ok for finding in await run_broker_checks(settings) if finding.subject == subject]
+
+
+async def test_everything_that_is_deleted_by_hand_is_declared_again(
+    broker_settings: BrokerSettings, pool_id: str, channel: Channel, management: ManagementClient, broker
+) -> None:
+    """A managed pool: policy, exchanges with their bindings, single bindings, the inventory, the parameter."""
+    names = PoolNames(pool_id)
+    settings = settings_of(broker_settings, pool_id, OFTEN).model_copy(
+        update={"pool": PoolSettings(id=pool_id, kind="managed")}
+    )
+    assert await findings_of(settings, "topology") == [True]  # nothing is declared yet
+    async with (
+        daemon_of(settings) as running,
+        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=60) as api,
+    ):
+        await publish(channel, names, A, b"before")
+        assert await take(channel, names.request_queue(A), 1) == [b"before"]
+        assert await findings_of(settings, "topology") == [True]
+        for exchange in (names.orphan_exchange, names.work_exchange(), names.retried_exchange, names.control_exchange):
+            await api.delete(f"/api/exchanges/%2F/{quote(exchange)}")
+        await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
+        await api.delete(f"/api/global-parameters/osrdyne-{pool_id}-leader")
+        await channel.delete_queue(names.poison_queue)
+        await channel.unbind_queue(names.dead_letter_queue, names.dead_letter_exchange)
+        topology = expected_topology(names, managed=True)
+        expected = expected_objects(names, topology, pool_policy(settings, running.term._session.version))
+
+        async def repaired() -> bool:
+            return (
+                await compare(management, expected, pool=pool_id) == []
+                and await management.get_global_parameter(f"osrdyne-{pool_id}-leader") is not None
+            )
+
+        async with asyncio.timeout(60):
+            while not await repaired():
+                await asyncio.sleep(0.1)
+        await eventually(lambda: running.term.queue_board[A].is_bound and repairs(running, "request_binding") >= 1)
+        assert (await running.leads(), running.task.done()) == (1, False)
+        for kind in ("exchange", "binding", "queue", "policy", "parameter"):
+            assert repairs(running, kind) >= 1, kind
+        [component] = [one for one in _components(running) if one.name == "topology"]
+        assert component.ok and "repaired in this term" in component.detail
+        await publish(channel, names, A, b"after")
+        assert await take(channel, names.request_queue(A), 1) == [b"after"]
+
+
+async def test_doctor_and_status_name_what_cannot_be_repaired(
+    broker_settings: BrokerSettings, pool_id: str, management: ManagementClient, broker
+) -> None:
+    names = PoolNames(pool_id)
+    settings = settings_of(broker_settings, pool_id, OFTEN)
+    async with (
+        daemon_of(settings) as running,
+        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=60) as api,
+    ):
+        above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
+        await api.put(f"/api/policies/%2F/{pool_id}-other", json=above)
+        await eventually(lambda: any(not one.ok and pool_id in one.detail for one in _components(running)))
+        assert False in await findings_of(settings, "topology")
+        await api.delete(f"/api/policies/%2F/{pool_id}-other")
+        await eventually(lambda: all(one.ok for one in _components(running)))
+    await api_delete_policy(broker.management_uri, names)
+    assert False in await findings_of(settings, "topology")
+
+
+async def api_delete_policy(uri: str, names: PoolNames) -> None:
+    async with httpx.AsyncClient(base_url=uri, trust_env=False, timeout=60) as api:
+        await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
+
+
+def _components(running: Running):
+    return [running.term.topology.component()]
+
+
+async def test_deleted_inventory_comes_back_and_holds_up_no_dead_letter(
+    broker_settings: BrokerSettings, pool_id: str, channel: Channel
+) -> None:
+    names = PoolNames(pool_id)
+    settings = settings_of(broker_settings, pool_id, LifecycleSettings(topology_interval=3600.0))
+    async with daemon_of(settings):
+        await channel.delete_queue(names.poison_queue)
+        replies = await channel.declare_queue(f"{pool_id}-replies")
+        assert replies.ready == 0
+        for number in range(100):
+            reason = "delivery_limit" if number < 90 else "expired"
+            letter = Message(
+                headers={"x-first-death-reason": reason}, reply_to=f"{pool_id}-replies", correlation_id=str(number)
+            )
+            await channel.publish(letter, exchange=names.dead_letter_exchange, routing_key="a")
+        bodies = await take(channel, f"{pool_id}-replies", 100)
+        kept = await channel.declare_queue(names.poison_queue, passive=True)
+        assert (len(bodies), kept.ready) == (100, 90)

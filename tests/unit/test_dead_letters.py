@@ -209,3 +209,40 @@ VALUES = st.recursive(
 def test_hostile_headers_give_a_reason_of_ours_or_none(headers: dict[str, object]) -> None:
     assert without_waits(headers, PoolNames("pool")) == headers
     assert death_reason(headers) in {None, Status.EXPIRED, Status.REJECTED, Status.MAXLEN, Status.DELIVERY_LIMIT}
+
+
+class TestInventoryIsGone:
+    async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """64 of them filled the prefetch, and not even `expired` was answered any more."""
+
+        async def refuse(command: Command) -> None:
+            if command == ("publish", "pool-poison-xchg", False):
+                raise PublishRefusedError("unroutable")
+
+        async with leading(clock, broker=broker) as stack:
+            broker.hook = refuse
+            channel = FakeChannel(broker)
+            for number in range(3 * PREFETCH):
+                poison = Message(
+                    headers={"x-first-death-reason": "delivery_limit"}, reply_to=REPLIES, correlation_id=f"p{number}"
+                )
+                await channel.publish(poison, exchange=stack.names.dead_letter_exchange, routing_key="a")
+            await die(stack, {"x-first-death-reason": "expired"})
+            assert answers(broker) == [("c", "expired")]
+            broker.hook = None
+            await clock.advance(60.0)
+            assert (len(answers(broker)), len(broker.bodies("pool-poison"))) == (3 * PREFETCH + 1, 3 * PREFETCH)
+            assert broker.bodies("pool-dl") == []
+
+    async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with leading(clock, broker=broker) as stack:
+            await clock.advance(1.0)
+            broker.delete_queue("pool-poison")
+            await die(stack, {"x-first-death-reason": "delivery_limit"})
+            assert (answers(broker), broker.bodies("pool-poison")) == ([("c", "delivery_limit")], [b"1"])
+            repaired = stack.metrics.registry.get_sample_value("osrdyne_topology_repairs_total", {"object": "queue"})
+            assert repaired == 1.0
