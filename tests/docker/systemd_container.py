@@ -23,6 +23,8 @@ INSTALL = f"""
 set -e
 /opt/osrdyne/bin/pip install -q --no-deps --no-build-isolation --no-index --root-user-action=ignore -e {SOURCE}
 cd {SOURCE}/deploy/systemd
+install -m 644 -D osrdyne.sysusers.conf /etc/sysusers.d/osrdyne.conf
+systemd-sysusers
 install -m 644 system/*.service /etc/systemd/system/
 install -m 644 50-osrdyne.rules /etc/polkit-1/rules.d/
 systemctl daemon-reload

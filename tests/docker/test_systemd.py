@@ -35,6 +35,7 @@ cd /etc/systemd/system
 program='ExecStart=/opt/osrdyne/bin/python -m osrdyne.testing.conformance_worker'
 sed "s|^ExecStart=.*|$program|" osrdyne-worker@.service > osrdyne-worker-conformance@.service
 sed 's|^ExecStart=.*|ExecStart=/bin/sleep infinity|' osrdyne-worker@.service > osrdyne-worker-other-people@.service
+usermod -aG systemd-journal osrdyne
 useradd -m -u 1500 -G systemd-journal somebody
 install -d -o somebody /home/somebody/.config/systemd/user
 sed "s|^ExecStart=.*|$program|" /src/deploy/systemd/user/osrdyne-worker@.service \
@@ -62,8 +63,6 @@ def run_inside(machine: SystemdContainer, file: str, *options: str, user: str, m
         "HOME=/tmp", "XDG_RUNTIME_DIR=/run/user/1500", f"OSRDYNE_BACKEND_AWAY={BACKEND_AWAY}",
     ]  # fmt: skip
     owner = "osrdyne" if user == "osrdyne" else "root"
-    if user == "osrdyne":  # the daemon's user, which systemd makes only while the daemon's unit runs
-        machine.run("bash", "-c", "id -u osrdyne || useradd --system -G systemd-journal osrdyne")
     machine.run("bash", "-c", f"rm -rf /run/osrdyne && install -d -m 700 -o {owner} /run/osrdyne")
     done = machine.attempt(
         "env", "-C", SOURCE, *environment, "/opt/osrdyne/bin/pytest", "-p", "no:cacheprovider", "-q", "--tb=short",
@@ -191,7 +190,7 @@ def pool(machine: SystemdContainer, broker, pool_id) -> Iterator[Pool]:
     write = f"import pyarrow, pyarrow.parquet as p; p.write_table({table}, '/srv/osrdyne/data/2026-11-20.parquet')"
     machine.run("install", "-d", "/srv/osrdyne/data")
     machine.run("/opt/osrdyne/bin/python", "-c", write)
-    machine.run("bash", "-c", "rm -rf /run/osrdyne; ! id -u osrdyne || userdel osrdyne")  # the unit makes its user
+    machine.run("bash", "-c", "rm -rf /run/osrdyne")
     machine.run("systemctl", "start", "osrdyne.service")
     pool = Pool(machine, f"http://127.0.0.1:{port}")
     until(pool.is_led, "the daemon leads")
