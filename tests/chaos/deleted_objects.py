@@ -103,7 +103,7 @@ async def attack(scene: Scene, what: str, seconds: float) -> int:
             await scene.die(number, "delivery_limit" if number < 90 else "expired")
         return 100
     if what == "policy":
-        await scene.publish(0, "other")
+        await scene.publish(0, "other", expiration="500")  # what stays at the head would keep the others from expiring
         await asyncio.sleep(3.0)
         await scene.api.delete(f"/api/policies/%2F/{quote(NAMES.policy)}")
     else:
