@@ -319,7 +319,7 @@ class RequestSettings(Model):
         600.0,
         ge=0,
         description="How long a text (path and body) is refused with `poison` after a request with it has ended a "
-        "second worker, alone. 0: never; the delivery limit decides.",
+        "second worker, alone or because its handler could not be cancelled. 0: never; the delivery limit decides.",
     )
     consumer_timeout: Duration | None = Field(
         None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."

@@ -286,7 +286,9 @@ class WorkerActions:
         if ended_by_itself and reported is not None and reported.requests:
             self._note_death(entry, reported, log_lines)
         if ended_by_itself and reported is not None and reported.alone is not None:
-            self._convict(instance.key, reported.alone)
+            self._refuse_text(instance.key, reported.alone)
+        elif ended_by_itself and reported is not None and reported.stuck is not None:
+            self._blame_stuck(instance.key, reported.stuck)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -310,7 +312,7 @@ class WorkerActions:
         )
         self._records.apply(instance.key, ended)
 
-    def _convict(self, key: Key, text: str) -> None:
+    def _refuse_text(self, key: Key, text: str) -> None:
         """A request ended its second worker, this one with nothing else in it: workers refuse its text from now on.
 
         A worker that is started next has it in its environment. Should this leader end before, the next one knows
@@ -319,6 +321,15 @@ class WorkerActions:
         if self._poison.note(key, text):
             self._log.warning("request ended two workers, its text is refused", key=key, text=text)
             self._to_tell[key] = None
+
+    def _blame_stuck(self, key: Key, text: str) -> None:
+        """A worker ended because the handler of this request did not end when it was cancelled.
+
+        The caller has its answer, so the request does not come back as a suspect: its text is refused when the same
+        has happened to a second worker. Should this leader end in between, the next one begins to count again.
+        """
+        if self._poison.note_stuck(key, text):
+            self._refuse_text(key, text)
 
     async def tell_poison(self, key: Key) -> None:
         """Tell the workers that run already, if there is news."""

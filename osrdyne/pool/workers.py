@@ -16,7 +16,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.pool.view import WorkerState
 from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, SUSPECTS_FIELD, named_requests
+from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, STUCK_FIELD, SUSPECTS_FIELD, named_requests
 from osrdyne.protocol.names import Key, started_as
 
 _K = TypeVar("_K")
@@ -40,6 +40,8 @@ _BEST_FIRST = (
     WorkerState.STOPPING,
     WorkerState.FAILED,
 )
+MAX_TEXT = 64
+"""Characters of a text fingerprint in a report."""
 MAX_COUNT = 1_000_000
 """What one report may say of completed requests; a claim beyond that is none, and no counter could hold it."""
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
@@ -55,8 +57,9 @@ class WorkerReportState:
     told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
     `generation`: of the last control message that it believed, if it says so.
     `completed`: requests that it was heard to have completed. `suspects`: requests that it has put aside, because an
-    earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else. `is_assumed`: it
-    has said nothing, and somebody seems to consume for it.
+    earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else; `stuck`: the
+    text of a request whose handler does not end. `is_assumed`: it has said nothing, and somebody seems to consume
+    for it.
     """
 
     worker_id: str
@@ -74,6 +77,7 @@ class WorkerReportState:
     completed: int = 0
     suspects: int = 0
     alone: str | None = None
+    stuck: str | None = None
     is_assumed: bool = False
 
 
@@ -102,9 +106,15 @@ def apply_report(
         generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
         completed=after.completed + completed_requests(report),
         suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
-        alone=alone if isinstance(alone := report.details.get(ALONE_FIELD), str) else None,
+        alone=_text(report.details.get(ALONE_FIELD)),
+        stuck=_text(report.details.get(STUCK_FIELD)),
         is_assumed=False,
     )
+
+
+def _text(value: object) -> str | None:
+    """A text fingerprint; anything longer is none, and is not kept."""
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT else None
 
 
 def _generation(value: object, *, before: Generation | None) -> Generation | None:

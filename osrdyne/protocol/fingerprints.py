@@ -16,6 +16,8 @@ SUSPECTS_FIELD = "suspects"
 """How many requests a worker has put aside because an earlier worker may have died of them."""
 ALONE_FIELD = "alone"
 """The text fingerprint of the one of them that runs now, with nothing else in the worker."""
+STUCK_FIELD = "stuck"
+"""The text fingerprint of a request whose handler did not end when it was cancelled: the worker ends because of it."""
 MAX_NAMED_REQUESTS = 64
 """How many a report names."""
 

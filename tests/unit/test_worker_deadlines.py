@@ -11,7 +11,10 @@ import pytest
 from test_worker_processor import REPLIES, Bench
 
 from osrdyne.aio.clock import now_ms
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.fingerprints import STUCK_FIELD, text_fingerprint
 from osrdyne_worker import App, Call
+from osrdyne_worker.runtime.activity import Draft
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 
 
@@ -129,9 +132,13 @@ async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
             async with asyncio.timeout(30):
                 while not bench.given_up:
                     await asyncio.sleep(0.001)
+            bench.reporter.report(Event.FAILED)
             bench.released.set()
             await bench.processor.until_idle()
     assert "'/abandonable' did not end" in bench.given_up[0].reason
+    last = bench.reporter._waiting[-1]
+    assert isinstance(last, Draft)
+    assert last.details[STUCK_FIELD] == text_fingerprint("/abandonable", b"")
 
 
 def test_number_of_abandoned_handlers_is_a_setting() -> None:

@@ -16,7 +16,13 @@ from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED, Event
-from osrdyne.protocol.fingerprints import ALONE_FIELD, MAX_NAMED_REQUESTS, SUSPECTS_FIELD, text_fingerprint
+from osrdyne.protocol.fingerprints import (
+    ALONE_FIELD,
+    MAX_NAMED_REQUESTS,
+    STUCK_FIELD,
+    SUSPECTS_FIELD,
+    text_fingerprint,
+)
 from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Response, header_text
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
@@ -93,6 +99,8 @@ class Processor:
         self._alone: InFlight | None = None
         self._text_alone = ""
         self._died_alone: str | None = None
+        self._stuck_text: str | None = None
+        """The text of the first request whose handler did not end: this worker ends because of it."""
         self.intakes = 0
         """How many queues are consumed now."""
         self._cancels = CancelMemory(clock)
@@ -179,10 +187,11 @@ class Processor:
         return self._alone is not None
 
     def _suspicion(self) -> Mapping[str, object]:
-        """What reports say of suspects."""
+        """What reports say of requests that end workers."""
         count = sum(job.is_suspect for job in self._jobs.values())
         text = self._died_alone or (self._text_alone if self._alone is not None else None)
-        return {**({SUSPECTS_FIELD: count} if count else {}), **({ALONE_FIELD: text} if text else {})}
+        found: dict[str, object] = {SUSPECTS_FIELD: count, ALONE_FIELD: text, STUCK_FIELD: self._stuck_text}
+        return {name: value for name, value in found.items() if value}
 
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, answered or not, or ran when the session was lost."""
@@ -405,6 +414,8 @@ class Processor:
         if job.interruption is None or not job.in_handler:
             return
         log.error("a handler does not end", path=job.request.path, reason=str(job.interruption))
+        if self._stuck_text is None:  # others may be stuck because of this one
+            self._stuck_text = text_fingerprint(job.request.path, job.request.body)
         self._give_up(BeyondHelp(f"The handler of {job.request.path!r} did not end when it was cancelled."))
 
     async def _settle(self, job: InFlight, result: Result) -> None:

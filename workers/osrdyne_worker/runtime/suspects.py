@@ -62,8 +62,8 @@ class PoisonTexts:
 def refusal(request: Request, seconds: float) -> Response:
     """The answer to a request whose text has killed workers."""
     message = (
-        "Requests with the same path and body have ended the workers that ran them, the last one with nothing else "
-        f"running. They are refused for another {math.ceil(seconds)} s."
+        "Requests with the same path and body have ended two workers that ran them. "
+        f"They are refused for another {math.ceil(seconds)} s."
     )
     body = {"error": {"code": "poison", "message": message, "path": request.path[:200]}}
     return Response(
