@@ -23,6 +23,8 @@ CONFIG = "/etc/osrdyne/osrdyne.yaml"
 KEY = "demo/day=2026-11-20"
 PATIENCE = 400.0
 BACKEND_AWAY = os.environ.get("OSRDYNE_BACKEND_AWAY", "1")
+FILES = r"shopt -s nullglob; printf '%s\n' *.env *.uri | sed '/^$/d'"
+"""Of workers: the socket of the API is in the same directory."""
 # In a container that may not do everything, systemd 252 leaves what LoadCredential= provides to root.
 IN_A_CONTAINER = """
 [Service]
@@ -135,11 +137,12 @@ class Pool:
         owners = {run("stat", "-c", "%u", f"/proc/{one}").strip() for one in listed}
         daemon = run("systemctl", "show", "-P", "MainPID", "osrdyne.service").strip()
         assert owners.isdisjoint({"0", run("stat", "-c", "%u", f"/proc/{daemon}").strip()})
-        as_worker = ("setpriv", f"--reuid={owners.copy().pop()}", "--clear-groups")
+        [owner] = owners  # a dynamic user's group has the same number
+        as_worker = ("setpriv", f"--reuid={owner}", f"--regid={owner}", "--clear-groups")
         shown = [run(*as_worker, "cat", f"/proc/{one}/environ") for one in listed]
         assert all("WORKER_ID" in text and "amqp://" not in text for text in shown)
         assert run(*as_worker, "readlink", f"/proc/{pid}/fd/0").strip() == "/dev/null"
-        assert run("bash", "-c", "ls /run/osrdyne").split() == [f"{instance}.env"]
+        assert run("bash", "-c", f"cd /run/osrdyne; {FILES}").split() == [f"{instance}.env"]
         assert run("stat", "-c", "%u", f"/var/lib/private/osrdyne-worker/{instance}").strip() in owners
 
     def workers(self) -> dict[str, str]:
@@ -214,5 +217,8 @@ def test_spark_workers_come_and_go_and_outlive_the_daemon(pool: Pool) -> None:
     assert pool.osrdyne("groups", "logs", KEY).strip()
 
     pool.osrdyne("groups", "stop", KEY)
-    until(lambda: pool.machine.run("ls", "/run/osrdyne") == "", "the idle worker has gone and left nothing")
+    until(
+        lambda: pool.machine.run("bash", "-c", f"cd /run/osrdyne; {FILES}") == "",
+        "the idle worker has gone and left nothing",
+    )
     assert pool.workers() == {}

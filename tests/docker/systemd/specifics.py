@@ -82,7 +82,8 @@ async def test_started_worker_leaves_no_file_with_the_password(driver):
     assert [file.suffix for file in FILES.iterdir()] == [".env"]
     assert all(SECRET not in file.read_text() for file in FILES.iterdir())
     pid = systemctl("show", "-P", "MainPID", started.external_id).strip()
-    as_worker = ["setpriv", f"--reuid={Path(f'/proc/{pid}').stat().st_uid}", "--clear-groups"]  # as Spark's JVM would
+    owner = Path(f"/proc/{pid}").stat()
+    as_worker = ["setpriv", f"--reuid={owner.st_uid}", f"--regid={owner.st_gid}", "--clear-groups"]  # as the JVM would
     environment = subprocess.check_output([*as_worker, "cat", f"/proc/{pid}/environ"], text=True)
     assert "WORKER_AMQP_URI_FILE=-" in environment
     assert SECRET not in environment
