@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql test-pyspark audit sbom
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ test-pyspark: setup ## The attacks on the SQL pipeline with another PySpark: mak
 
 fuzz-sql: setup ## Statements made from sqlglot's and Spark's tests against the plan check: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)
+
+sql-corpora: setup ## Queries of TPC-DS and of Spark's own tests that the SQL pipeline refuses: make sql-corpora ARGS="--seconds 300"
+	$(BIN)/python -m tests.fuzz.sql_corpora $(ARGS)
 
 bench: setup ## Run benchmarks against raw-library baselines; prints JSON
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)

@@ -137,17 +137,17 @@ class SqlData:
             remembered = self._remembered.get(
                 (query, frozenset(columns)), lambda: self._prepare_repeatable(query, columns)
             )
-        return remembered or prepare(self._check(query, columns).frame)
+        return remembered or prepare(self.check(query, columns).frame)
 
     def frame(self, query: str) -> Any:
         """The checked query as a DataFrame of its own, not yet run; raises as `prepared` does."""
-        return self._check(query, self._columns()).frame
+        return self.check(query, self._columns()).frame
 
     def _columns(self) -> dict[str, int]:
         """How many columns each view has."""
         return {view.name: len(view.columns) for view in self.views()}
 
-    def _check(self, query: str, columns: Mapping[str, int]) -> CheckedQuery:
+    def check(self, query: str, columns: Mapping[str, int]) -> CheckedQuery:
         """Both nets and the limits. Whether a query passes depends on its text and on the views (their names and
         number of columns) only."""
 
@@ -169,7 +169,7 @@ class SqlData:
     def _prepare_repeatable(self, query: str, columns: Mapping[str, int]) -> tuple[PreparedQuery | None, int]:
         """The checked query, if it may be run again without being analysed again (the views stay what they are); and
         how many bytes it takes to remember that."""
-        checked = self._check(query, columns)
+        checked = self.check(query, columns)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None, len(query)
         return prepare(checked.frame), len(query) + memory_bytes(checked.analyzed)
