@@ -101,7 +101,7 @@ async def poison(daemon: DaemonProcess) -> list[dict[str, object]]:
 
 
 async def test_request_that_crashes_every_worker_becomes_poison(make_daemon: MakeDaemon, caller: DurableCaller) -> None:
-    daemon = make_daemon(requests={"delivery_limit": 3})
+    daemon = make_daemon(requests={"delivery_limit": 3, "poison_time": 0})  # 0: its text is not refused before
     await daemon.start()
     answer = await caller.call("k", "/crash", {"why": "test"})
     assert answer.status == "delivery_limit"
