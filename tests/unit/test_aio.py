@@ -268,9 +268,10 @@ class TestKeyedJobs:
 
 async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends() -> None:
     states: list[bool] = []
-    first_may_end = threading.Event()
+    first_runs, first_may_end = threading.Event(), threading.Event()
 
     def first() -> None:
+        first_runs.set()
         first_may_end.wait(60)
         states.append(gc.isenabled())
 
@@ -279,6 +280,7 @@ async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends(
         raise ValueError
 
     waiting = asyncio.create_task(off_loop(SMALL + 1, first))
+    await asyncio.to_thread(first_runs.wait, 60)
     with pytest.raises(ValueError):
         await off_loop(SMALL + 1, fails)
     assert not gc.isenabled()
