@@ -271,7 +271,13 @@ class Term:
         publisher, kept_cancels = self._session.publisher, KeptCancels(clock)
         addresses = ReplyAddresses(names, self._settings.requests.reply_to_prefixes)
         forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
-        replier = Replier(publisher, forgeries=forgeries, clock=clock, metrics=metrics)
+        replier = Replier(
+            publisher,
+            forgeries=forgeries,
+            clock=clock,
+            metrics=metrics,
+            reference_statuses=self._settings.requests.statuses == "reference",
+        )
         self._orphans = build_orphan_processor(
             self._settings,
             session=self._session,

@@ -99,7 +99,8 @@ async def send(
 ) -> Reply:
     async with client:
         display.waiting(path, key)
-        return await client.call(key, path, body, on_progress=display.show, **options)
+        on_progress = display.show if display.is_shown else None  # the worker sends progress only if asked
+        return await client.call(key, path, body, on_progress=on_progress, **options)
 
 
 def ask(request: Coroutine[Any, Any, Reply]) -> Reply | RequestError | BrokerUnavailableError | KeyboardInterrupt:

@@ -38,8 +38,8 @@ class ProgressDisplay:
     """Progress on standard error: a live line on a terminal, one line per message elsewhere, and only if wanted."""
 
     def __init__(self, *, wanted: bool | None, terminal: bool) -> None:
-        shown = terminal if wanted is None else wanted
-        self._lines = shown and not terminal
+        self.is_shown = terminal if wanted is None else wanted
+        self._lines = self.is_shown and not terminal
         self._live = (
             Progress(
                 SpinnerColumn(),
@@ -49,7 +49,7 @@ class ProgressDisplay:
                 console=Console(stderr=True),
                 transient=True,
             )
-            if shown and terminal
+            if self.is_shown and terminal
             else None
         )
         self._task = None if self._live is None else self._live.add_task("connecting", total=None)

@@ -164,7 +164,7 @@ class AsyncClient:
         Raises the subclass of `RequestError` that stands for the answer's status (with `raise_on_error=False` such an
         answer is returned), `RequestTimeout` without any answer, `ConnectionLost`, `PoolNotFound`.
         """
-        request = self._build(key, path, body, options)
+        request = self._build(key, path, body, options, wants_progress=on_progress is not None)
         reply = await self._attempt(request, lambda session: session.call(request, on_progress), idempotent=idempotent)
         if raise_on_error and (error := error_from_reply(reply, key=key, path=path)) is not None:
             raise error
@@ -184,7 +184,7 @@ class AsyncClient:
 
         Leaving the iteration early cancels the request: close the iterator (`contextlib.aclosing`) to do so at once.
         """
-        request = self._build(key, path, body, options)
+        request = self._build(key, path, body, options, wants_progress=True)
         replies: asyncio.Queue[Reply | None] = asyncio.Queue()
         attempt = self._attempt(
             request, lambda session: session.call(request, replies.put_nowait), idempotent=idempotent
@@ -227,7 +227,14 @@ class AsyncClient:
         return isinstance(state, Session) and await state.cancel(correlation_id)
 
     def _build(
-        self, key: str, path: str, body: object, options: RequestOptions, *, one_way: bool = False
+        self,
+        key: str,
+        path: str,
+        body: object,
+        options: RequestOptions,
+        *,
+        one_way: bool = False,
+        wants_progress: bool = False,
     ) -> OutgoingRequest:
         timeout, slack = options.get("timeout"), options.get("answer_slack")
         return build_request(
@@ -246,6 +253,7 @@ class AsyncClient:
             accept=options.get("accept"),
             content_type=options.get("content_type"),
             no_activate=options.get("no_activate", False),
+            wants_progress=wants_progress,
         )
 
     async def _attempt(

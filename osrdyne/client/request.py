@@ -12,7 +12,14 @@ from typing import TypedDict
 from osrdyne.amqp import Message
 from osrdyne.errors import InvalidMessageError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.messages import ACCEPT_HEADER, JSON_TYPE, NO_ACTIVATE_HEADER, PATH_HEADER, encode_path
+from osrdyne.protocol.messages import (
+    ACCEPT_HEADER,
+    JSON_TYPE,
+    NO_ACTIVATE_HEADER,
+    PATH_HEADER,
+    WANTS_PROGRESS_HEADER,
+    encode_path,
+)
 from osrdyne.protocol.names import Key, parse_key
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
@@ -75,6 +82,7 @@ def build_request(
     accept: str | None = None,
     content_type: str | None = None,
     no_activate: bool = False,
+    wants_progress: bool = False,
 ) -> OutgoingRequest:
     """Build a request at `now` (seconds since the epoch).
 
@@ -94,6 +102,8 @@ def build_request(
         all_headers[ACCEPT_HEADER] = accept
     if no_activate:
         all_headers[NO_ACTIVATE_HEADER] = True
+    if wants_progress:
+        all_headers[WANTS_PROGRESS_HEADER] = True
     seconds, expiration = int(now), None
     if has_deadline:
         deadline_ms = math.ceil((now + timeout) * 1000)

@@ -236,11 +236,16 @@ class WorkerSettings(Model):
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
 
     def to_worker_config(
-        self, *, max_clock_skew: float, reply_to_prefixes: tuple[str, ...] | None = None
+        self,
+        *,
+        max_clock_skew: float,
+        reply_to_prefixes: tuple[str, ...] | None = None,
+        statuses: Literal["full", "reference"] = "full",
     ) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
         # Only where it is set: a further name would be another configuration, and workers would be replaced for it.
         addresses = {} if reply_to_prefixes is None else {"reply_to_prefixes": list(reply_to_prefixes)}
+        replies = {} if statuses == "full" else {"statuses": statuses}
         return {
             "runtime": {
                 "max_clock_skew": max_clock_skew,
@@ -251,6 +256,7 @@ class WorkerSettings(Model):
                 "skip_abandoned": self.skip_abandoned,
                 "debug": self.debug,
                 **addresses,
+                **replies,
             },
             "spark": {"master": self.spark_master, "conf": self.spark_conf},
             "app": self.config,
@@ -333,6 +339,12 @@ class RequestSettings(Model):
         description="Reply queues of requests must have a name that begins with one of these; an empty list allows "
         "direct reply-to only. By default every queue that is not the pool's own. A request with another `reply-to` "
         "is dropped and counted.",
+    )
+    statuses: Literal["full", "reference"] = Field(
+        "full",
+        description="`reference`: controller and workers write every status other than `ok` as `core_error` into "
+        "`x-status`, and the status itself into `x-osrdyne-status`. The reference client stops at any other status; "
+        "the osrdyne clients read both.",
     )
     check_entire_queue_on_cleanup: bool = Field(
         False,
@@ -450,7 +462,9 @@ class Settings(Model):
     def worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
         return self.worker.to_worker_config(
-            max_clock_skew=self.requests.max_clock_skew, reply_to_prefixes=self.requests.reply_to_prefixes
+            max_clock_skew=self.requests.max_clock_skew,
+            reply_to_prefixes=self.requests.reply_to_prefixes,
+            statuses=self.requests.statuses,
         )
 
     def effective_consumer_timeout(self) -> float:

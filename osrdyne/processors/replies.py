@@ -20,11 +20,20 @@ from osrdyne.protocol.statuses import Status
 class Replier:
     """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
 
-    def __init__(self, publisher: Publisher, *, forgeries: Forgeries, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        forgeries: Forgeries,
+        clock: Clock,
+        metrics: Metrics,
+        reference_statuses: bool = False,
+    ) -> None:
         self._publisher = publisher
         self._forgeries = forgeries
         self._clock = clock
         self._metrics = metrics
+        self._reference_statuses = reference_statuses
         self._log: Logger = get_logger("replies")
 
     async def answer(
@@ -54,7 +63,7 @@ class Replier:
         )
         message = Message(
             body=response.body,
-            headers=response.wire_headers(),
+            headers=response.wire_headers(reference_statuses=self._reference_statuses),
             correlation_id=request.correlation_id,
             content_type=response.content_type,
         )

@@ -8,14 +8,16 @@ from datetime import datetime
 from typing import Self
 
 from osrdyne.protocol import deadlines
-from osrdyne.protocol.statuses import CODES, Status, decode_text, encode_status
+from osrdyne.protocol.statuses import CODES, REFERENCE_ERROR, Status, decode_text, encode_status
 
 PATH_HEADER = "x-rpc-path"
 STATUS_HEADER = "x-status"
+FULL_STATUS_HEADER = "x-osrdyne-status"
 CODE_HEADER = "x-code"
 DETAIL_HEADER = "x-status-detail"
 WORKER_ID_HEADER = "x-worker-id"
 PROGRESS_HEADER = "x-non-terminating-response"
+WANTS_PROGRESS_HEADER = "x-progress"
 RETRY_AFTER_HEADER = "x-retry-after"
 NO_ACTIVATE_HEADER = "x-no-activate"
 ACCEPT_HEADER = "accept"
@@ -96,6 +98,12 @@ class Request:
         return self.headers.get(NO_ACTIVATE_HEADER) is True
 
     @property
+    def wants_progress(self) -> bool:
+        """Whether the client asks for progress replies; one that does not may take the first reply for the last."""
+        value = self.headers.get(WANTS_PROGRESS_HEADER)
+        return value is True or decode_text(value) == "true"
+
+    @property
     def delivery_count(self) -> int:
         """How often the broker has taken this request back, 0 at the first delivery; also from before it was put into
         its queue anew."""
@@ -124,16 +132,20 @@ class Response:
             return CODES[Status(self.status)]
         return self.code
 
-    def wire_headers(self) -> dict[str, object]:
+    def wire_headers(self, *, reference_statuses: bool = False) -> dict[str, object]:
         """The headers of the reply, in the types that the reference client reads.
 
         Without those that route: a reply goes through the default exchange, where they name any queue.
+        `reference_statuses` writes every status other than `ok` as `core_error`, and the status itself into
+        `x-osrdyne-status`.
         """
         headers: dict[str, object] = {
             name: value for name, value in self.headers.items() if name not in ROUTING_HEADERS
         }
-        headers[STATUS_HEADER] = encode_status(self.status)
+        is_mapped = reference_statuses and self.status != Status.OK
+        headers[STATUS_HEADER] = encode_status(REFERENCE_ERROR if is_mapped else self.status)
         optional: dict[str, object | None] = {
+            FULL_STATUS_HEADER: str(self.status) if is_mapped else None,
             CODE_HEADER: self.told_code,
             DETAIL_HEADER: None if self.detail is None else header_text(self.detail),
             WORKER_ID_HEADER: self.worker_id,
@@ -148,9 +160,13 @@ class Response:
         """Read a reply; one without `x-status` (a worker that does not know it) counts as `ok`."""
         code = headers.get(CODE_HEADER)
         retry_after = headers.get(RETRY_AFTER_HEADER)
+        status = decode_text(headers.get(STATUS_HEADER)) or Status.OK
         known = {STATUS_HEADER, CODE_HEADER, DETAIL_HEADER, WORKER_ID_HEADER, RETRY_AFTER_HEADER, PROGRESS_HEADER}
+        if status == REFERENCE_ERROR:  # a pool with `requests.statuses: reference`, or the reference's own worker
+            status = decode_text(headers.get(FULL_STATUS_HEADER)) or status
+            known.add(FULL_STATUS_HEADER)
         return cls(
-            status=decode_text(headers.get(STATUS_HEADER)) or Status.OK,
+            status=status,
             body=body,
             content_type=content_type,
             code=code if isinstance(code, int) and not isinstance(code, bool) else None,

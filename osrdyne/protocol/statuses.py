@@ -41,6 +41,10 @@ CODES: dict[Status, int] = {
 """The default `x-code` of each status; a handler's own code replaces it."""
 
 
+REFERENCE_ERROR = "core_error"
+"""The one status besides `ok` that the reference client accepts."""
+
+
 def encode_status(status: Status | str) -> bytearray:
     """`x-status` is a byte array on the wire (AMQP type `x`): the reference client reads nothing else."""
     return bytearray(str(status), "utf-8")

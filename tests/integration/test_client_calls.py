@@ -123,7 +123,7 @@ async def test_status_of_the_answer_is_raised(
 
 
 def _progress(request: Request) -> list[Response]:
-    steps = [Response(body=str(step).encode(), progress=True) for step in range(3)]
+    steps = [Response(body=str(step).encode(), progress=True) for step in range(3 if request.wants_progress else 0)]
     return [*steps, Response(body=b"last")]
 
 

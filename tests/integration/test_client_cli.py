@@ -48,10 +48,8 @@ def test_json_output_is_the_body_and_nothing_else(broker: EmbeddedBroker, pool_i
 
 
 def _fail(request: Request) -> list[Response]:
-    return [
-        Response(body=b'{"step": 1, "of": 2}', progress=True),
-        Response("start-failed", detail="It died.\nlast words"),
-    ]
+    step = [Response(body=b'{"step": 1, "of": 2}', progress=True)] if request.wants_progress else []
+    return [*step, Response("start-failed", detail="It died.\nlast words")]
 
 
 def test_error_answer_and_progress_go_to_standard_error(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:

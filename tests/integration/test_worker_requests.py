@@ -96,10 +96,18 @@ async def test_deadline_during_the_work_is_answered_expired(pool: Stage, path: s
 
 
 async def test_progress_comes_before_the_answer_in_order(pool: Stage) -> None:
-    asked = await pool.caller.send("/progress", {"steps": 3})
+    asked = await pool.caller.send("/progress", {"steps": 3}, headers={"x-progress": True})
     responses = [await pool.caller.answer(asked) for _ in range(4)]
     assert [response.progress for response in responses] == [True, True, True, False]
     assert [json.loads(response.body).get("step") for response in responses] == [1, 2, 3, None]
+
+
+@pytest.mark.parametrize("headers", [{}, {"x-progress": False}, {"x-progress": 7}])
+async def test_client_that_does_not_ask_for_progress_gets_the_answer_only(
+    pool: Stage, headers: dict[str, object]
+) -> None:
+    asked = await pool.caller.send("/progress", {"steps": 3}, headers=headers)
+    assert not (await pool.caller.answer(asked)).progress
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,11 @@ def test_one_way_request_without_timeout_has_neither_address_nor_deadline() -> N
     assert (message.reply_to, message.expiration, "x-deadline" in message.headers) == (None, None, False)
 
 
+def test_only_a_caller_that_wants_progress_asks_for_it() -> None:
+    assert build(wants_progress=True).message.headers["x-progress"] is True
+    assert "x-progress" not in build().message.headers
+
+
 def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
     headers = build(headers={"x-deadline": 1, "x-rpc-path": "/other", "mine": "kept"}).message.headers
     assert (headers["x-deadline"], headers["x-rpc-path"], headers["mine"]) == (1_700_000_010_250, b"/p", "kept")

@@ -6,6 +6,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from osrdyne.config.models import BrokerSettings, Model, Settings
+from osrdyne_worker.runtime.settings import runtime_settings
 
 
 def broker(uri: str, **more: object) -> BrokerSettings:
@@ -119,3 +120,6 @@ def test_worker_configuration_is_what_the_runtime_reads() -> None:
     assert set(config) == {"runtime", "spark", "app"}
     assert config["app"] == {"a": 1}
     assert config["runtime"]["stop_grace"] == 5  # type: ignore[index]
+    assert runtime_settings(config).statuses == "full"
+    mapped = Settings.model_validate({"requests": {"statuses": "reference"}}).worker_config()
+    assert runtime_settings(mapped).statuses == "reference"

@@ -88,6 +88,18 @@ class TestResponse:
         assert Response(Status.EXPIRED).wire_headers()["x-status"] == bytearray(b"expired")
         assert type(encode_status("ok")) is bytearray
 
+    @given(st.sampled_from(list(Status)), st.booleans())
+    def test_reference_statuses_are_ok_or_core_error_and_lose_nothing(self, status: Status, forged: bool) -> None:
+        sent = Response(status, headers={"x-osrdyne-status": "forged"} if forged else {})
+        headers = sent.wire_headers(reference_statuses=True)
+        assert headers["x-status"] == bytearray(b"ok" if status == Status.OK else b"core_error")
+        for wire in (headers, sent.wire_headers()):
+            assert Response.from_wire(headers=wire, body=b"", content_type=None).status == status
+
+    def test_error_of_the_references_worker_keeps_its_status(self) -> None:
+        headers = {"x-status": bytearray(b"core_error")}
+        assert Response.from_wire(headers=headers, body=b"", content_type=None).status == "core_error"
+
     def test_status_of_a_later_version_is_kept_without_a_code(self) -> None:
         headers = Response("quota-exceeded").wire_headers()
         assert "x-code" not in headers

@@ -132,6 +132,12 @@ def test_reply_is_persistent_where_it_can_be_stored(reply_to: str, persistent: b
     assert message.headers["x-worker-id"] == "w"
 
 
+def test_reply_of_a_pool_with_reference_statuses_is_a_core_error() -> None:
+    response = error_response(RequestError("no", 403, "refused"), path="/p")
+    message = reply_message(Request("k", b"", reply_to="r"), response, worker_id="w", reference_statuses=True)
+    assert (message.headers["x-status"], message.headers["x-osrdyne-status"]) == (bytearray(b"core_error"), "error")
+
+
 def test_path_with_two_handlers_is_refused() -> None:
     app = App()
     app.handler("/p")(lambda call: None)

@@ -50,6 +50,8 @@ def test_settings_of_a_newer_controller_are_left_alone() -> None:
         ("stop_grace", float("nan")),
         ("processing_timeout", float("inf")),
         ("debug", "yes"),
+        ("statuses", "core_error"),
+        ("statuses", []),
     ],
 )
 def test_wrong_setting_is_refused_by_name(name: str, value: object) -> None:

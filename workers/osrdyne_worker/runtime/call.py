@@ -136,7 +136,7 @@ class Call:
         self._deadline_at = self._clock.monotonic() + seconds
 
     def attach(self, send_progress: Callable[[Answer], None]) -> None:
-        """Where progress goes; called by the runtime. Without it progress is dropped, as in a test of a handler."""
+        """Where progress goes; called by the runtime. Without it progress is dropped: the client did not ask for it."""
         self._send_progress = send_progress
 
     def raise_if_cancelled(self) -> None:
@@ -145,7 +145,8 @@ class Call:
             raise CallCancelledError("The request was cancelled or its deadline passed.")
 
     def progress(self, value: Any) -> None:
-        """Send a non-terminating reply: an `Answer`, or a value that becomes one. More may follow.
+        """Send a non-terminating reply: an `Answer`, or a value that becomes one. More may follow. Nothing is sent to a
+        client that does not ask for progress (`x-progress`).
 
         In a thread it waits until the reply is on its way, so that a fast producer cannot fill the memory. Raises
         `CallCancelledError` when nobody wants the answer any more.

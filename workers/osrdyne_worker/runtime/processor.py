@@ -149,7 +149,8 @@ class Processor:
         )
         if backlog is not None:
             backlog.came()
-        call.attach(partial(self._progress.send, job))
+        if request.wants_progress:  # others may take the first reply for the last
+            call.attach(partial(self._progress.send, job))
         self._jobs[self._count] = job
         self._idle.clear()
         job.task = self._spawn(self._process(job, self._count))

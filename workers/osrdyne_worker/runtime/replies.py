@@ -25,6 +25,7 @@ class ReplySender:
     worker_id: str
     max_bytes: int
     clock: Clock
+    reference_statuses: bool = False
 
     async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> None:
         """Publish with a confirm; nothing for a request that wants no reply.
@@ -34,13 +35,16 @@ class ReplySender:
         """
         if request.reply_to is None:
             return
-        message = reply_message(request, fitting(response, request, self.max_bytes), worker_id=self.worker_id)
+        message = self._message(request, fitting(response, request, self.max_bytes))
         try:
             await self._publish(channel, request.reply_to, message)
         except (TypeError, ValueError, MessageTooLargeError) as error:  # what a handler put into the headers
             log.error("the headers of a reply cannot be sent", path=header_text(request.path), reason=str(error))
-            message = reply_message(request, unsendable(error, request, response), worker_id=self.worker_id)
+            message = self._message(request, unsendable(error, request, response))
             await self._publish(channel, request.reply_to, message)
+
+    def _message(self, request: Request, response: Response) -> Message:
+        return reply_message(request, response, worker_id=self.worker_id, reference_statuses=self.reference_statuses)
 
     async def _publish(self, channel: Channel | GuardedChannel, reply_to: str, message: Message) -> None:
         try:
@@ -72,11 +76,11 @@ def unsendable(error: Exception, request: Request, response: Response) -> Respon
     return replace(error_response(refusal, path=request.path), progress=response.progress)
 
 
-def reply_message(request: Request, response: Response, *, worker_id: str) -> Message:
+def reply_message(request: Request, response: Response, *, worker_id: str, reference_statuses: bool = False) -> Message:
     """The message for a response. Direct reply-to is never stored, so that only other queues get a persistent one."""
     return Message(
         body=response.body,
-        headers=replace(response, worker_id=worker_id).wire_headers(),
+        headers=replace(response, worker_id=worker_id).wire_headers(reference_statuses=reference_statuses),
         correlation_id=request.correlation_id,
         content_type=response.content_type,
         persistent=not (request.reply_to or "").startswith(DIRECT_REPLY_TO),

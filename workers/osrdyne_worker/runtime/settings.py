@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from osrdyne.errors import ConfigurationError
 
@@ -32,6 +32,7 @@ class RuntimeSettings:
     skip_abandoned: bool = False
     debug: bool = False
     reply_to_prefixes: tuple[str, ...] | None = None
+    statuses: Literal["full", "reference"] = "full"
 
 
 def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
@@ -53,7 +54,9 @@ def _checked(name: str, value: object) -> object:
         if value is None or (isinstance(value, list) and all(isinstance(prefix, str) for prefix in value)):
             return None if value is None else tuple(value)
         raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be a list of names or null, not {value!r}.")
-    if name in {"skip_abandoned", "debug"}:
+    if name == "statuses":
+        fits, wanted = value in ("full", "reference"), "full or reference"
+    elif name in {"skip_abandoned", "debug"}:
         fits, wanted = isinstance(value, bool), "true or false"
     elif name == "concurrency":
         fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY

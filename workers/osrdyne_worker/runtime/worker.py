@@ -136,7 +136,12 @@ class Worker:
             context=self._loader.context,
             dispatcher=self._dispatcher,
             reporter=self._reporter,
-            sender=ReplySender(self._environment.worker_id, self._environment.max_message_bytes, self._clock),
+            sender=ReplySender(
+                self._environment.worker_id,
+                self._environment.max_message_bytes,
+                self._clock,
+                reference_statuses=self._settings.statuses == "reference",
+            ),
             retries=Retries(self._environment.retry_exchange),
             addresses=ReplyAddresses(PoolNames(self._environment.pool), self._settings.reply_to_prefixes),
             settings=self._settings,
