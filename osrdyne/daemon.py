@@ -33,7 +33,7 @@ from osrdyne.broker.token import Token
 from osrdyne.broker.worker_access import REMEDY, administrator_of_workers, describe
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver
-from osrdyne.drivers.registry import create_driver, driver_context
+from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
 from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
 from osrdyne.inspector import DaemonInspector, DaemonState
 from osrdyne.logs import Logger, get_logger
@@ -109,6 +109,9 @@ class Daemon:
         self.api.bind()
         _raise_file_limit()
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
+        if (doubt := environment_warning(self._settings, manages_workers=self._driver.manages_workers)) is not None:
+            self._state.note("worker environment", ok=False, fatal=False, detail=doubt)
+            self._log.warning("the environment of workers is doubtful", reason=doubt)
         for warning in self._warnings:
             self._log.warning("the API is exposed", reason=warning)
         try:

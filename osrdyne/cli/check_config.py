@@ -27,8 +27,8 @@ def check_config(
     from osrdyne.api.access import access_of  # takes a while to import
 
     loaded = load(config, assignments, pool=pool, driver=driver)
-    options = asyncio.run(_check_driver(loaded.settings))
-    for warning in access_of(loaded.settings.api, clock=SystemClock())[1]:
+    options, doubt = asyncio.run(_check_driver(loaded.settings))
+    for warning in [*access_of(loaded.settings.api, clock=SystemClock())[1], *([] if doubt is None else [doubt])]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)
     if as_json:
@@ -37,13 +37,13 @@ def check_config(
         typer.echo("\n".join(_as_yaml(shown)))
 
 
-async def _check_driver(settings: Settings) -> type[BaseModel]:
-    """Check the driver's options, and return their model. Raises `ConfigurationError`."""
-    from osrdyne.drivers.registry import create_driver, driver_context
+async def _check_driver(settings: Settings) -> tuple[type[BaseModel], str | None]:
+    """Check the driver's options, and return their model and a warning. Raises `ConfigurationError`."""
+    from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
 
     driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
     await driver.close()
-    return driver.options_model
+    return driver.options_model, environment_warning(settings, manages_workers=driver.manages_workers)
 
 
 def _as_yaml(shown: Sequence[Shown]) -> Iterator[str]:

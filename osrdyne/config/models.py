@@ -234,6 +234,11 @@ class WorkerSettings(Model):
     )
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
+    environment: Literal["minimal", "reference"] = Field(
+        "minimal",
+        description="`minimal`: the AMQP URI stays out of a worker's environment where the driver can pass it another "
+        "way; `reference`: it is in `WORKER_AMQP_URI`, which workers of the reference need.",
+    )
 
     def to_worker_config(
         self,

@@ -96,6 +96,10 @@ class Instance:
 class DriverOptions(Model):
     """Base of a driver's own options (`driver.options`): frozen, and an unknown option is an error with its path."""
 
+    def contradiction(self, context: DriverContext) -> str | None:
+        """Which option cannot be used with the settings in `context`, and the remedy; None when all can be."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
@@ -104,7 +108,8 @@ class DriverContext:
     `stack` names the broker (`host:port/vhost`, no credentials): a driver whose backend is shared by several stacks
     keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
     with this very installation; a backend with images of its own runs `worker_app` (`MODULE:ATTRIBUTE`) with theirs.
-    `worker_config` is the pool's `WORKER_CONFIG`, which is part of what shapes a worker.
+    `worker_config` is the pool's `WORKER_CONFIG`, which is part of what shapes a worker. `uri_in_environment`: workers
+    read the AMQP URI from `WORKER_AMQP_URI` and know no other way (`worker.environment: reference`).
     """
 
     pool: str
@@ -113,6 +118,14 @@ class DriverContext:
     worker_command: tuple[str, ...]
     worker_app: str = ""
     worker_config: Mapping[str, object] = field(default_factory=dict, repr=False)
+    uri_in_environment: bool = False
+
+    @property
+    def worker_shape(self) -> Mapping[str, object]:
+        """The pool's settings that shape a worker, for `Driver.spec_hash`: a change of them replaces workers."""
+        # A further name in the default case would be another hash, and an upgrade would replace all workers.
+        reference = {"environment": "reference"} if self.uri_in_environment else {}
+        return {**self.worker_config, **reference}
 
     @property
     def stop_grace(self) -> float | None:

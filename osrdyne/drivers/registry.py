@@ -30,7 +30,27 @@ def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
     Raises `ConfigurationError` for a name that nobody registered, a class that is no driver, or a wrong option.
     """
     driver_class = load_driver_class(settings.name)
-    return driver_class(_parse_options(driver_class, settings), context)
+    options = _parse_options(driver_class, settings)
+    if (contradiction := options.contradiction(context)) is not None:
+        raise ConfigurationError(f"driver.options.{contradiction}")
+    return driver_class(options, context)
+
+
+def environment_warning(settings: Settings, *, manages_workers: bool) -> str | None:
+    """Why `worker.environment: reference` is doubtful with the other settings; None when it is not."""
+    if settings.worker.environment != "reference":
+        return None
+    if not manages_workers:
+        return (
+            f"worker.environment: reference has no effect with the driver {settings.driver.name}, which starts no "
+            "workers; `osrdyne groups env` prints WORKER_AMQP_URI in any case"
+        )
+    if settings.broker.scoped_credentials or settings.broker.worker_uri is not None:
+        return None
+    return (
+        "worker.environment: reference passes broker.uri with the password of the daemon in the environment of every "
+        "worker; turn on broker.scoped_credentials, or set broker.worker_uri to a user with fewer rights"
+    )
 
 
 def load_driver_class(name: str) -> type[Driver]:
@@ -71,6 +91,7 @@ def driver_context(settings: Settings, *, clock: Clock) -> DriverContext:
         worker_command=worker_command(settings.worker.app),
         worker_app=settings.worker.app,
         worker_config=settings.worker_config(),
+        uri_in_environment=settings.worker.environment == "reference",
     )
 
 

@@ -63,7 +63,9 @@ def engine(clock):
 
 
 def containers_of(engine, clock):
-    return Containers(engine, OPTIONS, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", clock=clock)
+    return Containers(
+        engine, OPTIONS, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", uri_in_file=True, clock=clock
+    )
 
 
 def state_of(containers):

@@ -18,7 +18,7 @@ from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState, Work
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.drivers.docker.labels import Identity, read_exit, read_instance
 from osrdyne.drivers.docker.launch import explain, host_settings, refuse_loopback, start_error
-from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
+from osrdyne.drivers.docker.options import DockerOptions
 from osrdyne.drivers.docker.secret import URI_FILE, owner_of, secret_archive
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.logs import get_logger, mask_uri
@@ -62,6 +62,7 @@ class Containers:
         *,
         command: tuple[str, ...],
         spec_hash: str,
+        uri_in_file: bool,
         clock: Clock,
     ) -> None:
         self._engine = engine
@@ -69,6 +70,7 @@ class Containers:
         self._identity = identity
         self._command = command
         self._spec_hash = spec_hash
+        self._uri_in_file = uri_in_file
         self._clock = clock
         self._created: dict[str, float] = {}
         self._strangers: set[str] = set()
@@ -124,7 +126,7 @@ class Containers:
         labels = self._identity.labels(spec, spec_hash=self._spec_hash, started_at=self._clock.time())
         container_id = self._create(spec, name, labels, may_pull=may_pull)
         try:
-            if self._options.broker_uri is BrokerUri.FILE:
+            if self._uri_in_file:
                 self._put_uri(container_id, spec.environment.amqp_uri)
             self._engine.call(lambda client: client.start(container_id))
         except APIError as error:
@@ -167,7 +169,7 @@ class Containers:
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
         told = spec.environment.to_variables()
-        if self._options.broker_uri is BrokerUri.FILE:
+        if self._uri_in_file:
             del told["WORKER_AMQP_URI"]
             told["WORKER_AMQP_URI_FILE"] = URI_FILE
         return {"PYTHONUNBUFFERED": "1", **self._options.environment, **told}

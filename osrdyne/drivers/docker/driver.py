@@ -33,7 +33,7 @@ from osrdyne.drivers.docker.events import SILENCE, EventReader
 from osrdyne.drivers.docker.images import Images
 from osrdyne.drivers.docker.labels import Identity
 from osrdyne.drivers.docker.launch import explain, shape
-from osrdyne.drivers.docker.options import DockerOptions, Pull
+from osrdyne.drivers.docker.options import BrokerUri, DockerOptions, Pull
 from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverUnavailableError
 
@@ -66,6 +66,7 @@ class DockerDriver(Driver):
             self._identity,
             command=self._command,
             spec_hash=self.spec_hash(),
+            uri_in_file=options.broker_uri is BrokerUri.FILE and not context.uri_in_environment,
             clock=context.clock,
         )
         self._images = Images(Engine(options, timeout=options.pull_timeout), options.image)
@@ -75,7 +76,7 @@ class DockerDriver(Driver):
         self._stopping: set[str] = set()
 
     def spec_hash(self) -> str:
-        return hash_options(shape(self._options, self._command, self.context.worker_config))
+        return hash_options(shape(self._options, self._command, self.context.worker_shape))
 
     async def list_instances(self) -> list[Instance]:
         stopping = frozenset(self._stopping)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from osrdyne.config.models import Model
 from osrdyne.config.types import Duration, PublicTexts, Size
-from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.base import DriverContext, DriverOptions
 from osrdyne.drivers.variables import Variables
 
 LABEL_PREFIX = "osrdyne."
@@ -119,6 +119,14 @@ class DockerOptions(DriverOptions):
         if value is not None and not value.startswith(("unix:///", "tcp://")):
             raise ValueError("must look like unix:///var/run/docker.sock or tcp://host:2376")
         return value
+
+    def contradiction(self, context: DriverContext) -> str | None:
+        if context.uri_in_environment and "broker_uri" in self.model_fields_set and self.broker_uri is BrokerUri.FILE:
+            return (
+                "broker_uri: `file` keeps the AMQP URI out of the environment, and worker.environment: reference asks "
+                "for it there; remove one of the two"
+            )
+        return None
 
     @model_validator(mode="after")
     def _tls_for_tcp(self) -> Self:

@@ -96,7 +96,7 @@ class KubernetesDriver(Driver):
             {
                 "options": self._options.model_dump(mode="json", exclude=set(_ACCESS_OPTIONS)),
                 "app": self.context.worker_app,
-                "config": self.context.worker_config,
+                "config": self.context.worker_shape,
             }
         )
 

@@ -217,11 +217,17 @@ class Manifests:
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             },
-            # The first look is late: a container that is started again finds its former file, and deletes it first.
-            "readinessProbe": {"exec": {"command": _READY_EXISTS}, "initialDelaySeconds": 5, "periodSeconds": 5},
+            "readinessProbe": self._readiness(),
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
         return _without_nothing(container)
+
+    def _readiness(self) -> Manifest | None:
+        """A worker of the reference writes no file: its pod is ready as soon as its container runs."""
+        if self._context.uri_in_environment:
+            return None
+        # The first look is late: a container that is started again finds its former file, and deletes it first.
+        return {"exec": {"command": _READY_EXISTS}, "initialDelaySeconds": 5, "periodSeconds": 5}
 
     def _environment(self, spec: WorkerSpec) -> list[Manifest]:
         variables = self._options.environment | spec.environment.to_variables()

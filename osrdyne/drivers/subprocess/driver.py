@@ -61,7 +61,14 @@ class SubprocessDriver(Driver):
             old_files=options.log_files,
             retention=options.log_retention,
         )
-        launch = Launch(self._command, options.cwd, options.inherit, options.environment, self.spec_hash())
+        launch = Launch(
+            self._command,
+            options.cwd,
+            options.inherit,
+            options.environment,
+            self.spec_hash(),
+            context.uri_in_environment,
+        )
         self._workers = LocalWorkers(self._state, self._logs, launch)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="subprocess-driver")
         self._watches: dict[int, asyncio.Event] = {}
@@ -75,7 +82,7 @@ class SubprocessDriver(Driver):
                 "cwd": self._options.cwd,
                 "environment": self._options.environment,
                 "inherit": self._options.inherit,
-                "config": self.context.worker_config,
+                "config": self.context.worker_shape,
             }
         )
 

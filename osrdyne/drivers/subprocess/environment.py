@@ -13,6 +13,7 @@ from typing import Self
 
 from osrdyne.drivers.base import WorkerSpec
 from osrdyne.drivers.variables import RESERVED_PREFIXES
+from osrdyne.protocol.environment import URI_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 
 INHERITED = (
@@ -85,17 +86,19 @@ def worker_variables(
     daemon: Mapping[bytes, bytes],
     inherit: Sequence[str] = (),
     extra: Mapping[str, str],
-    uri_file: Path,
+    uri_file: Path | None,
 ) -> dict[bytes, bytes]:
     """Everything the worker process finds in its environment.
 
     Of the daemon's own environment it inherits `INHERITED` and what matches `inherit`, never osrdyne's own settings.
-    The AMQP URI comes as the name of a file.
+    The AMQP URI comes as the name of a file; with None it is in the environment itself.
     """
     wanted = (*INHERITED, *inherit)
     kept = {name: value for name, value in daemon.items() if _is_inherited(os.fsdecode(name), wanted)}
-    told = {**spec.environment.to_variables(), "WORKER_AMQP_URI_FILE": str(uri_file)}
-    del told["WORKER_AMQP_URI"]
+    told = spec.environment.to_variables()
+    if uri_file is not None:
+        del told[URI_VARIABLE]
+        told[URI_FILE_VARIABLE] = str(uri_file)
     # Unbuffered, so that the last words of a killed worker are in its log.
     return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(told), **_encode(marks.to_variables())}
 

@@ -26,13 +26,14 @@ _REFUSED_FOR_GOOD = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How workers are started: the same for all of a pool."""
+    """How workers are started: the same for all of a pool. `uri_in_environment`: not in a file."""
 
     command: tuple[str, ...]
     cwd: str | None
     inherit: tuple[str, ...]
     environment: Mapping[str, str]
     spec_hash: str
+    uri_in_environment: bool = False
 
 
 def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock: int) -> int:

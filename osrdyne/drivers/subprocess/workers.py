@@ -314,7 +314,8 @@ class LocalWorkers:
         return True
 
     def _start_in(self, name: str, record: Record, spec: WorkerSpec, lock: int) -> LocalWorker:
-        uri_file = self._state.write_secret(name, spec.environment.amqp_uri)
+        in_environment = self._launch.uri_in_environment
+        uri_file = None if in_environment else self._state.write_secret(name, spec.environment.amqp_uri)
         self._state.write(name, record)
         marks = Marks(self._state.path, record.key, record.slot, record.worker_id, record.spec_hash, record.generation)
         variables = worker_variables(

@@ -74,7 +74,7 @@ class SystemdDriver(Driver):
                 "template": self._options.template,
                 "app": self.context.worker_app,
                 "environment": self._options.environment,
-                "config": self.context.worker_config,
+                "config": self.context.worker_shape,
             }
         )
 
@@ -256,9 +256,10 @@ class SystemdDriver(Driver):
             **self._options.environment,
             **spec.environment.to_variables(),
             "OSRDYNE_WORKER_APP": self.context.worker_app,
-            URI_FILE_VARIABLE: STANDARD_INPUT,
         }
-        del told[URI_VARIABLE]
+        if not self.context.uri_in_environment:
+            del told[URI_VARIABLE]
+            told[URI_FILE_VARIABLE] = STANDARD_INPUT
         if not is_accepted(spec.key):
             told.pop("WORKER_KEY", None)
             told["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
