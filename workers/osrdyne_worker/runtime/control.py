@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Connection
-from osrdyne.errors import BrokerError
+from osrdyne.errors import BrokerError, BrokerNotFoundError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.control import Command, ControlMessage, Generation, control_from_wire, is_plausible_term
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -75,6 +75,23 @@ def parse_seconds(value: object) -> float:
     return float(value) if 0 < value < math.inf else 0.0
 
 
+class ControlTrouble:
+    """Warns that control messages cannot be received: once while it lasts, and once in the life of a worker for a
+    control exchange that does not exist, as under the reference's daemon, which has none."""
+
+    def __init__(self) -> None:
+        self._told_missing = False
+
+    def note(self, error: BrokerError, *, exchange: str, first: bool) -> None:
+        """An attempt has failed; `first`: since control messages were last received, or the connection was opened."""
+        missing = isinstance(error, BrokerNotFoundError)  # of the exchange: the queue was declared just before
+        if missing and not self._told_missing:
+            self._told_missing = True
+            log.warning("there is no control exchange, control messages are not received", exchange=exchange)
+        elif first and not missing:
+            log.warning("control messages cannot be received yet", reason=str(error))
+
+
 async def listen(
     connection: Connection,
     environment: WorkerEnvironment,
@@ -82,6 +99,7 @@ async def listen(
     *,
     on_listening: Callable[[], None],
     on_forged: Callable[[], None],
+    trouble: ControlTrouble,
     clock: Clock,
 ) -> None:
     """Call `handle` with every control message, for as long as the connection lives; `on_listening` before them.
@@ -98,8 +116,8 @@ async def listen(
             await _listen_once(connection, environment, handle, on_listening, on_forged)
         except BrokerError as error:
             failures += 1
-            if failures == 1 and not connection.is_closed:
-                log.warning("control messages cannot be received yet", reason=str(error))
+            if not connection.is_closed:
+                trouble.note(error, exchange=environment.control_exchange, first=failures == 1)
             await clock.sleep(Backoff(initial=1.0).delay(failures))
 
 

@@ -28,6 +28,7 @@ from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne_worker.runtime.activity import Reporter
 from osrdyne_worker.runtime.app import App
 from osrdyne_worker.runtime.control import (
+    ControlTrouble,
     WantedState,
     apply_control,
     is_believed,
@@ -93,6 +94,7 @@ class Worker:
         self._wanted = WantedState(environment.requests_queues)
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
         self._ready = False
+        self._control_trouble = ControlTrouble()
         self._forged = 0
         self._told_forged_at = -math.inf
         self._loading_done = False
@@ -215,6 +217,7 @@ class Worker:
                     self._handle_control,
                     on_listening=self._report_that_it_listens,
                     on_forged=self._count_forged,
+                    trouble=self._control_trouble,
                     clock=self._clock,
                 )
                 group.create_task(listening, name="control")
