@@ -54,7 +54,7 @@ from osrdyne.pool.worker_groups import WorkerGroupsLoop
 from osrdyne.pool.worker_scaler import WorkerScaler
 from osrdyne.pool.worker_specs import choose_credentials, group_limits, scaling_rules, spec_factory
 from osrdyne.pool.workers import WorkerRegistry
-from osrdyne.processors import activity, cancels, dead_letters, window
+from osrdyne.processors import activity, cancels, dead_letters
 from osrdyne.processors.consuming import ControllerConsumers, Processor
 from osrdyne.processors.evidence import EvidenceCollector
 from osrdyne.processors.forgeries import Forgeries
@@ -63,6 +63,7 @@ from osrdyne.processors.orphan_queue import build_orphan_processor
 from osrdyne.processors.poison_inventory import PoisonInventory
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.start_failures import StartFailureResponder
+from osrdyne.processors.window import first_prefetch
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 
@@ -306,6 +307,7 @@ class Term:
             poison_texts=self._poison_texts,
             delivery_limit=self._settings.requests.delivery_limit,
             on_inventory_missing=self.topology.check_soon,
+            max_message_bytes=self._settings.requests.max_message_bytes,
             clock=clock,
             metrics=metrics,
         )
@@ -351,12 +353,12 @@ class Term:
 
     def _build_consumers(self) -> ControllerConsumers:
         """Orphans last: whatever they set in motion, reports and dead letters of it are heard."""
-        names = self.names
+        names, bounded = self.names, first_prefetch(self._settings.requests.max_message_bytes)
         processors = [
             Processor(names.activity_queue, activity.PREFETCH, self._activity.run),
-            Processor(names.dead_letter_queue, dead_letters.PREFETCH, self._dead_letters.run),
+            Processor(names.dead_letter_queue, bounded, self._dead_letters.run),
             Processor(names.cancel_queue, cancels.PREFETCH, self._cancels.run),
-            Processor(names.orphan_queue, window.FIRST, self._orphans.run),
+            Processor(names.orphan_queue, bounded, self._orphans.run),
         ]
         return ControllerConsumers(processors, open_channel=self._session.channel)
 

@@ -26,7 +26,7 @@ _BEFORE = 1
 """The number of everything that happened before this term."""
 DELETE_AFTER = 0.05
 """Seconds that a queue which comes and goes stays. RabbitMQ deletes it while it has nothing else to do: at once, the
-deletion would delay the binding that has waited for it (measured: by 5 to 15 ms)."""
+deletion would come before the binding that has waited for it."""
 
 
 class QueueRegister:

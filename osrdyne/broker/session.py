@@ -1,4 +1,4 @@
-"""A leader's session with the broker: two connections, the token channel and what hangs on it, for one term.
+"""A leader's session with the broker: three connections, the token channel and what hangs on it, for one term.
 
 All of it opens together and closes together: there is no reconnection here. A lost session ends the term, and the next
 one begins as a standby, with nothing believed (LIFECYCLE 5).
@@ -80,6 +80,7 @@ class LeaderSession:
         self.names = PoolNames(settings.pool.id)
         self.control: Connection
         self.publishing: Connection
+        self.consuming: Connection
         self.publisher: LeaderPublisher
         self.token: TokenChannel
         self.scratch: ScratchChannels
@@ -112,6 +113,10 @@ class LeaderSession:
         self.publisher = await LeaderPublisher.open(
             self.publishing, open_another=self._open_for_replies, clock=self._clock
         )
+        # Requests may be large: on a connection of their own they delay neither heartbeats nor answers of the token's.
+        # As short a heartbeat: what a silent leader has taken goes back when the token does.
+        consuming = connection_options(self._settings, purpose="consumer", heartbeat=broker.leader_heartbeat)
+        self.consuming = await self._open_connection(consuming)
         self.scratch = ScratchChannels(self.control)
         self.probing = ScratchChannels(self.control)
         self.declaring = ScratchChannels(self.control)
@@ -213,11 +218,11 @@ class LeaderSession:
         await channel.close()
 
     async def channel(self) -> Channel:
-        """A channel for a consumer, on the leader's own connection."""
-        return await self.control.channel()
+        """A channel for a consumer. Its acknowledgements belong to it, and are lost with it."""
+        return await self.consuming.channel()
 
     async def run(self, token: Token) -> None:
-        """Keep the token and watch both connections; ends by raising `LeadershipLostError` or another broker error."""
+        """Keep the token and watch the connections; ends by raising `LeadershipLostError` or another broker error."""
         renew = min(RENEW_AT_MOST, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
@@ -233,8 +238,11 @@ class LeaderSession:
             await self.token.run(token, renew_interval=renew_interval)
         except* BrokerError:
             # At once, and not when everything else of the term has come to its end: the next leader may be at work.
-            self._closing = asyncio.create_task(self.control.close(), name="close the leader's connection")
+            self._closing = asyncio.create_task(self._close_leading(), name="close the leader's connections")
             raise
+
+    async def _close_leading(self) -> None:
+        await asyncio.gather(self.control.close(), self.consuming.close())
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()

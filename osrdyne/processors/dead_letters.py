@@ -32,7 +32,6 @@ from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
-PREFETCH = 64
 RUNS_OF_POISON = 2
 """How often a request has run whose text is refused."""
 FIRST_QUEUE = "x-first-death-queue"
@@ -94,6 +93,7 @@ class DeadLetterResponder:
         poison_texts: PoisonTexts,
         delivery_limit: int,
         on_inventory_missing: Callable[[], None],
+        max_message_bytes: int,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -107,13 +107,14 @@ class DeadLetterResponder:
         # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
         self._deliveries = delivery_limit + 1
         self._on_inventory_missing = on_inventory_missing
+        self._max_message_bytes = max_message_bytes
         self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("dead_letters")
 
     async def run(self, consumer: Consumer) -> None:
         """Answer dead letters until the consumer ends. Those that wait for the poison inventory hold up no others."""
-        window = Window(consumer, clock=self._clock)
+        window = Window(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as group:
             growing = group.create_task(window.run(), name="window of dead letters")
             async for delivery in consumer:

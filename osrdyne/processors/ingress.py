@@ -78,6 +78,7 @@ class IngressProcessor:
         replier: Replier,
         forgeries: Forgeries,
         max_clock_skew: float,
+        max_message_bytes: int,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -93,6 +94,7 @@ class IngressProcessor:
         self._replier = replier
         self._forgeries = forgeries
         self._skew_ms = int(max_clock_skew * 1000)
+        self._max_message_bytes = max_message_bytes
         self._clock = clock
         self._metrics = metrics
         self._window: Window
@@ -104,7 +106,7 @@ class IngressProcessor:
 
     async def run(self, consumer: Consumer) -> None:
         """Process requests until the consumer ends; then finish what has been taken."""
-        window = self._window = Window(consumer, clock=self._clock)
+        window = self._window = Window(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as group:
             growing = group.create_task(window.run(), name="window of requests")
             if self._cleaner is not None:

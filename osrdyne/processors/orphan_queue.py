@@ -59,6 +59,7 @@ def build_orphan_processor(
             forgeries=forgeries,
             ttl=settings.requests.ttl,
             max_clock_skew=settings.requests.max_clock_skew,
+            max_message_bytes=settings.requests.max_message_bytes,
             clock=clock,
             metrics=metrics,
         )
@@ -90,6 +91,7 @@ def build_orphan_processor(
         replier=replier,
         forgeries=forgeries,
         max_clock_skew=settings.requests.max_clock_skew,
+        max_message_bytes=settings.requests.max_message_bytes,
         clock=clock,
         metrics=metrics,
     )

@@ -52,6 +52,7 @@ class OrphanProcessor:
         forgeries: Forgeries,
         ttl: float,
         max_clock_skew: float,
+        max_message_bytes: int,
         clock: Clock,
         metrics: Metrics,
     ) -> None:
@@ -65,13 +66,14 @@ class OrphanProcessor:
         self._forgeries = forgeries
         self._ttl_ms = int(ttl * 1000)
         self._skew_ms = int(max_clock_skew * 1000)
+        self._max_message_bytes = max_message_bytes
         self._clock = clock
         self._metrics = metrics
         self._log: Logger = get_logger("orphans")
 
     async def run(self, consumer: Consumer) -> None:
         """Process orphans until the consumer ends; then finish what has been taken."""
-        window = Window(consumer, clock=self._clock)
+        window = Window(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as group:
             growing = group.create_task(window.run(), name="window of orphans")
             jobs: KeyedJobs[str] = KeyedJobs(group, "orphans of")

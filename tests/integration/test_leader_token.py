@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import httpx
@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.amqp import connect as amqp_connect
+from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.broker.outcomes import DeleteOutcome
 from osrdyne.broker.probes import delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
@@ -368,6 +369,44 @@ class TestKeep:
                 await leader.publishing.close()
                 done, _ = await asyncio.wait({keeping}, timeout=SOON)
                 assert keeping in done
+
+    async def test_large_requests_do_not_delay_the_token_channel(
+        self, settings: Settings, channel: Channel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Bodies that are not read yet fill the buffers of their connection; heartbeats and answers are behind them."""
+        writers: list[asyncio.StreamWriter] = []
+
+        class Recorded(CoalescingTransport):
+            async def create(self, url: Any, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                reader, writer = await super().create(url, **kwargs)
+                writers.append(writer)
+                return reader, writer
+
+        sockets: dict[str, asyncio.ReadTransport] = {}
+
+        async def connect(options: ConnectionOptions) -> Connection:
+            opened = await amqp_connect(options)
+            sockets[options.name.split()[2]] = cast(asyncio.ReadTransport, writers[-1].transport)
+            return opened
+
+        monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Recorded)
+        queue = f"{settings.pool.id}-large"
+        await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+        async with session_of(settings, connect=connect) as session:
+            _, own = await session.token.acquire()
+            async with kept(session, own):
+                consumer = await (await session.channel()).consume(queue)
+                sockets["consumer"].pause_reading()
+                for _ in range(32):
+                    await channel.publish(Message(body=bytes(2**20)), exchange="", routing_key=queue)
+                async with asyncio.timeout(SOON):
+                    await session.token.do(lambda token: token.ping())
+                taken = consumer.waiting()
+                sockets["consumer"].resume_reading()
+                async with asyncio.timeout(SOON):
+                    bodies = [len((await consumer.get()).body) for _ in range(32)]
+        assert taken < 32
+        assert bodies == 32 * [2**20]
 
     async def test_closed_publishing_channel_ends_the_session(self, settings: Settings) -> None:
         """A publish that RabbitMQ cannot accept closes the channel; without it nothing would ever be forwarded."""

@@ -11,7 +11,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.dead_letters import PREFETCH, death_reason, without_waits
+from osrdyne.processors.dead_letters import death_reason, without_waits
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status
@@ -19,6 +19,9 @@ from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
+
+MANY = 256
+"""More dead letters than are taken at once."""
 
 
 @pytest.fixture
@@ -61,10 +64,10 @@ async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(
     """DEFECTS 2: nothing was acknowledged, so that it stopped after 200."""
     async with leading(clock, broker=broker) as stack:
         channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
-        for _ in range(4 * PREFETCH):
+        for _ in range(MANY):
             await channel.publish(message, exchange=stack.names.dead_letter_exchange, routing_key="a")
         await clock.settle()
-        assert (len(answers(broker)), broker.bodies("pool-dl")) == (4 * PREFETCH, [])
+        assert (len(answers(broker)), broker.bodies("pool-dl")) == (MANY, [])
 
 
 async def test_request_that_expired_in_its_queue_is_answered(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -215,7 +218,7 @@ class TestInventoryIsGone:
     async def test_dead_letters_that_wait_for_the_inventory_hold_up_no_others(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """64 of them filled the prefetch, and not even `expired` was answered any more."""
+        """Some of them filled the prefetch, and not even `expired` was answered any more."""
 
         async def refuse(command: Command) -> None:
             if command == ("publish", "pool-poison-xchg", False):
@@ -224,7 +227,7 @@ class TestInventoryIsGone:
         async with leading(clock, broker=broker) as stack:
             broker.hook = refuse
             channel = FakeChannel(broker)
-            for number in range(3 * PREFETCH):
+            for number in range(MANY):
                 poison = Message(
                     headers={"x-first-death-reason": "delivery_limit"}, reply_to=REPLIES, correlation_id=f"p{number}"
                 )
@@ -233,7 +236,7 @@ class TestInventoryIsGone:
             assert answers(broker) == [("c", "expired")]
             broker.hook = None
             await clock.advance(60.0)
-            assert (len(answers(broker)), len(broker.bodies("pool-poison"))) == (3 * PREFETCH + 1, 3 * PREFETCH)
+            assert (len(answers(broker)), len(broker.bodies("pool-poison"))) == (MANY + 1, MANY)
             assert broker.bodies("pool-dl") == []
 
     async def test_deleted_inventory_is_declared_again_by_the_first_letter_for_it(

@@ -25,7 +25,7 @@ from osrdyne.testing.amqp import FakeChannel, FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.stack import Stack, leading
+from osrdyne.testing.stack import Stack, leading, settings_for
 
 A = Key("a")
 NOW_MS = 1_700_000_000_000
@@ -105,42 +105,58 @@ class TestForward:
             await clock.advance(30.0)
             assert (stack.waiting("a"), stack.orphans()) == (bodies, [])
 
+    @pytest.mark.parametrize("small", [0, 1, 100])
     async def test_memory_is_the_limit_of_what_waits(
+        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
+    ) -> None:
+        """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
+        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 10 * 1024)
+        never, most = asyncio.Event(), 0
+
+        def held(stack: Stack) -> int:
+            holders = stack.broker.queues[stack.names.orphan_queue].holders
+            return sum(len(stored.message.body) for holder in holders for stored in holder.held.values())
+
+        async def hang(command: Command) -> None:
+            nonlocal most
+            most = max(most, held(stack))
+            if command == ("bind", "pool-req-slow", False):
+                await never.wait()
+
+        settings = settings_for()
+        settings = settings.model_copy(
+            update={"requests": settings.requests.model_copy(update={"max_message_bytes": 1024})}
+        )
+        async with leading(clock, settings=settings) as stack:
+            stack.broker.hook = hang
+            for size in [10] * small + [1024] * 100:
+                await stack.publish("slow", b"x" * size)
+            await clock.advance(60.0)
+            # What fits, and no less than that without one of the largest.
+            assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
+
+    async def test_requests_larger_than_expected_make_the_window_smaller(
         self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 300)
+        """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
+        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 20 * 1024)
         never = asyncio.Event()
 
         async def hang(command: Command) -> None:
             if command == ("bind", "pool-req-slow", False):
                 await never.wait()
 
-        async with leading(clock) as stack:
+        settings = settings_for()
+        settings = settings.model_copy(
+            update={"requests": settings.requests.model_copy(update={"max_message_bytes": 10 * 1024})}
+        )
+        async with leading(clock, settings=settings) as stack:
             stack.broker.hook = hang
-            for _ in range(1000):
-                await stack.publish("slow", b"x")
+            for _ in range(20):
+                await stack.publish("slow", b"x" * 100 * 1024)
             await clock.advance(60.0)
             taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
-            assert taken == 300
-
-    async def test_large_requests_are_bounded_from_the_first_one(
-        self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Small ones before them change nothing: with the first large one fewer are taken."""
-        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 10_000)
-        never = asyncio.Event()
-
-        async def hang(command: Command) -> None:
-            if command == ("bind", "pool-req-slow", False):
-                await never.wait()
-
-        async with leading(clock) as stack:
-            stack.broker.hook = hang
-            for _ in range(100):
-                await stack.publish("slow", b"x" * 1000)
-            await clock.advance(60.0)
-            taken = sum(len(holder.held) for holder in stack.broker.queues[stack.names.orphan_queue].holders)
-            assert taken == 10
+            assert taken <= 3
 
     async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
         """LIFECYCLE 12 [nopin]: the idle timer must not fire before the bind."""

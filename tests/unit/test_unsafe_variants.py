@@ -423,7 +423,10 @@ async def no_worker_until_later(world: World) -> None:
 
 
 async def queue_unavailable_at_deletion(world: World) -> None:
+    stopped = asyncio.Event()
+
     async def stop_running() -> None:
+        stopped.set()
         world.broker.set_running(QUEUE, False)
 
     for _ in range(30):
@@ -433,6 +436,7 @@ async def queue_unavailable_at_deletion(world: World) -> None:
     await world.clock.advance(15)
     world.once(before("look_up"), stop_running)
     await world.clock.advance(30)
+    assert stopped.is_set(), "the queue was not looked up before its deletion"
     if world.leader.has_queue(KEY):
         world.broker.set_running(QUEUE, True)
 
