@@ -1,8 +1,8 @@
 """The slow comparison of everything with what the broker lists, for what no event told (LIFECYCLE 8-10).
 
 The same listing seeds a term: a queue that is bound or holds requests is ACTIVE, any other UNBOUND. Later listings
-adopt queues nobody knew as ACTIVE, and notice queues and bindings that somebody else removed. What a listing says of a
-key with a command in flight since it began is ignored.
+adopt unknown queues in the same way, and notice queues and bindings that somebody else removed. What a listing says of
+a key with a command in flight since it began is ignored.
 """
 
 from __future__ import annotations
@@ -84,6 +84,18 @@ class Resync:
             except BrokerError as error:
                 self._log.warning("listing failed", error=str(error))
 
+    def _adopt(self, queue: ListedQueue) -> None:
+        """Take over a queue that no event told of. Without binding and message it ends, as soon as that is proven, and
+        no worker is started for it: a deposed leader has declared it late, for example."""
+        self._queues.adopt(queue.key)
+        if seed_status(queue) is GroupStatus.ACTIVE:
+            self._tracker.require_worker_group(queue.key)
+            return
+        self._commands.suspect(queue.key)
+        self._tracker.adopt(queue.key, GroupStatus.UNBOUND)
+        if queue.messages == 0:
+            self._tracker.retire(queue.key)
+
     async def compare(self) -> None:
         """One pass."""
         known = self._board.existing()
@@ -97,8 +109,7 @@ class Resync:
         busy |= self._queues.busy_keys().union(self._changed.take())
         for key in listed.keys() - known - busy:
             self._log.warning("unknown request queue adopted", key=key)
-            self._queues.adopt(key)
-            self._tracker.require_worker_group(key)
+            self._adopt(listed[key])
         # A listing may be incomplete, and workers are stopped for what it lacks: RabbitMQ is asked for each key.
         for key in bound - busy:
             if key not in listed or not listed[key].bound:

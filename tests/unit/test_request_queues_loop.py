@@ -162,11 +162,12 @@ class TestOrder:
     async def test_late_declaration_of_a_deposed_leader_is_adopted_and_deleted(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """It is empty and unbound: a listing finds it, and it ends as any group that is idle."""
+        """It is empty and unbound: a listing finds it, and it ends without a worker having been started."""
         async with leading(clock, broker=broker, settings=quick()) as stack:
             broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
             await until(stack, lambda: stack.term.queue_board[A].exists)
             await until(stack, lambda: not stack.has_queue("a"), seconds=600)
+            assert (stack.driver.most_starts_under_way, steps(stack)) == (0, ["unbind", "delete"])
 
     async def test_key_that_a_request_waits_for_is_bound_again_first(
         self, clock: VirtualClock, broker: FakeBroker
