@@ -79,7 +79,7 @@ def run(command: list[str], *, timeout: float = 300.0, **options: object) -> str
 def stack() -> Iterator[ComposeStack]:
     stack = ComposeStack()
     try:
-        stack.compose("up", "-d", timeout=UP_TIMEOUT)
+        stack.compose("up", "-d", "--build", timeout=UP_TIMEOUT)
         yield stack
         stack.down()
         assert stack.leftovers() == "", "`down --volumes` leaves nothing but images"
