@@ -291,6 +291,7 @@ class Term:
             backlog=self.backlog,
             routing=self.routing,
             splitting=self.splitting,
+            count_ready=self._commands.count_ready,
             cancels=kept_cancels,
             replier=replier,
             forgeries=forgeries,

@@ -314,8 +314,8 @@ class RequestQueueCommands:
             log=self._log.bind(key=key),
         )
 
-    async def count_ready(self, key: Key, priority: int) -> int:
-        """Requests that wait in a store now; 0 when there is none."""
+    async def count_ready(self, key: Key, priority: int | None) -> int:
+        """Requests that wait in the queue of this class now; 0 when there is none."""
         return (await self._look_up(self._names.request_queue(key, priority))).ready
 
     async def consumer_count(self, key: Key) -> int:

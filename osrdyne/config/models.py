@@ -359,8 +359,9 @@ class RequestSettings(Model):
     cleanup_interval: Duration = Field(
         30.0,
         ge=1,
-        description="Within which time, and 5 s for the age of RabbitMQ's counts, that happens, where "
-        "check_entire_queue_on_cleanup is on.",
+        description="Within which time after the deadline and max_clock_skew that happens, where "
+        "check_entire_queue_on_cleanup is on. Requests of an earlier leader and those that were tried before take up "
+        "to 10 s longer.",
     )
 
     @property

@@ -2,13 +2,15 @@
 
 RabbitMQ removes what has expired at the head of a queue by itself. Only where something unexpired is in front of it has
 the queue to be looked through, which costs reading and writing all of it. The ingress notes what it passes on, a
-listing tells how many of the last ones wait. Pure; no clock.
+count of the queue tells how many of the last ones wait. Pure; no clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from osrdyne.protocol.deadlines import is_past
@@ -22,37 +24,91 @@ SPARE = 100
 """How many more than twice those that wait are remembered: a listing is some seconds old."""
 
 
+@dataclass(slots=True)
+class _Passed:
+    """What was passed on to one queue. A request without a deadline has an infinite one."""
+
+    deadlines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KNOWN))
+    latest: float = -math.inf
+    first_hidden: float = math.inf
+    """The earliest deadline of one that was passed on behind one with a later deadline."""
+
+    def add(self, deadline: float) -> None:
+        self.deadlines.append(deadline)
+        self._follow(deadline)
+
+    def follow_only(self, deadlines: Iterable[float]) -> None:
+        """Only these can still hide one of them."""
+        self.latest, self.first_hidden = -math.inf, math.inf
+        for deadline in deadlines:
+            self._follow(deadline)
+
+    def _follow(self, deadline: float) -> None:
+        if deadline < self.latest:
+            self.first_hidden = min(self.first_hidden, deadline)
+        self.latest = max(self.latest, deadline)
+
+
 class PassedDeadlines:
     """Of every queue of the pool, in one term. What an earlier leader passed on is not known."""
 
     def __init__(self, *, skew_ms: int) -> None:
         self._skew_ms = skew_ms
-        self._passed: dict[Store, deque[int | None]] = {}
+        self._passed: dict[Store, _Passed] = {}
 
     def note(self, store: Store, deadline_ms: int | None) -> None:
         """A request was passed on to the queue."""
-        self._passed.setdefault(store, deque(maxlen=MAX_KNOWN)).append(deadline_ms)
+        self._passed.setdefault(store, _Passed()).add(_finite_or_not(deadline_ms))
 
     def replace(self, store: Store, deadlines_ms: Iterable[int | None]) -> None:
         """The queue was looked through, and this is what it holds."""
-        self._passed[store] = deque(deadlines_ms, maxlen=MAX_KNOWN)
+        passed = self._passed[store] = _Passed()
+        for deadline_ms in deadlines_ms:
+            passed.add(_finite_or_not(deadline_ms))
 
-    def keep_only(self, stores: Iterable[Store]) -> None:
+    def stores(self) -> frozenset[Store]:
+        """The queues that something is known of."""
+        return frozenset(self._passed)
+
+    def forget(self, stores: Iterable[Store]) -> None:
         """Forget the queues of groups that are over."""
-        for store in self._passed.keys() - set(stores):
-            del self._passed[store]
+        for store in stores:
+            self._passed.pop(store, None)
+
+    def due(self, *, now_ms: int) -> list[Store]:
+        """Queues in which a request has expired behind one with a later deadline, unless a worker took them. The one
+        that expired first comes first."""
+        hidden = {store: passed.first_hidden for store, passed in self._passed.items()}
+        return sorted((store for store in hidden if self._is_past(hidden[store], now_ms)), key=lambda one: hidden[one])
+
+    def settle(self, store: Store, waiting: int, *, now_ms: int) -> None:
+        """The queue holds `waiting` requests and none has expired behind another: it is due when the next one does."""
+        passed = self._passed.get(store)
+        if passed is not None:
+            ones = _last(passed.deadlines, waiting)
+            passed.follow_only(one for one in ones if not self._is_past(one, now_ms))
 
     def may_hide_expired(self, store: Store, waiting: int, *, now_ms: int) -> bool:
         """Whether of `waiting` requests one has expired behind one that has not; also when that is not known."""
-        passed = self._passed.get(store, deque())
+        passed = self._passed.get(store, _Passed()).deadlines
         if waiting < 2:
             hides = False
         elif waiting > len(passed):
             hides = True
         else:
-            ones = islice(passed, len(passed) - waiting, None)
-            past = [is_past(one, now_ms=now_ms, skew_ms=self._skew_ms) for one in ones]
+            past = [self._is_past(one, now_ms) for one in _last(passed, waiting)]
             hides = False in past and True in past[past.index(False) :]
         while len(passed) > 2 * waiting + SPARE:
             passed.popleft()
         return hides
+
+    def _is_past(self, deadline: float, now_ms: int) -> bool:
+        return deadline < math.inf and is_past(int(deadline), now_ms=now_ms, skew_ms=self._skew_ms)
+
+
+def _finite_or_not(deadline_ms: int | None) -> float:
+    return math.inf if deadline_ms is None else deadline_ms
+
+
+def _last(deadlines: deque[float], number: int) -> Iterable[float]:
+    return islice(deadlines, max(0, len(deadlines) - number), None)

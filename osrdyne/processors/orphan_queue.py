@@ -3,6 +3,8 @@ there, the ingress and the cleaner of its queues, which share the order of what 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.layout import QueueLayout
 from osrdyne.broker.listing import RequestQueueListing
@@ -25,6 +27,7 @@ from osrdyne.processors.lanes import Lanes
 from osrdyne.processors.orphans import OrphanProcessor
 from osrdyne.processors.queue_cleaner import QueueCleaner, Ready
 from osrdyne.processors.replies import Replier
+from osrdyne.protocol.names import Key
 
 
 def build_orphan_processor(
@@ -40,6 +43,7 @@ def build_orphan_processor(
     backlog: ClassBacklog,
     routing: RoutesInForce,
     splitting: SplitterInForce,
+    count_ready: Callable[[Key, int | None], Awaitable[int]],
     cancels: KeptCancels,
     replier: Replier,
     forgeries: Forgeries,
@@ -79,6 +83,7 @@ def build_orphan_processor(
             session=session,
             layout=layout,
             ready=RequestQueueListing(management, layout.names, layout),
+            count_ready=count_ready,
             tracker=tracker,
             board=board,
             routing=routing,
@@ -103,6 +108,7 @@ def _build_cleaner(
     session: LeaderSession,
     layout: QueueLayout,
     ready: Ready,
+    count_ready: Callable[[Key, int | None], Awaitable[int]],
     tracker: PoolStateTracker,
     board: QueueBoard,
     routing: RoutesInForce,
@@ -121,6 +127,7 @@ def _build_cleaner(
         lanes=lanes,
         deadlines=PassedDeadlines(skew_ms=int(requests.max_clock_skew * 1000)),
         ready=ready,
+        count_ready=count_ready,
         publisher=session.publisher,
         open_channel=session.channel,
         may_have_returned=routing.may_have_returned,

@@ -1,5 +1,9 @@
 """Removes requests that have expired behind one that has not, where `check_entire_queue_on_cleanup` is on.
 
+The ingress notes the deadlines of what it passes on. Where one has passed behind a later one, RabbitMQ is asked for the
+number of requests that wait in that queue now. What the ingress did not pass on is found by listings, whose counts are
+some seconds old: requests of an earlier leader, and those that come back from a wait for another attempt.
+
 One queue at a time: hold back what the ingress has for it; attach a consumer of a high priority, to which RabbitMQ
 hands everything that is ready in one step, so that no worker gets ahead; let go of the consumer; hand what has expired
 to the dead letters; publish the others anew in their order, each with a confirm; only then acknowledge all of them, in
@@ -34,10 +38,14 @@ from osrdyne.pool.roles import Publisher
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.processors.cleaning import Cleaning, Held, copy_of, dead_letter_of, decide
 from osrdyne.processors.lanes import Lanes
-from osrdyne.protocol.names import QueueName
+from osrdyne.protocol.names import Key, QueueName
 
 LOOKS = 2
-"""How often listings are looked at in one `cleanup_interval`: what expires just after a look must be in time, too."""
+"""Looks in one `cleanup_interval`: what expires just after a look must be in time, too."""
+MIN_PAUSE = 0.1
+"""Seconds between two looks when a look takes longer than it should."""
+MAX_ASKED = 500
+"""Queues that are asked for in one look; the next look continues with the others."""
 FIRST_OF_ALL = {"x-priority": 1000}
 CREDIT = 65_000
 """Deliveries that RabbitMQ may send at once; it must be more than a queue that is cleaned holds."""
@@ -74,6 +82,7 @@ class QueueCleaner:
         lanes: Lanes,
         deadlines: PassedDeadlines,
         ready: Ready,
+        count_ready: Callable[[Key, int | None], Awaitable[int]],
         publisher: Publisher,
         open_channel: Callable[[], Awaitable[Channel]],
         may_have_returned: Callable[[Store, float], bool],
@@ -90,6 +99,7 @@ class QueueCleaner:
         self._lanes = lanes
         self.deadlines = deadlines
         self._ready = ready
+        self._count_ready = count_ready
         self._publisher = publisher
         self._open_channel = open_channel
         self._may_have_returned = may_have_returned
@@ -101,45 +111,88 @@ class QueueCleaner:
         self._failures: Counter[Store] = Counter()
         self._looked_at = clock.monotonic()
         self._read_at: dict[Store, float] = {}
-        self._finishing = Wakeup(clock)
+        self._cleaning = asyncio.Lock()
+        self._finishing = Wakeup(clock)  # of the loop over passed deadlines
+        self._finishing_listings = Wakeup(clock)
         self._is_finishing = False
         self._log: Logger = get_logger("cleaner", pool=self._names.pool)
 
     async def run(self) -> None:
         """Look at the queues again and again, until `finish`."""
-        while not await self._finishing.wait(self._interval / LOOKS):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._repeat(self.look_at_passed, self._finishing), name="queue cleaner, deadlines")
+            group.create_task(self._repeat(self.look, self._finishing_listings), name="queue cleaner, listings")
+
+    async def _repeat(self, look: Callable[[], Awaitable[None]], finishing: Wakeup) -> None:
+        pause = self._interval / LOOKS
+        while not await finishing.wait(pause):
+            began = self._clock.monotonic()
             try:
-                await self.look()
+                await look()
             except BrokerError as error:
                 self._log.warning("queues cannot be looked at, nothing is cleaned meanwhile", error=str(error))
+            pause = max(MIN_PAUSE, self._interval / LOOKS - (self._clock.monotonic() - began))
 
     def finish(self) -> None:
         """End once the queue at hand is done: what goes back unfinished counts as delivered."""
         self._is_finishing = True
         self._finishing.set()
+        self._finishing_listings.set()
+
+    async def look_at_passed(self) -> None:
+        """Clean every queue in which a deadline has passed behind a later one, one after the other."""
+        due = [store for store in self.deadlines.due(now_ms=now_ms(self._clock)) if self._may_be_cleaned(store)]
+        for store in due[:MAX_ASKED]:
+            await self._clean_if_due(store)
 
     async def look(self) -> None:
-        """Clean every queue that may need it, one after the other."""
-        asked_at = self._clock.monotonic()
+        """Clean every queue that may need it according to a listing, one after the other."""
+        asked_at, known = self._clock.monotonic(), self.deadlines.stores()
         ready = await self._ready.list_ready()
-        self.deadlines.keep_only(ready)
+        self.deadlines.forget(known - ready.keys())  # a queue may have been declared since
         self._note_known(ready, asked_at)
         for store, waiting in ready.items():
-            if not self._is_finishing and self._is_due(store, waiting):
-                await self._try_to_clean(store)
+            if waiting < 2:
+                del self._failures[store]  # what comes now has not been counted
+            if self._is_due(store, waiting):
+                await self._clean_if_due(store)
+
+    async def _clean_if_due(self, store: Store) -> None:
+        """Ask RabbitMQ what waits now, and clean the queue if it needs it."""
+        key, priority = store
+        async with self._cleaning:
+            if self._is_finishing:
+                return
+            self._tracker.hold(key)  # or it could be unbound meanwhile
+            try:
+                with self._lanes.enter(key, priority) as place:
+                    place.hold_back()
+                    async with asyncio.timeout(TAKE_TIMEOUT):
+                        await place.turn()
+                    waiting = await self._count_ready(key, priority)  # and no publish is under way meanwhile
+                    if self._is_due(store, waiting):
+                        await self._try_to_clean(store)
+                    else:
+                        self.deadlines.settle(store, waiting, now_ms=now_ms(self._clock))
+            except TimeoutError:
+                self._log.info("queue not cleaned, a publish to it is not confirmed yet", key=key, priority=priority)
+            finally:
+                self._tracker.release(key)
+
+    def _may_be_cleaned(self, store: Store) -> bool:
+        key, priority = store
+        used = priority is None or priority in self._layout.used
+        return used and self._board[key].is_bound and self._failures[store] < MAX_FAILURES
 
     def _is_due(self, store: Store, waiting: int) -> bool:
         key, priority = store
-        if waiting < 2:
-            del self._failures[store]  # what comes now has not been counted
         hides = self.deadlines.may_hide_expired(store, waiting, now_ms=now_ms(self._clock))
         if not (hides or (waiting and self._may_hold_unknown(store))):
             return False
         if waiting > MAX_TAKEN:
             self._log.warning("queue too long to be cleaned", key=key, priority=priority, waiting=waiting)
             return False
-        used = priority is None or priority in self._layout.used
-        return used and self._board[key].is_bound and self._failures[store] < MAX_FAILURES
+        return self._may_be_cleaned(store)
 
     def _note_known(self, ready: Mapping[Store, int], asked_at: float) -> None:
         """What is empty needs no reading, and what was not there at the latest look had nothing in it then."""
@@ -151,21 +204,15 @@ class QueueCleaner:
 
     def _may_hold_unknown(self, store: Store) -> bool:
         """Whether a request may be there that neither the ingress has noted nor the latest reading has seen."""
-        read_at = self._read_at[store]
+        read_at = self._read_at.get(store, self._looked_at)
         is_long_ago = self._clock.monotonic() > read_at + READ_AGAIN * self._interval
         return self._may_have_returned(store, -math.inf if is_long_ago else read_at)
 
     async def _try_to_clean(self, store: Store) -> None:
         key, priority = store
-        self._tracker.hold(key)  # or it could be unbound meanwhile
         try:
-            with self._metrics.cleaning_seconds.time(), self._lanes.enter(key, priority) as place:
-                place.hold_back()
-                async with asyncio.timeout(TAKE_TIMEOUT):
-                    await place.turn()
+            with self._metrics.cleaning_seconds.time():
                 await self._clean(store)
-        except TimeoutError:
-            self._log.info("queue not cleaned, a publish to it is not confirmed yet", key=key, priority=priority)
         except Exception as error:  # or it would end this term, and this queue each one that follows
             self._failures[store] += 1
             self._log.warning(
@@ -176,8 +223,6 @@ class QueueCleaner:
                 failures=self._failures[store],
                 exc_info=not isinstance(error, OsrdyneError),
             )
-        finally:
-            self._tracker.release(key)
 
     async def _clean(self, store: Store) -> None:
         queue, began = self._names.request_queue(*store), self._clock.monotonic()

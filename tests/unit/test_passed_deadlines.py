@@ -59,5 +59,30 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_queues_that_are_gone_are_forgotten() -> None:
     passed = known(NEW, NEW)
-    passed.keep_only([])
+    passed.forget(passed.stores())
     assert passed.may_hide_expired(STORE, 2, now_ms=NOW)
+
+
+@pytest.mark.parametrize(
+    ("deadlines", "due"),
+    [
+        ((NEW, OLD), True),
+        ((None, OLD), True),
+        ((OLD, NEW), False),
+        ((NEW, NEW + 1), False),
+        ((NEW + 1, NEW), False),  # later
+        ((OLD,), False),
+    ],
+)
+def test_queue_is_due_once_a_deadline_has_passed_behind_a_later_one(
+    deadlines: tuple[int | None, ...], due: bool
+) -> None:
+    assert known(*deadlines).due(now_ms=NOW) == ([STORE] if due else [])
+
+
+def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
+    passed = known(None, OLD, None, NEW)
+    passed.settle(STORE, 2, now_ms=NOW)
+    assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [STORE])
+    passed.settle(STORE, 1, now_ms=NOW)
+    assert passed.due(now_ms=NEW + 100) == []

@@ -92,6 +92,23 @@ class TestCleaning:
             assert waiting(stack) == ["1", "2", "3"]
             assert answers(broker) == [("x1", "expired"), ("x2", "expired")]
 
+    async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        """The counts of a listing are some seconds old; the queue itself says what waits now."""
+        async with managing(clock, broker, cleanup_interval=2.0) as stack:
+
+            async def fail_listing(command: Command) -> None:
+                if command.name == "list_queues":
+                    raise BrokerSilentError("no answer")
+
+            broker.hook = fail_listing
+            await publish(stack, "1", "x1", "2", "x2", "3")
+            await publish(stack, "1", "x3", "2", key="other")
+            await clock.advance(27.0)  # 20 s, 5 s of clock skew, and the interval
+            assert (waiting(stack), waiting(stack, "other")) == (["1", "2", "3"], ["1", "2"])
+            assert sorted(answers(broker)) == [("x1", "expired"), ("x2", "expired"), ("x3", "expired")]
+
     async def test_request_keeps_its_deadline_however_often_its_queue_is_looked_through(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
