@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,8 @@ from osrdyne.protocol.names import Key, PoolNames
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
     """The queues of a group as listed; `ready` and `messages` (None: not told) may be seconds old. `ready_by_class`:
-    by priority, None is the default class. `whole`: every known queue of the group is listed."""
+    by priority, None is the default class. `whole`: every known queue of the group is listed. `sampled_after`:
+    monotonic time; the figures are no older."""
 
     key: Key
     bound: bool
@@ -23,6 +25,7 @@ class ListedQueue:
     messages: int | None
     ready_by_class: Mapping[int | None, int] = field(default_factory=dict)
     whole: bool = True
+    sampled_after: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,21 @@ class MessageTotal:
 
     messages: int
     sampled_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the queues of a group hold, in a sample taken after `sampled_after` (monotonic). `waiting`: requests that no
+    worker has taken; `messages`: those and the unacknowledged ones, None where a queue does not tell."""
+
+    waiting: int = 0
+    messages: int | None = None
+    sampled_after: float = -math.inf
+
+    @property
+    def unacknowledged(self) -> int | None:
+        """Requests that workers have taken and not finished."""
+        return None if self.messages is None else max(0, self.messages - self.waiting)
 
 
 class RequestQueueListing:
@@ -83,6 +101,7 @@ class RequestQueueListing:
                 messages=_sum(totals for _, totals in queues),
                 ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},
                 whole=self._is_whole(key, queues),
+                sampled_after=min((totals.sampled_after for _, totals in queues), default=-math.inf),
             )
             for key, queues in groups.items()
         ]
@@ -121,9 +140,16 @@ class RequestQueueListing:
             for queue, totals in queues
         }
 
-    async def list_waiting(self) -> dict[Key, int]:
-        """Requests that nobody has taken yet, by key; some seconds old."""
-        return {key: sum(totals.ready or 0 for _, totals in queues) for key, queues in (await self._list()).items()}
+    async def list_backlogs(self) -> dict[Key, Backlog]:
+        """What the queues of each group hold; some seconds old."""
+        return {
+            key: Backlog(
+                waiting=sum(totals.ready or 0 for _, totals in queues),
+                messages=_sum(totals for _, totals in queues) if self._is_whole(key, queues) else None,
+                sampled_after=min((totals.sampled_after for _, totals in queues), default=-math.inf),
+            )
+            for key, queues in (await self._list()).items()
+        }
 
 
 def _sum(queues: Iterable[QueueTotals]) -> int | None:

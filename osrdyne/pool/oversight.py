@@ -57,12 +57,14 @@ class Oversight:
     ) -> None:
         lifecycle = settings.lifecycle
         self._worker_board = worker_board
+        self._registry = registry
         self._unused_stores = unused_stores
         self._room_maker = RoomMaker(
             tracker=tracker,
             admission=admission,
             board=worker_board,
             registry=registry,
+            totals=totals,
             idle_for=lifecycle.make_room_after,
             clock=clock,
             metrics=metrics,
@@ -90,10 +92,15 @@ class Oversight:
             queues=queues_loop,
             listing=listing,
             commands=commands,
-            on_listing=(self._watch.take_listing, on_listing),
+            on_listing=(self._watch.take_listing, on_listing, self._note_empty_queues),
             interval=lifecycle.resync_interval,
             clock=clock,
         )
+
+    def _note_empty_queues(self, listed: Sequence[ListedQueue]) -> None:
+        for queue in listed:
+            if queue.messages == 0 and queue.whole:
+                self._registry.note_empty_queue(queue.key, sampled_after=queue.sampled_after)
 
     def retire_unused(self) -> None:
         """After the first listing of workers: end groups that were found without anything, once that is proven."""

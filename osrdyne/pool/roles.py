@@ -7,7 +7,7 @@ from typing import Protocol
 
 from osrdyne.amqp import Message
 from osrdyne.broker.facts import QueueTotals
-from osrdyne.broker.listing import ListedQueue, MessageTotal
+from osrdyne.broker.listing import Backlog, ListedQueue, MessageTotal
 from osrdyne.broker.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.protocol.names import Key, WorkerId
 
@@ -94,7 +94,7 @@ class Listing(Protocol):
 class Backlogs(Protocol):
     """What waits in request queues."""
 
-    async def list_waiting(self) -> dict[Key, int]: ...
+    async def list_backlogs(self) -> dict[Key, Backlog]: ...
 
 
 class Publisher(Protocol):

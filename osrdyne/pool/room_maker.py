@@ -6,13 +6,17 @@ that comes meanwhile keeps it, and another one is asked.
 
 from __future__ import annotations
 
+import asyncio
+
+from osrdyne.aio.changes import Subscription
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.admission import Admission, Candidate, choose_to_end
 from osrdyne.pool.facts import WorkerBoard
-from osrdyne.pool.state import GroupRecord
+from osrdyne.pool.fresh_totals import FreshTotals
+from osrdyne.pool.state import GroupRecord, GroupStatus
 from osrdyne.pool.tracker import PoolStateTracker
 from osrdyne.pool.view import WorkerState
 from osrdyne.pool.workers import WorkerRegistry
@@ -33,6 +37,7 @@ class RoomMaker:
         admission: Admission,
         board: WorkerBoard,
         registry: WorkerRegistry,
+        totals: FreshTotals,
         idle_for: float,
         clock: Clock,
         metrics: Metrics,
@@ -41,6 +46,8 @@ class RoomMaker:
         self._admission = admission
         self._board = board
         self._registry = registry
+        self._totals = totals
+        self._seen_busy: dict[Key, float] = {}
         self._idle_for = idle_for
         self._clock = clock
         self._wakeup = Wakeup(clock)
@@ -51,6 +58,17 @@ class RoomMaker:
 
     async def run(self) -> None:
         """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the room maker")
+            await self._look_while_groups_wait()
+
+    async def _look_again_on(self, totals: Subscription[Key]) -> None:
+        while True:
+            await totals.wait()
+            if self._admission.waiting():
+                self._wakeup.set()
+
+    async def _look_while_groups_wait(self) -> None:
         while True:
             await self._wakeup.wait(LOOK_INTERVAL if self._admission.waiting() else None)
             self.look()
@@ -59,6 +77,7 @@ class RoomMaker:
         """One pass."""
         waiting = len(self._admission.waiting())
         if not waiting:
+            self._seen_busy.clear()
             return
         candidates = [
             self._candidate(key, record)
@@ -71,7 +90,23 @@ class RoomMaker:
 
     def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
         stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
+        self._ask_queue(key, record)
         return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
+
+    def _ask_queue(self, key: Key, record: GroupRecord) -> None:
+        """Workers that do not report completion stay busy after their first request: their queue says when they are
+        idle. It is asked for groups that could make room otherwise."""
+        busy = [worker for worker in self._registry.of_key(key) if worker.state is WorkerState.BUSY]
+        if not busy or any(worker.reports_completion for worker in busy) or record.status is not GroupStatus.ACTIVE:
+            return
+        if self._clock.monotonic() - record.last_activity < self._idle_for:
+            return
+        after = max(worker.heard_at for worker in busy)
+        messages = self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))
+        if messages == 0:
+            self._registry.note_empty_queue(key, sampled_after=after)
+        elif messages:
+            self._seen_busy[key] = self._clock.monotonic()
 
     def _is_at_rest(self, key: Key) -> bool:
         """Every worker of the group has said that it has nothing to do; a failed group has none, and is at rest."""

@@ -10,6 +10,7 @@ import math
 
 from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
+from osrdyne.broker.listing import Backlog
 from osrdyne.drivers.base import InstanceState
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
@@ -53,7 +54,7 @@ class WorkerScaler:
         if not self._rules.is_elastic:
             return self._rules.minimum  # and nothing is remembered, which nobody would forget
         if key not in self._scales:
-            self._scales[key] = begin(self._sample(key, waiting=0), self._rules, alive=len(self._staying(key)))
+            self._scales[key] = begin(self._sample(key, Backlog()), self._rules, alive=len(self._staying(key)))
         return self._scales[key].wanted
 
     async def run(self) -> None:
@@ -71,9 +72,12 @@ class WorkerScaler:
         for key in self._scales.keys() - keys:
             del self._scales[key]
         due = [key for key in keys if self._may_change(key)]
-        waiting = await self._backlogs.list_waiting() if due else {}
+        backlogs = await self._backlogs.list_backlogs() if due else {}
         for key in due:
-            self._rescale(key, waiting.get(key, 0))
+            backlog = backlogs.get(key, Backlog())
+            if backlog.messages == 0:
+                self._registry.note_empty_queue(key, sampled_after=backlog.sampled_after)
+            self._rescale(key, backlog)
         self._metrics.workers_wanted.set(sum(scale.wanted for scale in self._scales.values()))
 
     def _may_change(self, key: Key) -> bool:
@@ -82,24 +86,29 @@ class WorkerScaler:
         all_busy = bool(serving) and all(self._works(entry) for entry in serving)
         return all_busy or max(len(self._staying(key)), self.wanted(key)) > self._rules.minimum
 
-    def _rescale(self, key: Key, waiting: int) -> None:
-        sample = self._sample(key, waiting)
+    def _rescale(self, key: Key, backlog: Backlog) -> None:
+        sample = self._sample(key, backlog)
         before = self.wanted(key)
         after = self._scales[key] = rescale(self._scales[key], sample, self._rules)
         if after.wanted == before:
             return
         self._metrics.scalings.labels(direction="up" if after.wanted > before else "down").inc()
-        self._log.info("group scaled", key=key, workers=after.wanted, before=before, waiting=waiting)
+        self._log.info("group scaled", key=key, workers=after.wanted, before=before, waiting=backlog.waiting)
         self.feed.notify(key)
 
-    def _sample(self, key: Key, waiting: int) -> Sample:
+    def _sample(self, key: Key, backlog: Backlog) -> Sample:
         serving = self._serving(key)
         in_flight = [self._in_flight(entry) for entry in serving]
+        running, busy = sum(in_flight), sum(number > 0 for number in in_flight)
+        if backlog.unacknowledged is not None and any(self._is_in_doubt(entry) for entry in serving):
+            # What workers have taken and not acknowledged, where they do not say when a request has ended.
+            running = backlog.unacknowledged
+            busy = min(len(serving), running)
         return Sample(
             at=self._clock.monotonic(),
-            waiting=waiting,
-            in_flight=sum(in_flight),
-            busy=sum(number > 0 for number in in_flight),
+            waiting=backlog.waiting,
+            in_flight=running,
+            busy=busy,
             serving=len(serving),
             completed=sum(worker.completed for worker in self._registry.of_key(key)),
         )
@@ -116,7 +125,13 @@ class WorkerScaler:
         """Whether it runs a request, or did a moment ago."""
         reported = self._registry[entry.instance.worker_id]
         since = self._clock.monotonic() - 2 * SAMPLE_INTERVAL
-        return reported is not None and (reported.in_flight > 0 or reported.worked_at > since)
+        if reported is None:
+            return False
+        # One that says nothing at all may work: only the queue shows it.
+        return reported.in_flight > 0 or reported.worked_at > since or reported.is_assumed
+
+    def _is_in_doubt(self, entry: Entry) -> bool:
+        return self._registry.is_in_doubt(entry.instance.worker_id)
 
     def _in_flight(self, entry: Entry) -> int:
         reported = self._registry[entry.instance.worker_id]

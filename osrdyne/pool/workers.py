@@ -46,6 +46,8 @@ MAX_COUNT = 1_000_000
 """What one report may say of completed requests; a claim beyond that is none, and no counter could hold it."""
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
 """Events that mean that requests are taken and worked on."""
+_COMPLETIONS = frozenset({Event.REQUEST_COMPLETED, Event.IDLE, Event.BUSY})
+"""Events of workers that also tell when a request has ended. Those of the reference send none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class WorkerReportState:
     `completed`: requests that it was heard to have completed. `suspects`: requests that it has put aside, because an
     earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else; `stuck`: the
     text of a request whose handler does not end. `is_assumed`: it has said nothing, and somebody seems to consume
-    for it.
+    for it. `reports_completion`: it has told that a request ended, or how many run. While it has not, only its queue
+    shows when it has nothing to do.
     """
 
     worker_id: str
@@ -79,6 +82,7 @@ class WorkerReportState:
     alone: str | None = None
     stuck: str | None = None
     is_assumed: bool = False
+    reports_completion: bool = False
 
 
 def apply_report(
@@ -92,6 +96,10 @@ def apply_report(
     running = in_flight if isinstance(in_flight, int) else (1 if state is WorkerState.BUSY else 0)
     if report.event is Event.REQUEST_COMPLETED and running > 0:
         state = WorkerState.BUSY
+    counts = isinstance(in_flight, int)
+    reports_completion = after.reports_completion or counts or report.event in _COMPLETIONS
+    # Without reports of completed requests, those that were received stand for them: in the long run they are as many.
+    done = completed_requests(report) if reports_completion else received_requests(report)
     return replace(
         after,
         state=state,
@@ -101,14 +109,15 @@ def apply_report(
         requests=named_requests(report.details.get(REQUESTS_FIELD)),
         heard_at=now,
         worked_at=now if report.event in WORK else after.worked_at,
-        counts_requests=after.counts_requests or isinstance(in_flight, int),
+        counts_requests=after.counts_requests or counts,
         paused=report.details.get("paused") is True,
         generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
-        completed=after.completed + completed_requests(report),
+        completed=after.completed + done,
         suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
         alone=_text(report.details.get(ALONE_FIELD)),
         stuck=_text(report.details.get(STUCK_FIELD)),
         is_assumed=False,
+        reports_completion=reports_completion,
     )
 
 
@@ -127,9 +136,16 @@ def _generation(value: object, *, before: Generation | None) -> Generation | Non
 
 def completed_requests(report: ActivityReport) -> int:
     """How many requests a report says were completed; one report may stand for many."""
+    return _count(report) if report.event is Event.REQUEST_COMPLETED else 0
+
+
+def received_requests(report: ActivityReport) -> int:
+    """How many requests a report says were received."""
+    return _count(report) if report.event is Event.REQUEST_RECEIVED else 0
+
+
+def _count(report: ActivityReport) -> int:
     count = report.details.get("count")
-    if report.event is not Event.REQUEST_COMPLETED:
-        return 0
     return count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
 
 
@@ -172,6 +188,22 @@ class WorkerRegistry:
         self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=at, heard_at=now, is_assumed=True))
         self.feed.notify(key)
 
+    def is_in_doubt(self, worker_id: str) -> bool:
+        """Whether only its queue shows if it runs anything: it received requests and never reports the end of one, or
+        it reports nothing at all."""
+        worker = self[worker_id]
+        silent = worker is not None and worker.state is WorkerState.BUSY and not worker.reports_completion
+        return silent or self.is_assumed(worker_id)
+
+    def note_empty_queue(self, key: Key, *, sampled_after: float) -> None:
+        """The queue of a group held nothing, unacknowledged deliveries included, in a sample taken after that moment
+        (monotonic): workers that do not report completion, and have reported nothing since, are idle."""
+        for worker in self.of_key(key):
+            silent = worker.state is WorkerState.BUSY and not worker.reports_completion
+            if silent and worker.heard_at <= sampled_after:
+                self._put(replace(worker, state=WorkerState.IDLE, in_flight=0, requests=()))
+                self.feed.notify(key)
+
     def is_assumed(self, worker_id: str) -> bool:
         """Whether it has said nothing since it was assumed to be ready."""
         worker = self[worker_id]
@@ -211,6 +243,8 @@ def together(worker_id: str, replicas: Sequence[WorkerReportState]) -> WorkerRep
         in_flight=sum(worker.in_flight for worker in replicas),
         requests=tuple(request for worker in replicas for request in worker.requests),
         completed=sum(worker.completed for worker in replicas),
+        reports_completion=all(worker.reports_completion for worker in replicas),
+        heard_at=max(worker.heard_at for worker in replicas),
     )
 
 

@@ -88,6 +88,24 @@ async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) 
         assert stack.running("b") == 1
 
 
+async def test_worker_that_never_reports_completion_makes_room_when_its_queue_is_empty(clock: VirtualClock) -> None:
+    async with leading(clock, settings=settings_for(limits())) as stack:
+        await ask(stack, "a")
+        channel = FakeChannel(stack.broker)
+        consumer = await channel.consume(stack.names.request_queue(Key("a")), prefetch=1)
+        await stack.clock.settle()
+        await stack.report("a", Event.READY)
+        await stack.report("a", Event.REQUEST_RECEIVED)
+        await ask(stack, "b")
+        await clock.advance(60)
+        assert (stack.running("a"), stack.running("b")) == (1, 0)  # its request is unacknowledged
+        await (await consumer.get()).ack()
+        await channel.close()
+        await clock.advance(60)
+        assert not stack.has_queue("a")
+        assert stack.running("b") == 1
+
+
 async def test_a_busy_group_makes_no_room(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits())) as stack:
         await ask(stack, "a")

@@ -117,6 +117,36 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
     assert not draining & {first.instance.instance_id, second.instance.instance_id}
 
 
+@pytest.mark.parametrize("reports", [True, False], ids=["request-received", "started-only"])
+async def test_workers_that_never_report_completion_scale_by_their_queue(
+    stack: Stack, clock: VirtualClock, reports: bool
+) -> None:
+    await stack.publish("a", b"first")
+    await clock.advance(1.0)
+    (worker,) = stack.driver.workers_of(A)
+    if reports:
+        await stack.report("a", Event.READY, worker.spec.worker_id)
+    else:
+        stack.term.registry.assume_ready(worker.spec.worker_id, A)
+    for number in range(50):
+        await stack.publish("a", str(number).encode())
+    consumer = await stack.consume("a")
+    for _ in range(20):
+        if reports:
+            await stack.report("a", Event.REQUEST_RECEIVED, worker.spec.worker_id)
+        await clock.advance(5.0)
+    assert len(stack.driver.workers_of(A)) == 4
+    while consumer.waiting():
+        await (await consumer.get()).ack()
+        await clock.settle()
+    stack.broker.queues[stack.names.request_queue(A)].ready.clear()
+    hear(stack)
+    for one in stack.driver.workers_of(A):
+        stack.term.registry.assume_ready(one.spec.worker_id, A)
+    await clock.advance(900.0)
+    assert told(stack)[:3] == [Command.DRAIN] * 3
+
+
 async def test_minimum_is_started_with_the_group(clock: VirtualClock, driver: FakeDriver) -> None:
     async with leading(clock, driver=driver, settings=settings(min=3, max=3)) as stack:
         await stack.publish("a", b"1")
