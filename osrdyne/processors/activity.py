@@ -98,6 +98,9 @@ class ActivityProcessor:
         self._metrics.activity.labels(event=report.event.value).inc()
         if not self._is_known(key):
             return None
+        if not report.worker_id:  # a worker of the reference: its work keeps the group active, and says no more
+            self._count_use(key, report)
+            return None
         self._registry.report(report)
         forged = report.details.get(FORGED_FIELD)
         if isinstance(forged, int) and 0 < forged < MAX_COUNTED:

@@ -59,10 +59,13 @@ class ActivityReport:
 
 
 def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:
-    """Read a report; None when it is no report of a known event with a worker id (it is then counted and dropped)."""
+    """Read a report; None when it is none of a known event (it is then counted and dropped).
+
+    `worker_id` is empty where the message has none: the reference's protocol does not require it.
+    """
     event = decode_text(headers.get(EVENT_HEADER))
-    worker_id = decode_text(headers.get(WORKER_ID_HEADER))
-    if worker_id is None or event not in list(Event):
+    worker_id = decode_text(headers.get(WORKER_ID_HEADER)) or ""
+    if event not in list(Event):
         return None
     details: Mapping[str, object] = {}
     if body:

@@ -14,7 +14,6 @@ import aio_pika
 from aio_pika.abc import AbstractIncomingMessage
 
 URI = os.environ["WORKER_AMQP_URI"]
-WORKER_ID = os.environ["WORKER_ID"]
 KEY = os.environ["WORKER_KEY"]
 POOL = os.environ["WORKER_POOL"]
 QUEUE = os.environ["WORKER_REQUESTS_QUEUE"]
@@ -28,8 +27,7 @@ async def main() -> None:
     activity = await channel.get_exchange(ACTIVITY_EXCHANGE, ensure=False)
 
     async def report(event: str) -> None:
-        headers = {"x-event": bytearray(event, "utf-8"), "x-worker-id": bytearray(WORKER_ID, "utf-8")}
-        await activity.publish(aio_pika.Message(b"", headers=headers), KEY)
+        await activity.publish(aio_pika.Message(b"", headers={"x-event": bytearray(event, "utf-8")}), KEY)
 
     async def work(request: AbstractIncomingMessage) -> None:
         await report("request-received")
@@ -52,7 +50,6 @@ async def main() -> None:
 
     await report("started")
     queue = await channel.get_queue(QUEUE, ensure=False)
-    await report("ready")
     async with queue.iterator() as requests:
         async for request in requests:
             await work(request)

@@ -79,6 +79,12 @@ def test_use_keeps_the_group_for_the_window_longer(setting: Setting) -> None:
     assert setting.until() == UNBIND + WINDOW
 
 
+def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: Setting) -> None:
+    setting.tracker.require_worker_group(A)
+    setting.process(Message(headers={EVENT_HEADER: bytearray(b"request-received")}))
+    assert (setting.until(), setting.registry.all()) == (UNBIND + WINDOW, [])
+
+
 async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
     """DEFECTS 8: the debounce was inverted, and steady use was unbound after ten minutes."""
     setting.tracker.require_worker_group(A)
