@@ -145,7 +145,7 @@ PLANS = (
         "select window(now(), '1 day', '1 microsecond') as w, count(*) from region group by 1",
         "max_window_ratio",
     ),
-    Bomb("columns", f"select {_columns(5000)} from region", "max_columns"),
+    Bomb("columns", f"select {_columns(2100)} from region", "max_columns"),
     Bomb(
         "columns by stars",
         "with a as (select " + _columns(200) + ") select " + ", ".join(["a.*"] * 100) + " from a",
@@ -157,7 +157,7 @@ PLANS = (
         "max_columns",
     ),
     Bomb("plan nodes", "select 1 as x" + " union all select 1" * 4000, "max_plan_nodes"),
-    Bomb("expression nodes", "select size(array(" + ", ".join(["1"] * 30_000) + "))", "max_expression_nodes"),
+    Bomb("expression nodes", "select size(array(" + ", ".join(["1"] * 20_500) + "))", "max_expression_nodes"),
     Bomb(
         "recursion",
         "with recursive r (x) max recursion level 100000000 as "

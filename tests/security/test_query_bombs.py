@@ -31,12 +31,12 @@ SPARK = {
     "master": "local[2]",
     "conf": {
         "spark.driver.memory": "640m",
-        "spark.driver.maxResultSize": "32m",
+        "spark.driver.maxResultSize": "16m",
         "spark.sql.shuffle.partitions": 2,
         "spark.default.parallelism": 2,
     },
 }
-SOON = 3.0
+SOON = 2.0
 
 
 class Key:
@@ -124,7 +124,7 @@ async def test_bomb_of_memory_is_answered_with_its_cause_and_the_worker_lives(ke
 
 
 async def test_answer_beyond_the_limit_is_refused_while_it_is_collected(key: Key) -> None:
-    error = error_of(await key.ask("select repeat(string(id), 2000) as v from range(0, 10000, 1, 100)"))
+    error = error_of(await key.ask("select repeat(string(id), 2000) as v from range(0, 2500, 1, 25)"))
     assert error["code"] == "answer_too_large"
     assert "spark.driver.maxResultSize" in error["message"]
     await key.answers_others()

@@ -32,7 +32,14 @@ class Watched:
         self.time = 100.0
         self.cancelled: list[str] = []
         self.reasons: list[str] = []
-        self.watch = HeapWatch(self.heap, limit=0.85, cancel=self.cancel, monotonic=lambda: self.time)
+        self.held: dict[str, int] = {}
+        self.watch = HeapWatch(
+            self.heap,
+            limit=0.85,
+            cancel=self.cancel,
+            held_by=lambda groups: {group: self.held[group] for group in groups},  # KeyError: Spark does not say
+            monotonic=lambda: self.time,
+        )
 
     def cancel(self, group: str, reason: str) -> None:
         self.cancelled.append(group)
@@ -74,17 +81,58 @@ def test_full_heap_cancels_the_youngest_that_has_run_for_a_moment(watched: Watch
     assert "spark.driver.memory" in watched.reasons[0]
 
 
-def test_next_one_is_cancelled_only_after_the_first_had_time_to_end(watched: Watched) -> None:
+@pytest.mark.parametrize(
+    ("held", "cancelled"),
+    [
+        ({"old": 30, "young": 0, "just now": 20}, "old"),
+        ({"old": 11, "young": 0, "just now": 20}, "just now"),
+        ({"old": 9, "young": 0, "just now": 0}, "young"),
+        ({}, "young"),
+    ],
+    ids=["the most", "the most, just begun", "too little to count", "unknown"],
+)
+def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
+    watched: Watched, held: dict[str, int], cancelled: str
+) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.held = held
+    watched.watch.began("old")
+    watched.time += 5
+    watched.watch.began("young")
+    watched.time += 5
+    watched.watch.began("just now")
+    watched.look(after=0.1)
+    assert watched.cancelled == [cancelled]
+
+
+def test_nothing_is_cancelled_until_the_cancelled_one_has_ended_and_let_go(watched: Watched) -> None:
+    watched.heap.now = watched.heap.live = FULL
+    watched.watch.began("innocent")
+    watched.time += 5
+    watched.watch.began("bomb")
+    watched.look(after=5)
+    for _ in range(8):
+        watched.look(after=1)
+    assert watched.cancelled == ["bomb"], "it has not ended yet"
+    watched.watch.ended("bomb")
+    watched.look(after=1)
+    assert watched.cancelled == ["bomb"], "its tasks have not yet"
+    watched.heap.live = HALF
+    watched.look(after=1)
+    assert (watched.cancelled, watched.heap.now) == (["bomb"], HALF)
+
+
+def test_next_one_is_cancelled_when_the_first_does_not_end_in_time(watched: Watched) -> None:
     watched.heap.now = watched.heap.live = FULL
     watched.watch.began("old")
     watched.time += 5
     watched.watch.began("young")
     watched.look(after=5)
-    watched.look(after=0.1)
+    watched.look(after=9)
     assert watched.cancelled == ["young"]
-    watched.look(after=10)
+    watched.look(after=2)
     assert watched.cancelled == ["young", "old"]
-    watched.look(after=10)
+    watched.look(after=20)
     assert watched.cancelled == ["young", "old"], "each is cancelled once"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,11 @@ COLLECT_SHARE = 0.1
 YOUNG = 0.5
 """Seconds that a request must have run to be cancelled while an older one runs: most of those are harmless."""
 AFTER_CANCEL = 1.5
-"""Seconds for a cancelled request to let go of its memory, before another one is cancelled."""
+"""Seconds for tasks of a cancelled request to let go of its memory after its handler has ended."""
+CANCEL_TIME = 10.0
+"""Seconds that a cancelled request has to end, before another one is cancelled: some cannot be cancelled."""
+LEAST_EVIDENCE = 0.1
+"""The share of the heap that a request must hold, as far as Spark knows, to be cancelled for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +61,25 @@ class JvmHeap:
         self._runtime.gc()
 
 
-def choose(started: dict[str, float], *, now: float) -> str | None:
-    """The group to cancel: the youngest that has run for a moment, or the youngest of all."""
+def choose(started: Mapping[str, float], held: Mapping[str, int], *, least: float, now: float) -> str | None:
+    """The group to cancel: the one that holds most, if that is at least `least` bytes; else the youngest that has run
+    for a moment, or the youngest of all."""
+    most = max(started, key=lambda group: held.get(group, 0), default=None)
+    if most is not None and held.get(most, 0) >= least:
+        return most
     grown = {group: since for group, since in started.items() if now - since >= YOUNG} or started
     return max(grown, key=lambda group: grown[group], default=None)
+
+
+def nothing_known(groups: Sequence[str]) -> Mapping[str, int]:
+    return {}
 
 
 class HeapWatch:
     """Watches one heap while groups run. Thread-safe.
 
-    `cancel(group, reason)` is called in the watch's thread.
+    `cancel(group, reason)` and `held_by(groups)`, bytes that Spark knows to be held by each, are called in the watch's
+    thread.
     """
 
     def __init__(
@@ -75,11 +88,13 @@ class HeapWatch:
         *,
         limit: float,
         cancel: Callable[[str, str], None],
+        held_by: Callable[[Sequence[str]], Mapping[str, int]] = nothing_known,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._heap = heap
         self._limit = limit
         self._cancel = cancel
+        self._held_by = held_by
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._started: dict[str, float] = {}
@@ -103,7 +118,9 @@ class HeapWatch:
     def ended(self, group: str) -> None:
         with self._lock:
             self._started.pop(group, None)
-            self._cancelled.discard(group)
+            if group in self._cancelled:  # its tasks may hold memory a little longer
+                self._cancelled.discard(group)
+                self._not_before = self._monotonic() + AFTER_CANCEL
             if not self._started:
                 self._busy.clear()
 
@@ -122,15 +139,25 @@ class HeapWatch:
             return
         with self._lock:
             running = {group: since for group, since in self._started.items() if group not in self._cancelled}
-            chosen = choose(running, now=now)
-            if chosen is not None:
-                self._cancelled.add(chosen)
-        if chosen is None:
-            return
-        self._not_before = self._monotonic() + AFTER_CANCEL
+        held = self._held(list(running)) if len(running) > 1 else {}
+        with self._lock:
+            running = {group: since for group, since in running.items() if group in self._started}
+            chosen = choose(running, held, least=LEAST_EVIDENCE * after.most, now=now)
+            if chosen is None:
+                return
+            self._cancelled.add(chosen)
+            # Until it has ended nothing says whether that was enough.
+            self._not_before = self._monotonic() + CANCEL_TIME
         log.warning("a request is cancelled because the heap is nearly full", group=chosen, used=after.used,
-                    most=after.most)  # fmt: skip
+                    most=after.most, held=held.get(chosen))  # fmt: skip
         self._cancel(chosen, out_of_memory(after))
+
+    def _held(self, groups: list[str]) -> Mapping[str, int]:
+        try:
+            return self._held_by(groups)
+        except Exception as error:  # evidence is worth no more than that
+            log.warning("spark does not say which request holds memory", reason=type(error).__name__)
+            return {}
 
     def _run(self) -> None:
         while self._busy.wait() and not self._closed:

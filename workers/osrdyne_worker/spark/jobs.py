@@ -11,6 +11,8 @@ from typing import Any
 
 _MOST_OVER = 100
 """Groups that are asked about, at a question or more each."""
+_MOST_TASKS = 100
+"""Running tasks of a stage that are asked about."""
 _LOOKS = 3
 """How often a group is looked at in vain before it is asked about no more: the start of a task may be told late."""
 
@@ -54,6 +56,30 @@ class GroupsThatAreOver:
             if count := sum(stage.numActiveTasks for stage in stages if stage.stageId not in wanted):
                 strays[group_id] = count
         return strays if strays and _any_task_runs(session) else {}
+
+
+def memory_held(session: Any, groups: Iterable[str]) -> Mapping[str, int]:
+    """Bytes of the heap that each group is known to hold: execution memory (sorts, joins, hash tables) of its tasks
+    in this JVM, and the results of finished tasks of its jobs. Objects that a function makes are not known to Spark.
+    """
+    tracker = session.sparkContext.statusTracker()
+    return {group: _memory_of_group(session, tracker, group) for group in groups}
+
+
+def _memory_of_group(session: Any, tracker: Any, group_id: str) -> int:
+    jvm, store = session._jvm, session.sparkContext._jsc.sc().statusStore()
+    memory = jvm.org.apache.spark.SparkEnv.get().memoryManager()
+    running = jvm.java.util.ArrayList([jvm.org.apache.spark.status.api.v1.TaskStatus.RUNNING])
+    held = 0
+    for stage in _stages(tracker, [job for job in _jobs(tracker, group_id) if job.status == "RUNNING"]):
+        data = store.lastStageAttempt(stage.stageId)
+        held += data.resultSize()
+        tasks = store.taskList(
+            stage.stageId, data.attemptId(), 0, _MOST_TASKS, jvm.scala.Option.empty(), True, running
+        ).iterator()
+        while tasks.hasNext():
+            held += memory.getExecutionMemoryUsageForTask(tasks.next().taskId())
+    return held
 
 
 def _jobs(tracker: Any, group_id: str) -> list[Any]:

@@ -25,7 +25,7 @@ from osrdyne_worker.runtime.call import RequestError
 from osrdyne_worker.spark import heap
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
-from osrdyne_worker.spark.jobs import GroupsThatAreOver, progress_of
+from osrdyne_worker.spark.jobs import GroupsThatAreOver, memory_held, progress_of
 
 log = get_logger(__name__)
 
@@ -95,7 +95,10 @@ class SparkSessions:
         session = _start(master, conf)
         if limit > 0:
             self._watch = HeapWatch(
-                JvmHeap(session._jvm), limit=limit, cancel=lambda group, why: self._end_for_memory(session, group, why)
+                JvmHeap(session._jvm),
+                limit=limit,
+                cancel=lambda group, why: self._end_for_memory(session, group, why),
+                held_by=lambda groups: memory_held(session, groups),
             )
             self._watch.start()
         return session
