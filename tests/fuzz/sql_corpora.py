@@ -215,6 +215,7 @@ class SparkTests:
 
     @staticmethod
     def _clear(session: Any) -> None:
+        session.sql("use default")  # a test may end in a schema that it dropped
         for row in session.sql("show tables").collect():
             for kind in ("view", "table"):
                 SparkTests._prepare(session, f"drop {kind} if exists `{row[1]}`")
