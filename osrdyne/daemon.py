@@ -1,7 +1,8 @@
 """The composition root: builds every object of a daemon, runs it, and decides what follows the end of a term.
 
 Losing the broker, or the token, ends a term: everything it knew is forgotten and the daemon comes back as a standby
-(LIFECYCLE 5). The process, its configuration, the driver and the running workers survive. Called by the CLI.
+(lifecycle: term-ends-whole). The process, its configuration, the driver and the running workers survive. Called by the
+CLI.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One term: everything a leader builds after it got the token, runs while it holds it, and forgets when it loses it.
 
-The order is LIFECYCLE 7-8: first the token, then infrastructure, listings of queues, bindings and instances, then the
+The order is lifecycle: token-before-listing, prepare-then-consume: first the token, then infrastructure, listings of
+queues, bindings and instances, then the
 loops, and only then the consumers. A graceful end goes the other way round: consumers first, then what they have
 taken, then the loops; workers go on running unless the operator asked otherwise. Built by the daemon, which also
 decides what comes after it.
@@ -386,7 +387,7 @@ class Term:
             keeping.cancel()
 
     async def _prepare(self) -> None:
-        """Infrastructure, then what there is already (LIFECYCLE 8)."""
+        """Infrastructure, then what there is already (lifecycle: prepare-then-consume)."""
         await self._session.declare(pool_topology(self.names.pool))
         await self.routing.load()
         await self.splitting.load()
@@ -418,7 +419,8 @@ class Term:
         ]
 
     async def _ask_workers_for_reports(self) -> None:
-        """Workers found at the start have reported to an earlier leader: ask what state they are in (DEFECTS 17)."""
+        """Workers found at the start have reported to an earlier leader: ask what state they are in (defects:
+        ready-after-restart)."""
         keys = {*self.tracker.keys(), *(entry.instance.key for entry in self.book.entries())}
         await asyncio.gather(*(self._control.ask_for_reports(key) for key in keys))
 

@@ -31,7 +31,8 @@ _OTHER_PROPERTIES_AT_MOST = 14 * 256  # everything but the headers is short: at 
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """The answer to a declare: messages ready for delivery, and consumers (BROKER 1: not always what it seems)."""
+    """The answer to a declare: messages ready for delivery, and consumers (broker: prove-before-delete: not always what
+    it seems)."""
 
     ready: int
     consumers: int
@@ -179,7 +180,7 @@ class Channel:
     async def delete_queue(self, name: str) -> int:
         """Delete a queue and everything in it; the number of messages that were ready. A missing one is not an error.
 
-        Never sends if-empty or if-unused: quorum queues close the connection on them (BROKER 1).
+        Never sends if-empty or if-unused: quorum queues close the connection on them (broker: prove-before-delete).
         """
         with translated(f"delete queue {name}"):
             answer = await self._underlay.queue_delete(name, timeout=self._timeout)
@@ -232,7 +233,8 @@ class Channel:
     async def take_more(self, consumer: Consumer, *, prefetch: int) -> None:
         """Let a consumer have `prefetch` deliveries on top of those that it holds, by consuming anew.
 
-        What it holds stays with this channel, and its deliveries go on in the broker's order (BROKER 2).
+        What it holds stays with this channel, and its deliveries go on in the broker's order (broker:
+        single-active-consumer).
         """
         old = consumer.tag
         if self._consumers.pop(old, None) is None:

@@ -1,4 +1,5 @@
-"""A consumer that never hangs: it ends with an error when the broker cancels it or its channel closes (BROKER 17)."""
+"""A consumer that never hangs: it ends with an error when the broker cancels it or its channel closes (broker:
+plain-connections)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Translation of aiormq's exceptions into the tree of `osrdyne.errors`. Match codes, not texts (BROKER 0.15)."""
+"""Translation of aiormq's exceptions into the tree of `osrdyne.errors`. Match codes, not texts (broker:
+one-channel-for-commands)."""
 
 from __future__ import annotations
 

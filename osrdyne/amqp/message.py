@@ -112,7 +112,8 @@ class Delivery:
         await self.channel.nack(self.tag, requeue=requeue)
 
     async def reject(self, *, requeue: bool = True) -> None:
-        """Give it back as a failure: it counts towards the delivery limit on every version (BROKER 0.6)."""
+        """Give it back as a failure: it counts towards the delivery limit on every version (broker:
+        count-failures-by-reject)."""
         await self.channel.reject(self.tag, requeue=requeue)
 
     def to_request(self, *, now_ms: int, key: str | None = None) -> Request:
@@ -133,7 +134,8 @@ class Delivery:
         )
 
     def to_message(self, *, headers: Mapping[str, object], expiration: str | None) -> Message:
-        """A copy to be republished: `user-id` and the broker's own headers are left out (BROKER 0.7), and those that
+        """A copy to be republished: `user-id` and the broker's own headers are left out (broker: strip-on-republish),
+        and those that
         make it deliver to further queues, which would act with our permissions instead of the first publisher's."""
         properties = self.properties
         left_out = BROKER_HEADERS | ROUTING_HEADERS

@@ -1,4 +1,4 @@
-"""The patches of pamqp that osrdyne needs, all in this one place. Source: BROKER 0.10 and 13.
+"""The patches of pamqp that osrdyne needs, all in this one place. Source: broker: pamqp-names.
 
 pamqp is stricter than the protocol and than RabbitMQ, and its reader runs before any code of ours: one odd byte in
 somebody's message would close our connection, again after every reconnection. Each patch replaces one codec function:

@@ -16,7 +16,8 @@ from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
 
 GLOBAL_CONSUMER_TIMEOUT = 1800.0
-"""RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (BROKER 8)."""
+"""RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
+consumers-differ-by-version)."""
 NEEDED_FEATURE_FLAGS = frozenset({"quorum_queue", "stream_queue"})
 """Quorum queues, and their dead lettering at least once."""
 _MANY_FILES = 0.8
@@ -33,7 +34,8 @@ def check_version(version: BrokerVersion) -> Finding:
 
 
 def differences(version: BrokerVersion) -> list[str]:
-    """What is different on this version, in sentences. Source: BROKER 5, 8, 15."""
+    """What is different on this version, in sentences. Source: broker: count-failures-by-reject,
+    consumers-differ-by-version."""
     sentences = []
     if version.has_consumer_timeout_policy:
         sentences.append("The pool's policy sets the consumer timeout.")

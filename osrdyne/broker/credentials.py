@@ -2,7 +2,8 @@
 
 A worker's own user may consume its requests, own its control queue, report and reply, and nothing else. It is made
 before the worker starts and removed when the worker has ended, which closes whatever connection of it is left at once
-(BROKER 11) and gives back what a dead connection held. RabbitMQ and the driver know everything there is to know: the
+(broker: user-per-worker) and gives back what a dead connection held. RabbitMQ and the driver know everything there is
+to know: the
 password is kept nowhere, a new leader finds users and workers as they are (decision 0010). Built by the term.
 """
 

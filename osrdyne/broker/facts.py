@@ -1,6 +1,7 @@
 """What the HTTP API tells, as frozen values, and how they are read from its JSON. Pure.
 
-Readers believe nothing: a queue of somebody else's, with arguments of any type, must not break a listing (DEFECTS 14).
+Readers believe nothing: a queue of somebody else's, with arguments of any type, must not break a listing (defects:
+foreign-queues).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from osrdyne.broker.version import BrokerVersion
 from osrdyne.protocol.names import QueueName
 
 TOTALS_MAX_AGE = 10.0
-"""Seconds by which the totals of a listing may be older than the question: 9.8 s was the worst seen (BROKER 1)."""
+"""Seconds by which the totals of a listing may be older than the question: 9.8 s was the worst seen (broker:
+totals-listing)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class QueueTotals:
     type: str
     policy: str | None
     sampled_after: float
-    """Monotonic time; the counts are no older than this moment (LIFECYCLE 21, 28)."""
+    """Monotonic time; the counts are no older than this moment (lifecycle: idle-needs-a-fresh-total,
+    total-for-hidden-messages)."""
     members_online: bool = False
     """Whether every node that has a copy of the queue is up."""
 

@@ -1,4 +1,5 @@
-"""Listings of a pool's request queues through the management API. Source: BROKER 0.4, LIFECYCLE 8-10, 21."""
+"""Listings of a pool's request queues through the management API. Source: broker: totals-listing, lifecycle: "Takeover
+and restart", idle-needs-a-fresh-total."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class RequestQueueListing:
         found: dict[Key, dict[int | None, QueueTotals]] = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
             known = self._group_of(queue)
-            # One with other arguments is not ours to use; who needs its name is told so by `declare` (LIFECYCLE 3).
+            # One with other arguments is not ours to use; who needs its name is told so by `declare` (lifecycle:
+            # token-channel-never-fails).
             if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
                 found.setdefault(known[0], {})[known[1]] = queue
                 self._layout.note(*known)

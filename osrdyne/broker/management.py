@@ -124,7 +124,8 @@ class ManagementClient:
         return sorted(str(flag.get("name")) for flag in flags if flag.get("state") == "disabled")
 
     async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
-        """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (BROKER 0.4).
+        """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (broker:
+        totals-listing).
 
         One page when that holds them all, else everything in one answer: queues that come or go between two pages hide
         others, and RabbitMQ goes through all of its queues for each page. A queue that is there for the whole time of
@@ -193,7 +194,8 @@ class ManagementClient:
         return None if answer is None else read_policy(_object(answer))
 
     async def put_policy(self, policy: PolicySpec) -> None:
-        """Create or replace a policy; in effect at once (BROKER 3). Needs the tag `policymaker`."""
+        """Create or replace a policy; in effect at once (broker: requests-through-a-named-exchange). Needs the tag
+        `policymaker`."""
         await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
 
     async def get_global_parameter(self, name: str) -> object | None:
@@ -226,7 +228,7 @@ class ManagementClient:
         await self._request("PUT", "topic-permissions", self.vhost, user, body=body)
 
     async def delete_user(self, name: str) -> None:
-        """Delete a user, which closes its connections (BROKER 11); a missing one is not an error."""
+        """Delete a user, which closes its connections (broker: user-per-worker); a missing one is not an error."""
         await self._find("users", name, method="DELETE")
 
     async def list_exchanges(self) -> list[str]:

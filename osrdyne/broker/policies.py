@@ -1,7 +1,7 @@
 """The one queue policy of a pool, as data.
 
 A policy and not arguments, because its values may change while the queues live on (a changed TTL counts for new
-messages only: BROKER 6).
+messages only: broker: expiry-at-the-head).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
     """The policy of the pool's request queues; it matches no other queue.
 
     `longest_ttl` in seconds is above `requests.ttl` where routes of a managed pool let requests wait for longer.
-    Dead letters are kept until `P-dl` has them (at-least-once), which needs `reject-publish` (BROKER 0.8).
+    Dead letters are kept until `P-dl` has them (at-least-once), which needs `reject-publish` (broker:
+    at-least-once-dead-lettering).
     """
     names = PoolNames(settings.pool.id)
     requests = settings.requests

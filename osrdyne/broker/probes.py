@@ -1,6 +1,7 @@
 """The proof that nobody holds a message of a quorum queue, and its deletion while the proof holds.
 
-Source: LIFECYCLE 26-29, BROKER 1. A count of zero alone may be the answer of a queue whose Raft leader does not answer;
+Source: lifecycle: "Deleting a queue", broker: prove-before-delete. A count of zero alone may be the answer of a queue
+whose Raft leader does not answer;
 a consumer of our own that the queue counts as the only holder can only be the answer of a living one.
 """
 
@@ -18,7 +19,7 @@ OURS_ALONE = QueueInfo(ready=0, consumers=1)
 
 
 def judge_cheaply(info: QueueInfo) -> DeleteOutcome | None:
-    """A refusal from one passive declare, or None: the probe must decide (LIFECYCLE 26)."""
+    """A refusal from one passive declare, or None: the probe must decide (lifecycle: ready-brings-back)."""
     if info.ready > 0:
         return DeleteOutcome.NOT_EMPTY
     if info.consumers > 0:
@@ -27,7 +28,7 @@ def judge_cheaply(info: QueueInfo) -> DeleteOutcome | None:
 
 
 def judge_probe(first: QueueInfo, second: QueueInfo, deliveries: int) -> DeleteOutcome | None:
-    """A refusal from the answers with the probe attached, or None: the queue is proven empty (LIFECYCLE 27)."""
+    """A refusal from the answers with the probe attached, or None: the queue is proven empty (lifecycle: probe)."""
     if deliveries or first.ready or second.ready:
         return DeleteOutcome.NOT_EMPTY
     if first == second == OURS_ALONE:

@@ -1,4 +1,4 @@
-"""The leader's publisher: channels with confirms, on a connection of its own (LIFECYCLE 3).
+"""The leader's publisher: channels with confirms, on a connection of its own (lifecycle: token-channel-never-fails).
 
 A publish can draw an error that kills its connection (541 on RabbitMQ 3.10), and an alarm blocks the connections that
 publish: neither may touch the channel that holds the token. A queue that confirms nothing holds up no other (`trials`).

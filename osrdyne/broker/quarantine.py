@@ -1,4 +1,4 @@
-"""Keys whose commands cost a leader its token, remembered from term to term (LIFECYCLE 3).
+"""Keys whose commands cost a leader its token, remembered from term to term (lifecycle: token-channel-never-fails).
 
 A command that RabbitMQ refuses closes the token channel and deposes the leader for all keys. A key that did so twice
 is left alone for a while: its requests are answered with the reason, and the others go on.

@@ -1,7 +1,7 @@
 """Spare channels for questions that may fail: passive declares and probes close the channel they are asked on.
 
 A channel that lived through its question is used again; the next question finds one open already, so that the 404 that
-every new key begins with costs no round trip of its own (LIFECYCLE 3).
+every new key begins with costs no round trip of its own (lifecycle: token-channel-never-fails).
 """
 
 from __future__ import annotations

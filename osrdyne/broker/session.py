@@ -1,7 +1,7 @@
 """A leader's session with the broker: three connections, the token channel and what hangs on it, for one term.
 
 All of it opens together and closes together: there is no reconnection here. A lost session ends the term, and the next
-one begins as a standby, with nothing believed (LIFECYCLE 5).
+one begins as a standby, with nothing believed (lifecycle: term-ends-whole).
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ class LeaderSession:
         return await self._open_connection(connection_options(self._settings, purpose="replies", heartbeat=heartbeat))
 
     async def _ensure_token(self) -> None:
-        """Make sure that the leader queue and a token exist; a second token does no harm, none would (LIFECYCLE 1)."""
+        """Make sure that the leader queue and a token exist; a second token does no harm, none would (lifecycle:
+        token-queue)."""
         queue = next(queue for queue in pool_topology(self.names.pool).queues if queue.name == self.names.leader_queue)
         channel = await self.control.channel()
         try:

@@ -1,7 +1,8 @@
 """The leader token: one message in a single-active-consumer queue; who holds it unacknowledged leads.
 
 `TokenChannel` owns the channel T that consumes the token, and is the only way to bind, unbind and delete
-request queues: when T is gone, so is the right to act at the broker (LIFECYCLE 1-5). One task sends everything over
+request queues: when T is gone, so is the right to act at the broker (lifecycle: "Leadership"). One task sends
+everything over
 T, in order; nothing that can fail is ever sent there. Any error on T ends the term. Commands that wait together and can
 go without an answer share one: RabbitMQ carries out the commands of a channel in order, so the answer to the last of
 them shows that all of them were carried out.
@@ -121,7 +122,7 @@ class TokenChannel:
 
         `accept` may refuse the previous token by raising; then nothing of it was changed.
         All tokens there are get taken, one with the next number is published and confirmed, and only then are the
-        others acknowledged: there is never none (LIFECYCLE 1).
+        others acknowledged: there is never none (lifecycle: token-queue).
         """
         self._consumer = await self._channel.consume(self._names.leader_queue)
         taken = [await self._wait_for_token()]
@@ -262,7 +263,7 @@ class TokenChannel:
                 await self._drop(delivery)
 
     async def _renew(self, token: Token, interval: float) -> None:
-        """Replace the token before the broker's consumer timeout takes it away (LIFECYCLE 4)."""
+        """Replace the token before the broker's consumer timeout takes it away (lifecycle: token-renewal)."""
         while True:
             await self._clock.sleep(interval)
             token = replace(token, serial=token.serial + 1)
@@ -340,7 +341,7 @@ class TokenChannel:
         return await answer
 
     async def confirm(self) -> None:
-        """Return if T has answered within the lease, else ask it something that cannot fail (LIFECYCLE 23)."""
+        """Return if T has answered within the lease, else ask it something that cannot fail (lifecycle: lease)."""
         if self._is_over or self._clock.monotonic() - self._answered_at > self._lease:
             await self.do(lambda channel: channel.ping())
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
 
 NEVER = 1_000_000
-"""A delivery limit nobody reaches: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (BROKER 5)."""
+"""A delivery limit nobody reaches: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (broker:
+count-failures-by-reject)."""
 _BOUNDED_LENGTH = 10_000
 _CANCEL_TTL_MS = 60_000
 
@@ -75,7 +76,7 @@ class Topology:
 
 
 def pool_topology(pool: str) -> Topology:
-    """The exchanges, queues and bindings of a pool. Source: PROTOCOL, "Names"."""
+    """The exchanges, queues and bindings of a pool. Source: docs/protocol.md, "Names"."""
     names = PoolNames(pool)
     return Topology(
         (
@@ -86,7 +87,8 @@ def pool_topology(pool: str) -> Topology:
                 names.orphan_exchange,
                 names.orphan_queue,
                 # A request whose time runs out while it waits for a controller is answered, so it is kept until
-                # `P-dl` has it; that needs the overflow rule, although the queue has no length limit (BROKER 0.8).
+                # `P-dl` has it; that needs the overflow rule, although the queue has no length limit (broker:
+                # at-least-once-dead-lettering).
                 _quorum(single_consumer=True)
                 | {
                     "x-dead-letter-exchange": names.dead_letter_exchange,

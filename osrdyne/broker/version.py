@@ -1,4 +1,5 @@
-"""RabbitMQ's version, and what osrdyne does differently because of it. Source: BROKER 4-9, 15."""
+"""RabbitMQ's version, and what osrdyne does differently because of it. Source: broker: at-least-once-dead-lettering,
+consumers-differ-by-version."""
 
 from __future__ import annotations
 

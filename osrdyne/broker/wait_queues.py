@@ -55,7 +55,7 @@ def wait_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
 
 
 def wait_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
-    """Such a queue keeps a request until it is confirmed where it goes (BROKER 0.8)."""
+    """Such a queue keeps a request until it is confirmed where it goes (broker: at-least-once-dead-lettering)."""
     return {
         "x-queue-type": "quorum",
         "x-message-ttl": delay_ms,
@@ -127,7 +127,7 @@ class WaitQueueCommands:
 
     async def leave_default_class(self) -> None:
         """In a direct pool: what has waited becomes an orphan, as what finds no class does. It would go on coming into
-        a queue that is unbound from the clients' exchange, and about to be deleted (LIFECYCLE 26)."""
+        a queue that is unbound from the clients' exchange, and about to be deleted (lifecycle: ready-brings-back)."""
         destination, arguments = self._names.work_exchange(), _when(CLASS_HEADER, class_name(None))
         await self._token.do(
             lambda channel: channel.unbind_exchange(destination, self._names.retried_exchange, arguments=arguments)
@@ -147,7 +147,8 @@ class WaitQueueCommands:
 
     async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome:
         """Delete a queue that is unbound and settled, if nobody holds a message of it. What RabbitMQ has taken out of
-        it and not yet delivered only a listing shows: the caller has seen one (LIFECYCLE 28)."""
+        it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
+        total-for-hidden-messages)."""
         outcome = await self._delete(self._names.wait_queue(delay_ms))
         if outcome is DeleteOutcome.DELETED:
             await self._write_down()  # as of a request queue: for the next one of this name

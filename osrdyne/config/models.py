@@ -1,7 +1,7 @@
 """The settings, by subject. Every field has a default, a unit and the reason for the default.
 
 `Settings` is what the rest of the program sees: frozen, complete, validated. Reading files, environment and flags is
-`loading`'s work. Defaults: ARCHITECTURE "Defaults".
+`loading`'s work. Defaults: docs/architecture.md "Defaults".
 """
 
 from __future__ import annotations
@@ -269,12 +269,12 @@ class WorkerSettings(Model):
 
 
 class LifecycleSettings(Model):
-    """When groups come and go. Source: seed 004 and LIFECYCLE."""
+    """When groups come and go. Source: docs/design/lifecycle.md."""
 
     unbind_delay: Duration = Field(600.0, description="Without activity for so long, a group's queue is unbound.")
     stop_delay: Duration = Field(600.0, description="Unbound and idle for so long more, its workers are stopped.")
     settle_delay: Duration = Field(
-        10.0, gt=0, description="Longer than a publish is under way in the broker (LIFECYCLE 20); tests may set 1 s."
+        10.0, gt=0, description="Longer than a publish is under way in the broker; tests may set 1 s."
     )
     extra_lifetime: Duration = Field(1.0, description="Window in which activity of one key counts once.")
     max_groups: int = Field(100, ge=1, description="Groups with workers; a further key waits in its queue for a place.")
@@ -294,7 +294,7 @@ class LifecycleSettings(Model):
     start_timeout: Duration = Field(300.0, gt=0, description="A worker that is not ready by then has failed to start.")
     start_attempts: int = Field(2, ge=1, description="Failed starts in a row after which callers get `start-failed`.")
     resync_interval: Duration = Field(
-        60.0, ge=1, description="How often everything is compared again, whatever events said (LIFECYCLE 10)."
+        60.0, ge=1, description="How often everything is compared again, whatever events said (lifecycle: resync)."
     )
     topology_interval: Duration = Field(
         10.0,

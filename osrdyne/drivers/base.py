@@ -3,7 +3,8 @@
 The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
 arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
 asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
-Source: ARCHITECTURE "Drivers", LIFECYCLE 16, 17, 22. `registry` finds and builds drivers;
+Source: docs/architecture.md "Drivers", lifecycle: start-when-slot-is-free, unique-instance-names, stop-by-instance.
+`registry` finds and builds drivers;
 `docs/writing-a-driver.md` says how to write one.
 """
 
@@ -181,7 +182,8 @@ class Driver(ABC):
         """Create the worker of (pool, key, slot) and return it, running or not.
 
         The name is created atomically: raises `SlotTakenError` when an instance of that slot exists in any state
-        (LIFECYCLE 17), `StartFailedError` when the backend refused it for good (no such image, no such command).
+        (lifecycle: unique-instance-names), `StartFailedError` when the backend refused it for good (no such image, no
+        such command).
         A worker that comes up and then exits is not an error here: it is listed as exited.
         """
 

@@ -1,7 +1,7 @@
 """Reads a document of JSON or YAML into plain values, and collects what is wrong with it.
 
 Used by the readers of manifests. Mappings come as `Members`, because a name may be given more than once: that is an
-error, or has a meaning of its own (seed 000).
+error, or has a meaning of its own (Azure IoT Edge routes).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_json(text: str) -> Any:
 
 
 def read_document(text: str) -> Any:
-    """The values of a text: JSON, JSON without its outermost braces as seed 000 prints it, or YAML.
+    """The values of a text: JSON, JSON without its outermost braces as Azure IoT Edge routes prints it, or YAML.
 
     Raises `InvalidDocumentError`.
     """

@@ -1,4 +1,4 @@
-"""The route manifest: the document of seed 000, checked as a whole, and what it means.
+"""The route manifest: the document of Azure IoT Edge routes, checked as a whole, and what it means.
 
 `load_manifest` is for a text of a person, `Manifest.document` for keeping it: that loads again to the same manifest.
 One error refuses the whole document, and every error is told.
@@ -21,7 +21,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.retries import RetryTerms
 
 MAX_TTL = 2**32 - 1
-"""Seconds, by the seed's schema."""
+"""Seconds, by the schema of Azure IoT Edge."""
 
 MAX_ROUTES = 20_000
 """Twice as many as are tested to be applied within seconds."""
@@ -70,7 +70,7 @@ class Manifest:
         return frozenset(key for key in endpoints if key is not None)
 
     def document(self) -> dict[str, Any]:
-        """The manifest as JSON values, in the seed's form, without what surrounded it."""
+        """The manifest as JSON values, in the form of Azure IoT Edge, without what surrounded it."""
         document: dict[str, Any] = {"routes": {route.name: _shown(route) for route in self.routes}}
         return document if self.ttl is None else {**document, _STORE: {_TTL: self.ttl}}
 
@@ -130,7 +130,7 @@ class _Reader(DocumentReader):
             yield from self._route(name, path, members)
 
     def _each_once(self, routes: Members) -> dict[str, Any]:
-        """Routes by name. One that is given in both forms is what the object says (seed 000)."""
+        """Routes by name. One that is given in both forms is what the object says (Azure IoT Edge routes)."""
         found: dict[str, Any] = {}
         for name, item in routes.pairs:
             if name in found and isinstance(item, Members) == isinstance(found[name], Members):

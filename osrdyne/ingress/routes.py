@@ -1,4 +1,5 @@
-"""One route: `[SELECT *] FROM <source> [WHERE <condition>] INTO <sink>`. Source: seed 000; INGRESS, "Routes".
+"""One route: `[SELECT *] FROM <source> [WHERE <condition>] INTO <sink>`. Source: Azure IoT Edge routes;
+docs/ingress.md.
 
 Parsed for `manifest`, matched by `table`. Knows nothing of other routes.
 """

@@ -3,7 +3,8 @@
 At most `max_groups` groups are up; a further one has its queue bound and waits, first come first served, its requests
 safe in their own queue. Beyond `max_waiting` waiting groups, and beyond `max_keys` distinct keys, requests for new keys
 are refused: random keys must exhaust neither the host nor the broker, where every name of a quorum queue costs an
-Erlang atom until the node restarts (BROKER 0.14). Written by the orphan processor and the worker groups loop.
+Erlang atom until the node restarts (broker: atoms-per-queue-name). Written by the orphan processor and the worker
+groups loop.
 """
 
 from __future__ import annotations

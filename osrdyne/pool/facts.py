@@ -2,7 +2,8 @@
 
 One writer each: the request queues loop writes queue facts, the worker groups loop worker facts. Everybody else
 reads, and subscribes to the keys that changed. A term starts with nothing: a belief of an earlier term is forgotten
-(LIFECYCLE 5), and a listed binding is "unknown" until bind-ok or unbind-ok of this term (LIFECYCLE 9).
+(lifecycle: term-ends-whole), and a listed binding is "unknown" until bind-ok or unbind-ok of this term (lifecycle:
+listed-bindings-are-unknown).
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (LIFECYCLE 18).
+    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (lifecycle:
+    bind-waits-for-stop).
 
     `empty_since`: monotonic time since when it is known that there is none, while there is a queue.
     """
@@ -72,7 +74,8 @@ class WorkerFacts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing runs, ends or is being started: what the deletion of the queue waits for (LIFECYCLE 25)."""
+        """Whether nothing runs, ends or is being started: what the deletion of the queue waits for (lifecycle:
+        delete-preconditions)."""
         return not (self.instances or self.stopping or self.starting)
 
 

@@ -1,4 +1,5 @@
-"""Message totals of request queues sampled after a given moment: the evidence that a queue is empty (LIFECYCLE 21, 28).
+"""Message totals of request queues sampled after a given moment: the evidence that a queue is empty (lifecycle:
+idle-needs-a-fresh-total, total-for-hidden-messages).
 
 The idle judge and the request queues loop ask again and again; what nobody knows yet is fetched for them, one listing
 for all who wait, and told through `feed`. It decides nothing.

@@ -1,7 +1,8 @@
 """The idle judge: ends UNBOUND groups whose `stop_delay` is over, on evidence and not on the clock alone.
 
 Before the workers of a group are stopped, a listing must show that its queue is empty, unacknowledged deliveries
-included; so a lost activity report costs nothing but a cycle, and a busy worker is never stopped (LIFECYCLE 21).
+included; so a lost activity report costs nothing but a cycle, and a busy worker is never stopped (lifecycle:
+idle-needs-a-fresh-total).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The decisions of the two loops, as pure functions: facts in, the next step out.
 
-Each step prevents a counterexample of the model (LIFECYCLE); the numbers name the step.
+Each step prevents a counterexample of the model (docs/design/lifecycle.md); the numbers name the step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def plan_queue(
     settle_delay: float,
     messages: int | None,
 ) -> QueueStep:
-    """The next step for one request queue (LIFECYCLE 11, 18-20, 25, 28, 30, 31).
+    """The next step for one request queue (lifecycle: one-actor-per-key, bind-waits-for-stop, always-unbind, settle,
+    delete-preconditions, total-for-hidden-messages, delete-runs-to-its-end, several-queues-per-group).
 
     `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
     """
@@ -188,7 +189,8 @@ class GroupFacts:
 
 
 def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
-    """The next steps for one group's workers (LIFECYCLE 10, 16, 17, 22)."""
+    """The next steps for one group's workers (lifecycle: resync, start-when-slot-is-free, unique-instance-names,
+    stop-by-instance)."""
     exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
     running = [instance for instance in facts.instances if instance.state is InstanceState.RUNNING]
     actions: list[GroupAction] = [Remove(instance) for instance in exited]

@@ -1,7 +1,8 @@
 """The request queues loop: makes queues and bindings what the tracker expects, key by key.
 
 One actor per key that has something to do: it reads the newest wish and the newest facts, takes one step, and looks
-again (LIFECYCLE 11), so that one key's failure or wait delays nobody else. It never branches on what woke it.
+again (lifecycle: one-actor-per-key), so that one key's failure or wait delays nobody else. It never branches on what
+woke it.
 A new term finds keys that have to be bound again: these take turns in the background, a few at a time, until a request
 waits for one. New keys do not wait for them.
 It writes the queue facts, and talks to the broker only through `RequestQueues`.
@@ -270,11 +271,11 @@ class RequestQueuesLoop:
         self._asked.notify(key)
 
     def adopt(self, key: Key) -> None:
-        """A queue of this key was listed; whether it is bound is unknown (LIFECYCLE 9)."""
+        """A queue of this key was listed; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
         if not self._board[key].exists:
             self._found.add(key)
             self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
 
     def busy_keys(self) -> set[Key]:
-        """Keys with a command in flight or waited for; a slow listing says nothing about them (LIFECYCLE 10)."""
+        """Keys with a command in flight or waited for; a slow listing says nothing about them (lifecycle: resync)."""
         return set(self._actors)

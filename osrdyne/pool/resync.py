@@ -1,4 +1,5 @@
-"""The slow comparison of everything with what the broker lists, for what no event told (LIFECYCLE 8-10).
+"""The slow comparison of everything with what the broker lists, for what no event told (lifecycle: "Takeover and
+restart").
 
 The same listing seeds a term: a queue that is bound or holds requests is ACTIVE, any other UNBOUND. Later listings
 adopt unknown queues in the same way, and notice queues and bindings that somebody else removed. What a listing says of
@@ -22,7 +23,7 @@ from osrdyne.protocol.names import Key
 
 
 def seed_status(queue: ListedQueue) -> GroupStatus:
-    """What is expected of a group that was found (LIFECYCLE 9)."""
+    """What is expected of a group that was found (lifecycle: listed-bindings-are-unknown)."""
     return GroupStatus.ACTIVE if queue.bound or queue.ready > 0 else GroupStatus.UNBOUND
 
 

@@ -45,7 +45,7 @@ def plan_wait_queue(
     """The next step. `needed_for`: how long a request that was accepted before may need the queue.
 
     Deleted is only what was empty in a sample from after the settle time: RabbitMQ counts there also what it has taken
-    out of the queue and not yet delivered (LIFECYCLE 20, 28).
+    out of the queue and not yet delivered (lifecycle: settle, total-for-hidden-messages).
     """
     if now < unused.since + needed_for:
         return WaitStep.KEEP

@@ -2,7 +2,7 @@
 
 The lag of a group is what waits, divided by what its workers complete in a second. A group gets as many workers as keep
 that below `target_lag`, and at least as many as were busy on average. More come at once; fewer only when fewer were
-enough for the whole of `cooldown`, because loading a worker is dear. Source: INGRESS "Scaling".
+enough for the whole of `cooldown`, because loading a worker is dear. Source: docs/drivers.md.
 """
 
 from __future__ import annotations

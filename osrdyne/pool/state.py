@@ -4,7 +4,8 @@
 absent --require--> ACTIVE --unbind_delay without activity--> UNBOUND --stop_delay more, proven empty--> absent
                       ^----------------- require or activity -----------'
 ```
-Source: seed 004 "Pool state tracker", LIFECYCLE 12, 19, 21.
+Source: the OSRD reference "Pool state tracker", lifecycle: pin-until-forwarded, always-unbind,
+idle-needs-a-fresh-total.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def active_until(now: float, before: float, delays: Delays, extra_lifetime: floa
 
 
 def adopt(status: GroupStatus, *, now: float, delays: Delays) -> GroupRecord:
-    """A group found on the broker at the start of a term; all clocks start now (LIFECYCLE 9)."""
+    """A group found on the broker at the start of a term; all clocks start now (lifecycle:
+    listed-bindings-are-unknown)."""
     record = GroupRecord(GroupStatus.ACTIVE, last_activity=now, active_until=now + delays.unbind)
     return record if status is GroupStatus.ACTIVE else unbind(record, now=now, delays=delays)
 

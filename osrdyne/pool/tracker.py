@@ -3,7 +3,8 @@
 Orphan and activity processors require groups, timers move them on, the two loops read what is expected and converge
 on it per key. An event costs O(1), a transition by time O(log n): each key has one entry in a heap, which is looked
 at again only when its time has come (so that steady use of a key moves nothing). It does no I/O.
-Source: ARCHITECTURE "Pool state tracker", seed 004, LIFECYCLE 12, 19, 21.
+Source: docs/architecture.md "Pool state tracker", the OSRD reference, lifecycle: pin-until-forwarded, always-unbind,
+idle-needs-a-fresh-total.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class PoolStateTracker:
     def require_worker_group(self, key: Key, extra_lifetime: float = 0.0) -> Generation:
         """The group is needed: it is ACTIVE for `unbind_delay` + `extra_lifetime` seconds from now on.
 
-        Returns the generation since which it has been. Source: seed 004, `PoolStateTracker`.
+        Returns the generation since which it has been. Source: the OSRD reference, `PoolStateTracker`.
         """
         group = self._groups.get(key)
         now = self._clock.monotonic()
@@ -134,7 +135,8 @@ class PoolStateTracker:
             self._put(key, None, record, changed=True)
 
     def hold(self, key: Key) -> None:
-        """Keep the key ACTIVE until `release`: an orphan of it waits to be forwarded (LIFECYCLE 12). Counted."""
+        """Keep the key ACTIVE until `release`: an orphan of it waits to be forwarded (lifecycle: pin-until-forwarded).
+        Counted."""
         self._holds[key] += 1
 
     def release(self, key: Key) -> None:

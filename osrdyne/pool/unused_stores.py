@@ -1,4 +1,5 @@
-"""Has the queues of priorities that no route uses any more deleted, once they are empty (LIFECYCLE 31; INGRESS).
+"""Has the queues of priorities that no route uses any more deleted, once they are empty (lifecycle:
+several-queues-per-group; docs/ingress.md).
 
 When routes change, or a managed pool becomes a direct one, the request queues loop takes such a queue from its
 exchange, and workers go on serving it. This looks at listings until one from after the settle time shows that nobody

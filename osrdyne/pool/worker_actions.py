@@ -1,7 +1,8 @@
 """Carrying out the actions of the worker groups loop against the driver, and what each outcome means.
 
-Every driver call is decided only while the leader's lease holds (LIFECYCLE 23). A call that is under way when the term
-ends may still land; names are unique and surplus is stopped, so that does no harm (LIFECYCLE 22).
+Every driver call is decided only while the leader's lease holds (lifecycle: lease). A call that is under way when the
+term
+ends may still land; names are unique and surplus is stopped, so that does no harm (lifecycle: stop-by-instance).
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class WorkerActions:
             spec = await self._make_spec(key, slot, self._tracker.generation_of(key))
         except BrokerError as error:
             return self._note_missing_credentials(key, error)
-        await self._lease.confirm()  # making credentials may have taken a while (LIFECYCLE 23)
+        await self._lease.confirm()  # making credentials may have taken a while (lifecycle: lease)
         try:
             instance = await self._driver.start(spec)
         except SlotTakenError as error:

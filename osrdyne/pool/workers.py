@@ -1,7 +1,7 @@
 """What workers say of themselves: the state of each, from its activity reports.
 
 The activity processor writes it; the worker groups loop, the API and the start-up check read it. A worker that was
-found at a take-over is STARTING until it has reported (DEFECTS 17), which the leader asks it to.
+found at a take-over is STARTING until it has reported (defects: ready-after-restart), which the leader asks it to.
 """
 
 from __future__ import annotations

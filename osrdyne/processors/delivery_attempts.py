@@ -1,7 +1,8 @@
 """Tries to get one request into its queue until it is taken, or refused for good. Used by orphan processor and ingress.
 
 What is refused for good becomes the answer of its caller. What may still come right is tried again with back-off, until
-its deadline has passed: the request stays unacknowledged meanwhile, so that a crash brings it back (LIFECYCLE 12-15).
+its deadline has passed: the request stays unacknowledged meanwhile, so that a crash brings it back (lifecycle:
+"Activation and forwarding").
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 It consumes `P-orphan`, as the orphan processor of a direct pool does, and keeps the same promises: nothing waits in it
 longer than a bind, a request is acknowledged only when all of its deliveries are confirmed or its caller is answered,
-and a crash in between brings it back (LIFECYCLE 12-15). Requests of one key are published in their order, without
+and a crash in between brings it back (lifecycle: "Activation and forwarding"). Requests of one key are published in
+their order, without
 waiting for each other's confirm. What comes back from a work exchange (its group was unbound under way) was accepted
 before: it keeps group, class and deadline.
 

@@ -20,7 +20,7 @@ MAX_KEPT = 1000
 
 
 class RequestName(NamedTuple):
-    """Knowing both is the right to cancel a request (PROTOCOL)."""
+    """Knowing both is the right to cancel a request (docs/protocol.md)."""
 
     correlation_id: str
     reply_to: str

@@ -1,10 +1,12 @@
 """The orphan processor: requests whose key has no binding. It has their group made ready and forwards them.
 
-Nothing waits in it longer than a bind, which itself waits for a stop of the group that is under way (LIFECYCLE 18),
+Nothing waits in it longer than a bind, which itself waits for a stop of the group that is under way (lifecycle:
+bind-waits-for-stop),
 nor longer than a request may live; per-key order is kept, keys go side by side. Steps per orphan, and what a crash in
 between leaves: hold the key and require it → wait until it is bound → publish to the request exchange with confirm
 (crash after it: the orphan is redelivered, the request arrives twice) → acknowledge → release. A crash anywhere before
-the acknowledgement leaves the orphan in its queue (LIFECYCLE 12-15). An orphan that fails for a reason nobody foresaw
+the acknowledgement leaves the orphan in its queue (lifecycle: "Activation and forwarding"). An orphan that fails for a
+reason nobody foresaw
 becomes a dead letter, in one step of the broker's.
 """
 

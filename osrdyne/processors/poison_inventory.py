@@ -113,7 +113,7 @@ class PoisonInventory:
         try:
             key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
             message = replayed(delivery)
-            # To the exchange, as any request: the group may be gone by now (LIFECYCLE 14).
+            # To the exchange, as any request: the group may be gone by now (lifecycle: forward-to-exchange).
             await self._publisher.publish(
                 message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True
             )

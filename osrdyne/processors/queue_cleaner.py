@@ -13,7 +13,7 @@ What a crash leaves, whenever it comes: before the acknowledgement everything go
 order. Before the first copy, nothing has changed. After it, the copies are behind what they are copies of. So a request
 may be there twice, and the copy says so; none is lost, and none overtakes another. What was handed to the dead letters
 and came back is answered again, with the same status. A failure ends the same way, by closing the channel; RabbitMQ may
-count it as a delivery, so that a queue is tried a few times only. Source: INGRESS, "Cleaning".
+count it as a delivery, so that a queue is tried a few times only. Source: docs/ingress.md.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class QueueCleaner:
 
     async def _let_go(self, channel: Channel, consumer: Consumer) -> None:
         """Cancel the consumer once nothing is ready any more and all that was sent has arrived."""
-        # An answer may overtake deliveries; the second one overtakes none of those before the first (LIFECYCLE 27).
+        # An answer may overtake deliveries; the second one overtakes none of those before the first (lifecycle: probe).
         # One without a consumer, though ours is there, comes from a queue that has no leader, and says nothing.
         in_succession = 0
         while in_succession < 2:
@@ -285,7 +285,7 @@ class QueueCleaner:
         await self._publish(letters, exchange=self._names.dead_letter_exchange, store=store)
 
     async def _put_back(self, kept: Sequence[Held], store: Store) -> None:
-        """Publish copies, to the exchange and never to the queue (LIFECYCLE 14), with confirms."""
+        """Publish copies, to the exchange and never to the queue (lifecycle: forward-to-exchange), with confirms."""
         now = now_ms(self._clock)
         copies = [copy_of(held, now_ms=now, skew_ms=self._skew_ms) for held in kept]
         await self._publish(copies, exchange=self._names.work_exchange(store[1]), store=store)

@@ -68,7 +68,8 @@ class Replier:
             content_type=response.content_type,
         )
         try:
-            # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (BROKER 11).
+            # Never mandatory: RabbitMQ 3.10 returns replies to direct reply-to although it delivers them (broker:
+            # replies-are-never-mandatory).
             await publish_reply(
                 partial(self._publisher.publish, message, exchange="", routing_key=request.reply_to), clock=self._clock
             )

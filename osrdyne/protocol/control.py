@@ -1,4 +1,4 @@
-"""Control messages from the controller to workers. Source: PROTOCOL, "Control messages"."""
+"""Control messages from the controller to workers. Source: docs/protocol.md, "Control messages"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_plausible_term(term: int, *, now: float) -> bool:
 class Generation(NamedTuple):
     """(term, counter): the leader's term, and the count of changes of the expected state within it.
 
-    Tuples compare in order, so a newer leader's messages win over an older one's (LIFECYCLE 24).
+    Tuples compare in order, so a newer leader's messages win over an older one's (lifecycle: generations).
     """
 
     term: int

@@ -1,4 +1,4 @@
-"""The environment of a worker. Source: PROTOCOL, "Worker environment"."""
+"""The environment of a worker. Source: docs/protocol.md, "Worker environment"."""
 
 from __future__ import annotations
 

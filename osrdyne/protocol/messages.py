@@ -1,4 +1,4 @@
-"""Headers and the request and response values. Source: PROTOCOL, "Request" and "Response"."""
+"""Headers and the request and response values. Source: docs/protocol.md, "Request" and "Response"."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BROKER_HEADERS = frozenset(
         "x-acquired-count",
     }
 )
-"""Headers that belong to the broker and are stripped before a message is republished (BROKER 0.7)."""
+"""Headers that belong to the broker and are stripped before a message is republished (broker: strip-on-republish)."""
 
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
 """RabbitMQ delivers a message also to the routing keys in these headers (sender-selected distribution)."""

@@ -2,7 +2,7 @@
 
 A key is data, never syntax: every UTF-8 string of at most 255 bytes is a key. `encode_key` maps it to ASCII letters,
 digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* stays the
-raw key. Source: PROTOCOL, "Names".
+raw key. Source: docs/protocol.md, "Names".
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def is_pool_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PoolNames:
-    """Every name that a pool uses on the broker. Source: PROTOCOL, "Names"."""
+    """Every name that a pool uses on the broker. Source: docs/protocol.md, "Names"."""
 
     pool: str
 

@@ -1,4 +1,4 @@
-"""How failed requests of a route are tried again, and how that travels with a request. Source: INGRESS, "Retry".
+"""How failed requests of a route are tried again, and how that travels with a request. Source: docs/ingress.md.
 
 The ingress writes the terms into headers when it accepts a request, so that a later change of the routes does not touch
 it; the worker that fails decides by them alone. Pure.
@@ -25,7 +25,8 @@ ATTEMPTS_HEADER = "x-osrdyne-attempts"
 OWN_HEADERS = frozenset({TERMS_HEADER, CLASS_HEADER, DELAY_HEADER, ATTEMPTS_HEADER})
 """What nobody but us says about a request."""
 CALLERS_PREFIX = "x-queue-retry-"
-"""With a code (`400`) or class (`4xx`) behind it, and the value 0: no further try after such an outcome (seed 001)."""
+"""With a code (`400`) or class (`4xx`) behind it, and the value 0: no further try after such an outcome (Gateleen
+queues)."""
 
 MAX_ATTEMPTS = 100
 _CODE = re.compile(r"[45](?:xx|[0-9]{2})")

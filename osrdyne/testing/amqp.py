@@ -1,6 +1,7 @@
 """Connections and channels of a `FakeBroker`: the same classes to whoever uses them, without a wire.
 
-A channel behaves as BROKER says: a refused command closes it, a cancelled command closes it, what it holds returns to
+A channel behaves as docs/design/broker.md says: a refused command closes it, a cancelled command closes it, what it
+holds returns to
 its queue when it closes, and its consumers then end with an error.
 """
 

@@ -4,7 +4,8 @@
 connections and channels on top of it, `testing.management` the HTTP API, so that everything of ours above these two
 runs unchanged: token, probes, commands on request queues, loops and processors.
 
-Modelled, as in BROKER: direct, fanout, topic (equal keys only) and headers exchanges with alternate exchanges; quorum
+Modelled, as in docs/design/broker.md: direct, fanout, topic (equal keys only) and headers exchanges with alternate
+exchanges; quorum
 queues in order, with prefetch, priorities of consumers, unacknowledged messages that return to their place, single
 active consumers, delivery limits and dead letters; holders of unacknowledged messages that count as consumers, also
 cancelled ones; publishes that are routed at once and reach their queue `transit` seconds later, and are confirmed even
@@ -83,18 +84,21 @@ class FakeQueue:
         self.ready: list[Stored] = []
         self.holders: list[Holder] = []
         self.retained: list[tuple[Stored, Status]] = []
-        """Dead letters that wait for their confirm: only the total of a listing shows them (BROKER 1)."""
+        """Dead letters that wait for their confirm: only the total of a listing shows them (broker:
+        prove-before-delete)."""
         self.running = True
         """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
         self.is_stillborn = False
-        """True: it never had a leader, although its nodes are up; listings call it running (BROKER 1)."""
+        """True: it never had a leader, although its nodes are up; listings call it running (broker:
+        prove-before-delete)."""
         self._clock = clock
         self._next_position = 0
         self._totals: deque[tuple[float, int]] = deque([(clock.monotonic(), 0)])
 
     @property
     def info(self) -> QueueInfo:
-        """The answer to a passive declare; who holds a message counts as a consumer, cancelled or not (BROKER 1)."""
+        """The answer to a passive declare; who holds a message counts as a consumer, cancelled or not (broker:
+        prove-before-delete)."""
         consumers = sum(holder.active or bool(holder.held) for holder in self.holders)
         return QueueInfo(ready=len(self.ready), consumers=consumers) if self.running else QueueInfo(0, 0)
 
@@ -344,5 +348,5 @@ def _wanted(arguments: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _declared(arguments: Mapping[str, object]) -> dict[str, object]:
-    """The arguments RabbitMQ compares: those it knows (BROKER 14)."""
+    """The arguments RabbitMQ compares: those it knows (broker: key-argument)."""
     return {name: value for name, value in arguments.items() if not name.startswith("x-osrdyne-")}

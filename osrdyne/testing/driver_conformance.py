@@ -1,4 +1,5 @@
-"""What every driver must do, as tests. Source: LIFECYCLE 16, 17, 22 and `osrdyne.drivers.base`.
+"""What every driver must do, as tests. Source: lifecycle: start-when-slot-is-free, unique-instance-names,
+stop-by-instance and `osrdyne.drivers.base`.
 
 For the author of a driver: subclass `DriverConformance` in a test module, and give it a fixture `harness` that returns
 a `DriverHarness` of your backend; `WorkerConformance` adds what needs workers that really run, `BackendConformance`

@@ -156,7 +156,7 @@ class TestDeclareAndBind:
         ]
 
     async def test_queue_with_other_arguments_is_a_conflict_and_costs_no_leadership(self, leader: Leader) -> None:
-        """LIFECYCLE 3."""
+        """lifecycle: token-channel-never-fails."""
         channel = await leader.channel()
         await channel.declare_queue(leader.names.request_queue(A), arguments={"x-queue-type": "classic"})
         with pytest.raises(BrokerConflictError, match="other arguments"):
@@ -201,7 +201,7 @@ class TestDeclareAndBind:
 
 
 class TestDelete:
-    """LIFECYCLE 26-29."""
+    """lifecycle: "Deleting a queue"."""
 
     async def test_empty_queue_is_deleted(self, leader: Leader) -> None:
         await leader.unbound(A)
@@ -261,7 +261,7 @@ class TestDelete:
 
 class TestTotals:
     async def test_unacknowledged_requests_are_counted(self, leader: Leader) -> None:
-        """LIFECYCLE 21. A listing may be some seconds old."""
+        """lifecycle: idle-needs-a-fresh-total. A listing may be some seconds old."""
         await leader.queues.declare(A)
         await leader.queues.declare(Key("b"))
         await leader.queues.bind(A)

@@ -1,4 +1,4 @@
-"""The leader token on a real RabbitMQ (LIFECYCLE 1-5)."""
+"""The leader token on a real RabbitMQ (lifecycle: "Leadership")."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class TestAcquire:
         assert terms == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
     async def test_one_of_several_leads(self, settings: Settings) -> None:
-        """LIFECYCLE 1, 6."""
+        """lifecycle: token-queue, one-leader."""
         sessions = [session_of(settings) for _ in range(4)]
         for session in sessions:
             await session.__aenter__()
@@ -144,7 +144,7 @@ class TestAcquire:
     async def test_several_tokens_become_one_with_the_highest_number(
         self, settings: Settings, channel: Channel
     ) -> None:
-        """LIFECYCLE 1: several are harmless, none is not."""
+        """lifecycle: token-queue: several are harmless, none is not."""
         async with session_of(settings) as session:
             for token in (Token(7, "x"), Token(3, "y"), Token(0, "")):
                 message = token.to_message(session.token.user)
@@ -268,7 +268,7 @@ class TestAcquire:
 
 class TestKeep:
     async def test_renewal_keeps_the_token_and_there_is_never_none(self, settings: Settings, channel: Channel) -> None:
-        """LIFECYCLE 4."""
+        """lifecycle: token-renewal."""
         async with session_of(settings) as leader, session_of(settings) as standby:
             _, own = await leader.token.acquire()
             waiting = asyncio.create_task(standby.token.acquire())
@@ -284,7 +284,7 @@ class TestKeep:
     async def test_connection_closed_by_an_operator_hands_the_token_over_at_once(
         self, settings: Settings, broker_api: httpx.AsyncClient
     ) -> None:
-        """BROKER 0.3: milliseconds after a closed connection."""
+        """broker: single-active-consumer: milliseconds after a closed connection."""
         async with session_of(settings) as leader:
             await leader.token.acquire()
             name = await listed_connection(broker_api, f"osrdyne {settings.pool.id} leader")
@@ -295,7 +295,7 @@ class TestKeep:
             assert own.term == 2
 
     async def test_error_on_t_deposes_the_leader(self, settings: Settings) -> None:
-        """LIFECYCLE 2, 5: binding to a queue that does not exist closes T."""
+        """lifecycle: token-channel-fences, term-ends-whole: binding to a queue that does not exist closes T."""
         async with session_of(settings) as leader, session_of(settings) as standby:
             _, own = await leader.token.acquire()
             waiting = asyncio.create_task(standby.token.acquire())
@@ -309,7 +309,8 @@ class TestKeep:
             assert next_token.term == own.term + 1
 
     async def test_commands_of_a_deposed_leader_fail_and_do_nothing(self, settings: Settings, channel: Channel) -> None:
-        """LIFECYCLE 2 [otherch]: its delete must not land after the next leader has bound the queue."""
+        """lifecycle: token-channel-fences [otherch]: its delete must not land after the next leader has bound the
+        queue."""
         queue = f"{settings.pool.id}-req-a"
         await channel.declare_queue(queue)
         async with session_of(settings) as leader:
@@ -362,7 +363,7 @@ class TestKeep:
             assert own.term > 1_000_000_000
 
     async def test_lost_publishing_connection_ends_the_session(self, settings: Settings) -> None:
-        """LIFECYCLE 3: all connections of a leader close together."""
+        """lifecycle: token-channel-never-fails: all connections of a leader close together."""
         async with session_of(settings) as leader:
             _, own = await leader.token.acquire()
             async with kept(leader, own) as keeping:
@@ -419,7 +420,7 @@ class TestKeep:
                 assert keeping in done
 
     async def test_confirm_asks_the_broker_once_the_lease_is_over(self, settings: Settings) -> None:
-        """LIFECYCLE 23."""
+        """lifecycle: lease."""
         clock = StandingClock()
         async with LeaderSession(settings, clock=clock) as leader:
             _, own = await leader.token.acquire()
@@ -445,7 +446,7 @@ class TestKeep:
 
 
 class TestProbe:
-    """LIFECYCLE 27, 29: a request that arrives between the cheap look and the probe."""
+    """lifecycle: probe, delete-under-probe: a request that arrives between the cheap look and the probe."""
 
     async def test_message_that_reaches_the_probe_is_given_back_and_then_acknowledged(
         self, settings: Settings, channel: Channel, connection: object, pool_id: str

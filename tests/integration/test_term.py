@@ -224,7 +224,8 @@ async def closed_by_an_operator(client: httpx.AsyncClient, name: str) -> bool:
 async def test_idle_group_goes_and_its_queue_with_it(
     broker_settings: BrokerSettings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
 ) -> None:
-    """LIFECYCLE 19-29 with real time: unbound, settled, listed as empty, probed, deleted."""
+    """lifecycle: "Unbinding an idle group" to "Deleting a queue" with real time: unbound, settled, listed as empty,
+    probed, deleted."""
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
         await publish(channel, names, "a")
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
@@ -281,7 +282,8 @@ class NOTHING:
 async def test_state_of_the_groups_survives_a_restart(
     settings: Settings, names: PoolNames, channel: Channel, management: ManagementClient
 ) -> None:
-    """LIFECYCLE 9: bound, or with requests, is active; the others are unbound. All from the broker alone."""
+    """lifecycle: listed-bindings-are-unknown: bound, or with requests, is active; the others are unbound. All from the
+    broker alone."""
     await declare_topology(channel, pool_topology(names.pool))
     for key in (Key("bound"), Key("full"), Key("empty")):
         await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
@@ -303,7 +305,7 @@ async def test_state_of_the_groups_survives_a_restart(
 async def test_foreign_queue_of_the_name_costs_only_its_own_key(
     settings: Settings, names: PoolNames, channel: Channel
 ) -> None:
-    """DEFECTS 6: one failed queue job crashed the controller for all keys, again and again."""
+    """defects: one-failure-for-all: one failed queue job crashed the controller for all keys, again and again."""
     await channel.declare_queue(names.request_queue(Key("a")), arguments={"x-queue-type": "classic"})
     replies = await reply_queue(channel, names)
     async with daemon_of(settings) as running:

@@ -292,7 +292,8 @@ class HistoryWorld:
         return {fault: evidence for fault, evidence in found.items() if evidence}
 
     def _wrong_beliefs(self) -> list[str]:
-        """What the leader says of a binding is true, unless it is just being changed (LIFECYCLE 13)."""
+        """What the leader says of a binding is true, unless it is just being changed (lifecycle:
+        bound-is-reported-late)."""
         if self.leader is None:
             return []
         board, busy = self.leader.term.queue_board, self.leader.term.queues_loop.busy_keys()

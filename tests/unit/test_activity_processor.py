@@ -86,7 +86,7 @@ def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: S
 
 
 async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
-    """DEFECTS 8: the debounce was inverted, and steady use was unbound after ten minutes."""
+    """defects: activity-window: the debounce was inverted, and steady use was unbound after ten minutes."""
     setting.tracker.require_worker_group(A)
     untils = []
     for _ in range(21):

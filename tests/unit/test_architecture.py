@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -39,3 +40,27 @@ def test_test_modules_have_names_of_their_own() -> None:
     """Test folders are no packages, so that two modules of one name cannot be collected together."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_sources_cite_only_documents_of_the_repository() -> None:
+    """A reader must be able to open what a comment refers to: docs/design/ has the steps and rules by name."""
+    outside = re.compile(r"\b(?:LIFECYCLE|DEFECTS|INGRESS|PROTOCOL|BROKER) (?:\d|\()|[Ss]eed 00\d")
+    files = [path for tree in ("osrdyne", "workers", "tests", "docs") for path in (ROOT / tree).rglob("*")]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in {".py", ".md", ".toml"}}
+    cited = [f"{name_of(path)}: {found[0]}" for path, text in texts.items() for found in outside.finditer(text)]
+    assert [one for one in cited if "test_architecture" not in one] == []
+
+
+def test_steps_and_rules_that_are_cited_exist() -> None:
+    """`lifecycle: settle` in a comment names a heading of docs/design/lifecycle.md."""
+    for page in ("lifecycle", "broker"):
+        text = (ROOT / "docs" / "design" / f"{page}.md").read_text(encoding="utf-8")
+        known = set(re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE))
+        citing = re.compile(rf"(?:\(|Source: |; ){page}: ([a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)+)*)")
+        cited = {
+            name
+            for path in SOURCES
+            for found in citing.finditer(path.read_text(encoding="utf-8"))
+            for name in found[1].split(", ")
+        }
+        assert cited <= known, cited - known

@@ -43,7 +43,7 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
 async def test_caller_is_told_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
-    """DEFECTS 2: another header was looked for, nothing acknowledged, the correlation id dropped."""
+    """defects: dead-letter-answers: another header was looked for, nothing acknowledged, the correlation id dropped."""
     async with leading(clock, broker=broker) as stack:
         await die(stack, {"x-first-death-reason": reason})
         assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
@@ -61,7 +61,7 @@ async def test_dead_letters_are_counted_by_reason_route_and_class(clock: Virtual
 async def test_more_dead_letters_than_are_taken_at_once_are_all_answered(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    """DEFECTS 2: nothing was acknowledged, so that it stopped after 200."""
+    """defects: dead-letter-answers: nothing was acknowledged, so that it stopped after 200."""
     async with leading(clock, broker=broker) as stack:
         channel, message = FakeChannel(broker), Message(headers={"x-first-death-reason": "expired"}, reply_to=REPLIES)
         for _ in range(MANY):

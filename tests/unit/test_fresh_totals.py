@@ -1,4 +1,5 @@
-"""Fresh totals: evidence no older than asked for, one listing for all who wait (LIFECYCLE 21, 28)."""
+"""Fresh totals: evidence no older than asked for, one listing for all who wait (lifecycle: idle-needs-a-fresh-total,
+total-for-hidden-messages)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The idle judge: a group ends on evidence, never on the clock alone (LIFECYCLE 21)."""
+"""The idle judge: a group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_nothing_is_asked_before_stop_delay(setting: Setting) -> None:
 
 
 async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
-    """LIFECYCLE 9: what was listed as unbound is no unbind-ok."""
+    """lifecycle: listed-bindings-are-unknown: what was listed as unbound is no unbind-ok."""
     setting.totals.messages = {A: 0}
     setting.board.update(A, exists=True)
     setting.tracker.adopt(A, GroupStatus.UNBOUND)

@@ -67,7 +67,8 @@ class TestClasses:
     async def test_thousands_of_requests_that_wait_hold_back_no_other_key(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """LIFECYCLE 18: the worker of their key is just being stopped, so that its bind has to wait."""
+        """lifecycle: bind-waits-for-stop: the worker of their key is just being stopped, so that its bind has to
+        wait."""
         bodies = [b"%d" % number for number in range(1000)]
         async with managing(clock, broker) as stack:
             stack.term.tracker.require_worker_group(A)

@@ -80,7 +80,8 @@ async def test_request_carries_the_key_that_its_client_named(clock: VirtualClock
 async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
-    """LIFECYCLE 18: the worker of the one group is just being stopped, so that its bind has to wait."""
+    """lifecycle: bind-waits-for-stop: the worker of the one group is just being stopped, so that its bind has to
+    wait."""
     slow = Key("camera-A")
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)

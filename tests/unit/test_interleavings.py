@@ -1,4 +1,4 @@
-"""Every race of seed 004, forced: something happens at each single step of a group's beginning and end.
+"""Every race of the OSRD reference, forced: something happens at each single step of a group's beginning and end.
 
 A step is a command that concerns the group's queue, before it takes effect or before it is answered. In the first run
 something happens at the first of them, in the next run at the second, and so on. In the end every confirmed request has

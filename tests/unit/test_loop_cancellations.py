@@ -167,7 +167,7 @@ async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> Non
 
 
 async def test_terms_never_repeat_however_take_overs_end() -> None:
-    """LIFECYCLE 1: and there is never no token."""
+    """lifecycle: token-queue: and there is never no token."""
     terms: list[int] = []
     for number in range(1, 60):
         world = World()

@@ -48,7 +48,7 @@ def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) ->
 class TestForward:
     @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
     async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock, key: Key) -> None:
-        """DEFECTS 9."""
+        """defects: encoded-keys."""
         async with leading(clock) as stack:
             await stack.publish(key, b"1")
             await clock.settle()
@@ -71,7 +71,7 @@ class TestForward:
             assert stack.waiting("a") == bodies
 
     async def test_slow_bind_of_one_key_holds_back_only_its_own(self, clock: VirtualClock) -> None:
-        """DEFECTS 3: one busy key blocked every other key."""
+        """defects: orphan-wait: one busy key blocked every other key."""
         never = asyncio.Event()
 
         async def hang(command: Command) -> None:
@@ -88,7 +88,7 @@ class TestForward:
             assert len(stack.orphans()) == 10
 
     async def test_thousands_that_wait_for_one_key_hold_back_no_other(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 18: its worker is just being stopped, so that its bind has to wait."""
+        """lifecycle: bind-waits-for-stop: its worker is just being stopped, so that its bind has to wait."""
         bodies = [b"%d" % number for number in range(2000)]
         async with leading(clock) as stack:
             stack.term.tracker.require_worker_group(A)
@@ -159,7 +159,7 @@ class TestForward:
             assert taken <= 3
 
     async def test_orphan_pins_its_group_until_it_is_forwarded(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 12 [nopin]: the idle timer must not fire before the bind."""
+        """lifecycle: pin-until-forwarded [nopin]: the idle timer must not fire before the bind."""
         allowed = asyncio.Event()
 
         async def hang(command: Command) -> None:
@@ -176,7 +176,7 @@ class TestForward:
             assert (stack.waiting("a"), stack.term.tracker.is_held(A)) == ([b"1"], False)
 
     async def test_orphan_goes_to_the_exchange_and_never_to_the_queue(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 14 [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
+        """lifecycle: forward-to-exchange [fwd_rereq]: unbound meanwhile, it becomes an orphan again and is not lost."""
         async with leading(clock) as stack:
             await stack.publish("a", b"1")
             await clock.settle()
@@ -216,12 +216,12 @@ class TestCrashes:
         broker.hook = None
 
     async def test_crash_before_the_forward_leaves_the_orphan(self, broker: FakeBroker) -> None:
-        """LIFECYCLE 15 [ackfirst]."""
+        """lifecycle: ack-after-confirm [ackfirst]."""
         await self.crash(broker, done=False)
         assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [])
 
     async def test_crash_after_the_forward_leaves_the_orphan_too(self, broker: FakeBroker) -> None:
-        """LIFECYCLE 15: a duplicate is allowed, a loss is not."""
+        """lifecycle: ack-after-confirm: a duplicate is allowed, a loss is not."""
         await self.crash(broker, done=True)
         assert (broker.bodies("pool-orphan"), broker.bodies("pool-req-a")) == ([b"1"], [b"1"])
 
@@ -415,7 +415,7 @@ class TestForwarding:
         assert refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=0) is None
 
     def test_deadline_is_carried_over_with_what_is_left_of_the_expiration(self) -> None:
-        """DEFECTS 16: per-message expiration started anew at every hop."""
+        """defects: user-id: per-message expiration started anew at every hop."""
         sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
         delivery = orphan(Message(expiration="60000", timestamp=sent))
         message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
@@ -447,7 +447,7 @@ class TestForwarding:
         assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
 
     def test_user_id_is_not_sent_on(self) -> None:
-        """DEFECTS 16."""
+        """defects: user-id."""
         delivery = orphan(Message())
         delivery.properties.user_id = "somebody"
         message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)

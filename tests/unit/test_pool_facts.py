@@ -206,7 +206,7 @@ def test_worker_board_forgets_groups_without_facts() -> None:
     ids=["an instance", "a stop under way", "a start under way"],
 )
 def test_group_is_not_empty_with(facts: WorkerFacts) -> None:
-    """LIFECYCLE 25."""
+    """lifecycle: delete-preconditions."""
     assert not facts.is_empty
 
 

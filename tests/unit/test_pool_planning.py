@@ -1,4 +1,5 @@
-"""The tables behind the two loops: facts in, next step out. Every row names the step of LIFECYCLE it stands for."""
+"""The tables behind the two loops: facts in, next step out. Every row names the step of docs/design/lifecycle.md it
+stands for."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_queue_plan(wish: GroupStatus | None, queue: QueueFacts, workers: Worker
     ("messages", "step"), [(None, QueueStep.WAIT_FOR_TOTAL), (0, QueueStep.DELETE), (1, QueueStep.KEEP)]
 )
 def test_queue_is_deleted_only_with_a_total_of_zero(messages: int | None, step: QueueStep) -> None:
-    """LIFECYCLE 28."""
+    """lifecycle: total-for-hidden-messages."""
     assert plan_queue(ABSENT, SETTLED, NOBODY, now=NOW, settle_delay=SETTLE, messages=messages) is step
 
 
@@ -96,7 +97,7 @@ def test_settling_ends_at_its_time_and_not_before() -> None:
 
 
 def test_evidence_is_sampled_after_unbind_and_settling() -> None:
-    """LIFECYCLE 21."""
+    """lifecycle: idle-needs-a-fresh-total."""
     assert stop_evidence_after(UNBOUND_NOW, settle_delay=SETTLE) == NOW + SETTLE
 
 
@@ -106,7 +107,7 @@ def test_evidence_is_sampled_after_unbind_and_settling() -> None:
 def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
     empty_since: float | None, after: float | None
 ) -> None:
-    """LIFECYCLE 28."""
+    """lifecycle: total-for-hidden-messages."""
     workers = WorkerFacts(empty_since=empty_since)
     assert delete_evidence_after(SETTLED, workers, settle_delay=SETTLE) == after
 

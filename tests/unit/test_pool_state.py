@@ -26,7 +26,7 @@ def test_active_group_required_again_lives_longer() -> None:
 
 
 def test_short_requirement_after_a_long_one_does_not_shorten() -> None:
-    """DEFECTS 8: the extra lifetime was dropped for groups that exist."""
+    """defects: activity-window: the extra lifetime was dropped for groups that exist."""
     record = state.require(active(extra_lifetime=60.0), now=1.0, delays=DELAYS)
     assert (record.due_at, record.last_activity) == (160.0, 1.0)
 

@@ -88,7 +88,7 @@ class TestTimers:
 
 
 class TestHolds:
-    """LIFECYCLE 12: nopin."""
+    """lifecycle: pin-until-forwarded: nopin."""
 
     async def test_held_group_stays_active_until_it_is_released(
         self, clock: VirtualClock, tracker: PoolStateTracker
@@ -166,7 +166,7 @@ class TestEnd:
 
 
 class TestGenerations:
-    """LIFECYCLE 24."""
+    """lifecycle: generations."""
 
     async def test_generation_grows_with_every_change_and_only_then(
         self, clock: VirtualClock, tracker: PoolStateTracker

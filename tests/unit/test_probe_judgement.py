@@ -1,4 +1,4 @@
-"""What the answers around a probe prove (LIFECYCLE 26, 27)."""
+"""What the answers around a probe prove (lifecycle: ready-brings-back, probe)."""
 
 from __future__ import annotations
 

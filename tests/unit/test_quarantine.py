@@ -1,4 +1,5 @@
-"""A key whose commands cost the leader its token twice is left alone, and the others go on (LIFECYCLE 3)."""
+"""A key whose commands cost the leader its token twice is left alone, and the others go on (lifecycle:
+token-channel-never-fails)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class TestActivation:
             assert (steps(stack), stack.is_bound("a")) == (["declare", "bind"], True)
 
     async def test_bound_is_believed_only_after_the_answer(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 13."""
+        """lifecycle: bound-is-reported-late."""
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("bind", done=True)
             await require(stack)
@@ -94,7 +94,7 @@ class TestActivation:
             assert stack.term.queue_board[A].is_bound
 
     async def test_bound_is_withdrawn_before_unbind_is_sent(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 13."""
+        """lifecycle: bound-is-reported-late."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("unbind")
@@ -103,7 +103,8 @@ class TestActivation:
             released.set()
 
     async def test_listed_binding_is_not_believed(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """LIFECYCLE 9 [assumeunb]: bound or not, it is bound or unbound again by this term."""
+        """lifecycle: listed-bindings-are-unknown [assumeunb]: bound or not, it is bound or unbound again by this
+        term."""
         async with leading(clock, broker=broker) as stack:
             await require(stack)
         broker.commands.clear()
@@ -111,7 +112,7 @@ class TestActivation:
             assert steps(stack) == ["bind"]
 
     async def test_wish_that_changes_during_a_command_is_followed_after_it(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 11: one command at a time, the newest wish is read between commands."""
+        """lifecycle: one-actor-per-key: one command at a time, the newest wish is read between commands."""
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("bind")
             await require(stack)
@@ -193,7 +194,7 @@ class TestOrder:
 
 class TestEnd:
     async def test_end_goes_unbind_settle_stop_delete(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 19-21, 25-29."""
+        """lifecycle: "Unbinding an idle group", "Deleting a queue"."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             began = clock.monotonic()
@@ -205,7 +206,7 @@ class TestEnd:
             assert (deleted >= stopped, steps(stack)) == (True, ["declare", "bind", "unbind", "delete"])
 
     async def test_last_total_is_sampled_after_the_last_worker(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 28: what the judge saw is from before the workers were stopped."""
+        """lifecycle: total-for-hidden-messages: what the judge saw is from before the workers were stopped."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             stack.driver.workers_of(A)[0].stubborn = True
@@ -228,7 +229,7 @@ class TestEnd:
             assert listings <= 4  # before the stops, before the deletions, and at most two of the resync
 
     async def test_publish_under_way_during_unbind_is_served(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 20 [nosettle]: routed before the unbind, in the queue 8 s after it."""
+        """lifecycle: settle [nosettle]: routed before the unbind, in the queue 8 s after it."""
         broker = FakeBroker(clock, transit=8.0)
         async with leading(clock, broker=broker, settings=quick()) as stack:
             await require(stack)
@@ -249,7 +250,7 @@ class TestEnd:
     async def test_unbind_is_sent_again_although_it_is_believed_done(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """LIFECYCLE 19: a listing said unbound; this term has not heard it from the broker."""
+        """lifecycle: always-unbind: a listing said unbound; this term has not heard it from the broker."""
         async with leading(clock, broker=broker, settings=quick()) as stack:
             await require(stack)
             await until(stack, lambda: not stack.is_bound("a"))
@@ -258,7 +259,7 @@ class TestEnd:
             assert (stack.term.tracker.status(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
 
     async def test_queue_of_a_worker_that_goes_on_consuming_is_kept(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 26: in use; looked at again, more and more slowly."""
+        """lifecycle: ready-brings-back: in use; looked at again, more and more slowly."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             await stack.consume("a")
@@ -269,7 +270,7 @@ class TestEnd:
             assert 15 <= refused <= 35
 
     async def test_unacknowledged_request_of_a_dead_host_is_not_deleted(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 27 [ev1_ready, ev6_drain]: the worker is gone, its connection is not noticed dead yet."""
+        """lifecycle: probe [ev1_ready, ev6_drain]: the worker is gone, its connection is not noticed dead yet."""
         async with leading(clock, settings=quick()) as stack:
             await stack.publish("a", b"1")
             await clock.settle()
@@ -317,7 +318,7 @@ class TestEnd:
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
     async def test_message_found_by_the_cheap_look_brings_the_group_back(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 26 [noreact]: ready > 0 and nobody wants the group: it is required."""
+        """lifecycle: ready-brings-back [noreact]: ready > 0 and nobody wants the group: it is required."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("look_up")
@@ -328,7 +329,7 @@ class TestEnd:
             assert (stack.term.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
     async def test_message_that_reached_the_probe_is_given_back_and_the_queue_kept(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 27, 29."""
+        """lifecycle: probe, delete-under-probe."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("consume")
@@ -341,7 +342,7 @@ class TestEnd:
     async def test_given_back_request_that_nobody_takes_is_published_until_somebody_does(
         self, clock: VirtualClock
     ) -> None:
-        """One refused publish must neither lose the request nor end the term (DEFECTS 6)."""
+        """One refused publish must neither lose the request nor end the term (defects: one-failure-for-all)."""
         refusals = 3
 
         async with leading(clock, settings=quick()) as stack:
@@ -362,7 +363,7 @@ class TestEnd:
             assert (refusals, stack.waiting("a"), stack.task.done()) == (0, [b"1"], False)
 
     async def test_false_zero_of_a_dead_queue_deletes_nothing(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 27 [ev2_passive]."""
+        """lifecycle: probe [ev2_passive]."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("look_up")
@@ -377,7 +378,7 @@ class TestEnd:
             assert stack.waiting("a") == [b"1"]
 
     async def test_group_wanted_again_while_its_queue_is_deleted_gets_a_new_one(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 30."""
+        """lifecycle: delete-runs-to-its-end."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("delete")
@@ -392,7 +393,7 @@ class TestEnd:
 
 class TestStopsAndBinds:
     async def test_bind_waits_until_a_stop_in_flight_has_ended(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 18 [bindrace_p4]: the stop would hit a worker that has just got a request."""
+        """lifecycle: bind-waits-for-stop [bindrace_p4]: the stop would hit a worker that has just got a request."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             await stack.report("a", Event.READY)
@@ -411,7 +412,8 @@ class TestFaults:
     async def test_foreign_queue_of_the_name_is_a_fault_of_its_key_alone(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """DEFECTS 6; LIFECYCLE 3: other arguments are found without asking on T."""
+        """defects: one-failure-for-all; lifecycle: token-channel-never-fails: other arguments are found without asking
+        on T."""
         broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
         async with leading(clock, broker=broker) as stack:
             await require(stack, "a", "b")
@@ -477,7 +479,8 @@ class TestFaults:
             assert stack.is_bound("new")
 
     async def test_error_on_t_ends_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """LIFECYCLE 5: binding to a queue that somebody else has deleted closes T; the next term knows better."""
+        """lifecycle: term-ends-whole: binding to a queue that somebody else has deleted closes T; the next term knows
+        better."""
         with pytest.raises(BaseExceptionGroup):
             async with leading(clock, broker=broker, settings=quick()) as stack:
                 await require(stack)
@@ -502,7 +505,7 @@ class TestFaults:
 
 class TestResync:
     async def test_unknown_queue_is_adopted_and_served(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 10 [misslist]: bound, without worker and without orphans, its requests would hang."""
+        """lifecycle: resync [misslist]: bound, without worker and without orphans, its requests would hang."""
         async with leading(clock) as stack:
             stack.broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
             stack.broker.bind(QUEUE, stack.names.requests_exchange, "a")
@@ -525,7 +528,7 @@ class TestResync:
             assert stack.is_bound("a")
 
     async def test_key_with_a_command_since_the_listing_began_is_left_alone(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 10: the listing is older than the command."""
+        """lifecycle: resync: the listing is older than the command."""
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("list_bindings", stack.names.requests_exchange)
             await clock.advance(60.0)  # the queues are listed, the bindings are not yet
@@ -553,7 +556,7 @@ class TestResync:
             assert (stack.task.done(), stack.term.tracker.keys()) == (False, [])
 
     async def test_foreign_queues_of_other_kinds_are_passed_over(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """DEFECTS 14; a queue with other arguments is not ours to use."""
+        """defects: foreign-queues; a queue with other arguments is not ours to use."""
         broker.declare_queue("pool-req-x", {"x-queue-type": "classic", "x-odd": True})
         broker.declare_queue("pool-req-%", {})
         broker.declare_queue("pool-requests", {})
@@ -567,7 +570,7 @@ class TestResync:
 
 class TestSeed:
     async def test_unbound_queue_with_requests_is_served(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """LIFECYCLE 9."""
+        """lifecycle: listed-bindings-are-unknown."""
         broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"}).put(
             Message(body=b"1"), exchange="", routing_key="a"
         )
@@ -594,7 +597,7 @@ class TestSeed:
             assert (stack.has_queue("a"), stack.running("a")) == (True, 1)
 
     async def test_clocks_start_with_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """DEFECTS 17: the idle clock ran while nobody led, and then stopped every group at once."""
+        """defects: ready-after-restart: the idle clock ran while nobody led, and then stopped every group at once."""
         driver = FakeDriver(clock, pool=POOL)
         async with leading(clock, broker=broker, driver=driver, settings=quick()) as stack:
             await require(stack)

@@ -24,7 +24,7 @@ SEED = """
   "upstream": "FROM /messages/* INTO $upstream" },
   "storeAndForwardConfiguration": { "timeToLiveSecs": 7200 } } }
 """
-"""As seed 000 prints it, without braces around it."""
+"""As Azure IoT Edge routes prints it, without braces around it."""
 
 
 def one(route: object, **members: object) -> Route:

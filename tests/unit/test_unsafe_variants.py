@@ -1,7 +1,7 @@
 """The tests bite: with one decision replaced by a broken one, the real loops lose requests or leave something behind.
 
 Each variant is named as in `tests/model/variants.toml`, where the model finds the same. `given` takes away the other
-net where two protect a request (LIFECYCLE 20), in both runs of a history; `breaks` is the broken decision, in one.
+net where two protect a request (lifecycle: settle), in both runs of a history; `breaks` is the broken decision, in one.
 """
 
 from __future__ import annotations

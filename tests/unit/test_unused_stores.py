@@ -1,4 +1,5 @@
-"""Priorities that no route uses any more: their queues are served until they are empty, then they go (LIFECYCLE 31)."""
+"""Priorities that no route uses any more: their queues are served until they are empty, then they go (lifecycle:
+several-queues-per-group)."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class TestStart:
             assert worker.spec.environment.requests_queue in stack.broker.queues
 
     async def test_spec_carries_the_generation_of_the_wish(self, clock: VirtualClock) -> None:
-        """LIFECYCLE 24."""
+        """lifecycle: generations."""
         async with leading(clock) as stack:
             await require(stack)
             assert stack.driver.workers_of(A)[0].spec.generation == stack.term.tracker.generation_of(A)
@@ -122,7 +122,7 @@ class TestStart:
             assert (stack.running("a"), driver.calls, stack.waiting("a")) == (1, [], [b"1"])
 
     async def test_slot_taken_by_a_rival_start_is_taken_over(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """LIFECYCLE 17: the start of an earlier leader lands between our look and our start."""
+        """lifecycle: unique-instance-names: the start of an earlier leader lands between our look and our start."""
         async with leading(clock, driver=driver) as stack:
             driver.hang_starts()
             await require(stack)
@@ -143,7 +143,7 @@ class TestStart:
             assert 5 <= driver.count("start") <= 12
 
     async def test_idle_group_without_worker_gets_one(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """LIFECYCLE 16: Active or Unbound; only the end of the group ends that."""
+        """lifecycle: start-when-slot-is-free: Active or Unbound; only the end of the group ends that."""
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             await ready(stack)
@@ -333,7 +333,7 @@ class TestStops:
     async def test_surplus_of_a_slot_is_stopped_and_the_oldest_kept(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     ) -> None:
-        """LIFECYCLE 17 [nonunique, dupfix]."""
+        """lifecycle: unique-instance-names [nonunique, dupfix]."""
         await earlier_leader(broker, driver, "a")
         (younger,) = driver.workers_of(A)
         older = running_worker(driver, started_at=1.0)
@@ -342,7 +342,7 @@ class TestStops:
             assert (older.instance.state, younger.instance.state) == (InstanceState.RUNNING, InstanceState.EXITED)
 
     async def test_instance_of_a_key_nobody_knows_is_stopped(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """LIFECYCLE 10 [listonly]: an old start that landed late would live for ever."""
+        """lifecycle: resync [listonly]: an old start that landed late would live for ever."""
         stray = running_worker(driver, Key("nobody"))
         async with leading(clock, driver=driver):
             await clock.advance(1.0)
@@ -392,7 +392,8 @@ class TestStops:
         assert told == ["The engine does not answer.", "The engine is busy."]
 
     async def test_stop_is_known_before_it_is_asked_for(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """LIFECYCLE 18: who wants to bind must see a stop that is decided, not only one that has begun."""
+        """lifecycle: bind-waits-for-stop: who wants to bind must see a stop that is decided, not only one that has
+        begun."""
         async with leading(clock, driver=driver) as stack:
             seen: list[bool] = []
             stop = driver.stop
@@ -407,7 +408,7 @@ class TestStops:
         assert seen == [True]
 
     async def test_lost_leader_decides_no_driver_call(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """LIFECYCLE 23."""
+        """lifecycle: lease."""
         running_worker(driver)
         stack_calls = []
         with pytest.raises(BaseExceptionGroup):
@@ -600,7 +601,8 @@ async def test_worker_groups_look_at_nothing_while_nothing_happens(clock: Virtua
 
 
 async def test_facts_of_listed_workers_are_known_at_once(clock: VirtualClock, driver: FakeDriver) -> None:
-    """A stop of an earlier leader may be under way: nothing may be bound before that is known (LIFECYCLE 18)."""
+    """A stop of an earlier leader may be under way: nothing may be bound before that is known (lifecycle:
+    bind-waits-for-stop)."""
     async with leading(clock, driver=driver) as stack:
         found = running_worker(driver, Key("b"))
         await stack.term.groups_loop.list_instances()

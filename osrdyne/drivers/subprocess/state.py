@@ -1,7 +1,8 @@
 """The state directory of one pool: who holds a slot, and which process is in it.
 
 A slot is taken while its lock is held or its record exists. The worker inherits the lock, so that the slot stays taken
-as long as the worker lives, whatever becomes of the controller (LIFECYCLE 17). Used by the subprocess driver only.
+as long as the worker lives, whatever becomes of the controller (lifecycle: unique-instance-names). Used by the
+subprocess driver only.
 
     records/NAME.json   the worker in the slot, until it is removed
     locks/NAME          an empty file with an flock

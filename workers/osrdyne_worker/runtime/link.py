@@ -70,7 +70,8 @@ class Link:
             await self._clock.sleep(BLOCKED_INTERVAL)
 
     async def queue_exists(self, queue: str) -> bool:
-        """Look a queue up on a channel of its own; a direct reply-to address is one as well (BROKER 11)."""
+        """Look a queue up on a channel of its own; a direct reply-to address is one as well (broker:
+        replies-are-never-mandatory)."""
         async with self._scratch_lock:
             await self.until_unblocked()
             if self._scratch is None or self._scratch.is_closed:
