@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom
+.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,3 +79,6 @@ audit: ## Check the code with bandit, and the versions in the images for known v
 
 sbom: ## Write sbom.json: what the images install, as CycloneDX
 	@PYTHON="$(PYTHON)" tools/audit sbom
+
+requirements: ## Renew the versions and hashes that the images install: make requirements ARGS=--upgrade
+	@PYTHON="$(PYTHON)" tools/requirements $(ARGS)

@@ -4,19 +4,18 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM $BASE AS build
 WORKDIR /src
-COPY deploy/images/constraints.txt ./
+# Every file that pip downloads has its hash here (`make requirements`). --only-binary: nothing is built, which would install
+# build tools without hashes. What osrdyne depends on is a layer of its own: a change of the code does not install it again.
+COPY deploy/images/requirements-build.txt deploy/images/requirements-controller.txt ./
 RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
- && /opt/build/bin/pip install --no-cache-dir -c constraints.txt hatchling
-# What it depends on is a layer of its own: a change of the code does not install it again.
+ && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-build.txt \
+ && /opt/osrdyne/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-controller.txt
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir -p osrdyne workers/osrdyne_worker \
- && touch osrdyne/__init__.py workers/osrdyne_worker/__init__.py \
- && /opt/osrdyne/bin/pip install --no-cache-dir -c constraints.txt '.[docker,kubernetes]' \
- && /opt/osrdyne/bin/pip uninstall --yes osrdyne
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/osrdyne/bin/pip install --no-cache-dir --no-deps /wheels/osrdyne-*.whl
+ && /opt/osrdyne/bin/pip install --no-cache-dir --no-index --no-deps /wheels/osrdyne-*.whl \
+ && /opt/osrdyne/bin/pip check
 
 FROM $BASE
 RUN groupadd --gid 10001 osrdyne \

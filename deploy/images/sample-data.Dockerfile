@@ -1,7 +1,9 @@
 # Generates the sample data of docker-compose.yml: TPC-H tables as Parquet, below /data. Runs once and ends.
 ARG BASE=python:3.11-slim-bookworm
 FROM $BASE
-RUN python -m venv /opt/tpch && /opt/tpch/bin/pip install --no-cache-dir tpchgen-cli==4.0.0 \
+COPY deploy/images/requirements-sample-data.txt /
+RUN python -m venv /opt/tpch \
+ && /opt/tpch/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /requirements-sample-data.txt \
  && mkdir /data && chown 10001:10001 /data
 USER 10001:10001
 ENV SCALES="0.001 0.01"

@@ -6,16 +6,17 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM $BASE AS build
 WORKDIR /src
-COPY deploy/images/constraints.txt ./
+# Every file that pip downloads has its hash here (`make requirements`). PySpark has no wheel on PyPI: it is built with
+# the tools of requirements-build.txt, because pip would download others without hashes into an isolated environment.
+# What osrdyne depends on is a layer of its own: a change of the code does not install it again.
+COPY deploy/images/requirements-build.txt deploy/images/requirements-spark-worker.txt ./
 RUN python -m venv /opt/osrdyne && python -m venv /opt/build \
- && /opt/build/bin/pip install --no-cache-dir -c constraints.txt hatchling
-# What it depends on is a layer of its own: a change of the code does not install it again.
+ && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r requirements-build.txt \
+ && /opt/build/bin/pip wheel --no-cache-dir --require-hashes --no-build-isolation --wheel-dir /tmp/wheels \
+      -r requirements-spark-worker.txt \
+ && /opt/osrdyne/bin/pip install --no-cache-dir --no-index --no-deps /tmp/wheels/*.whl \
+ && rm -r /tmp/wheels /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir -p osrdyne workers/osrdyne_worker \
- && touch osrdyne/__init__.py workers/osrdyne_worker/__init__.py \
- && /opt/osrdyne/bin/pip install --no-cache-dir -c constraints.txt '.[spark]' \
- && /opt/osrdyne/bin/pip uninstall --yes osrdyne \
- && rm -rf /opt/osrdyne/lib/python3.11/site-packages/pyspark/examples
 COPY osrdyne osrdyne
 COPY workers/osrdyne_worker workers/osrdyne_worker
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels .
@@ -29,7 +30,9 @@ RUN apt-get update \
  && useradd --uid 10001 --gid 10001 --create-home --shell /usr/sbin/nologin osrdyne
 COPY --from=build /opt/osrdyne /opt/osrdyne
 COPY --from=build /wheels /tmp/wheels
-RUN /opt/osrdyne/bin/pip install --no-cache-dir --no-deps /tmp/wheels/osrdyne-*.whl && rm -r /tmp/wheels
+RUN /opt/osrdyne/bin/pip install --no-cache-dir --no-index --no-deps /tmp/wheels/osrdyne-*.whl \
+ && /opt/osrdyne/bin/pip check \
+ && rm -r /tmp/wheels
 ENV PATH=/opt/osrdyne/bin:$PATH JAVA_HOME=/opt/java PYTHONUNBUFFERED=1 PYTHONPATH=/opt/osrdyne/app
 # A number, so that Kubernetes can see that it is not root.
 USER 10001:10001
