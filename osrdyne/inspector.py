@@ -106,6 +106,10 @@ class DaemonInspector:
             found.append(
                 ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
             )
+        if self._state.term is not None and (silent := self._state.term.routing.classes.silent):
+            keys = ", ".join(sorted({repr(key) for key in silent.values()})[:5])
+            reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
+            found.append(ComponentView("worker priorities", False, reason, fatal=False))
         if self._state.term is not None:
             found.append(self._state.term.topology.component())
         return sorted(found, key=lambda component: component.name)

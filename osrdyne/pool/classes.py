@@ -7,7 +7,7 @@ by the managed pool when its routes change. In a direct pool only workers of gro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
@@ -18,7 +18,7 @@ from osrdyne.pool.facts import Binding, QueueBoard
 from osrdyne.pool.request_queues import RequestQueuesLoop
 from osrdyne.pool.view import WorkerState
 from osrdyne.pool.worker_control import WorkerControl
-from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.pool.workers import WorkerRegistry, WorkerReportState
 from osrdyne.protocol.names import Key, QueueName
 
 LOOK_INTERVAL = 10.0
@@ -27,6 +27,10 @@ TELL_AGAIN_AFTER = 60.0
 """Seconds until a worker is told the same again: a control message may get lost."""
 NEEDED_FOR = 60.0
 """How long a class is kept that no route uses and that requests came back for, seconds."""
+
+
+SILENT_FOR = 60.0
+"""How long a worker that serves may go without a report of what it runs before it is warned about, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,10 @@ class PriorityClasses:
         self._of_routes: frozenset[int] = frozenset()
         self._needed_again: dict[int, float] = {}
         self._told: dict[str, _Told] = {}
+        self._silent_since: dict[str, float] = {}
+        self.silent: Mapping[str, Key] = {}
+        """Workers that have never reported what they run although their group has several queues, with their keys. Such
+        a worker may consume only the queue that it was started with: requests with a priority wait until they expire."""
         self._changed = Wakeup(clock)
         self._log: Logger = get_logger("classes")
 
@@ -109,7 +117,27 @@ class PriorityClasses:
                 }
                 for key in {worker.key for worker in workers}:
                     await self._tell(key)
+                self._find_silent(workers)
                 await self._changed.wait(LOOK_INTERVAL)
+
+    def _find_silent(self, workers: Iterable[WorkerReportState]) -> None:
+        """Warn once of each worker that has had its queues for a while and speaks only the minimal protocol."""
+        now = self._clock.monotonic()
+        suspected = {
+            worker.worker_id: worker.key
+            for worker in workers
+            if worker.state.serves and not worker.counts_requests and len(self._layout.served(worker.key)) > 1
+        }
+        self._silent_since = {worker_id: self._silent_since.get(worker_id, now) for worker_id in suspected}
+        silent = {one: key for one, key in suspected.items() if now - self._silent_since[one] >= SILENT_FOR}
+        for worker_id in silent.keys() - self.silent.keys():
+            self._log.warning(
+                "worker does not report for the priorities of its group: it may not consume their queues",
+                key=silent[worker_id],
+                worker_id=worker_id,
+                remedy="Use the worker runtime of osrdyne, or routes without a priority.",
+            )
+        self.silent = silent
 
     async def _tell_who_changes(self) -> None:
         changes = self._registry.feed.subscribe()

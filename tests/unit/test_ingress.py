@@ -13,7 +13,7 @@ from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.manifest import load_manifest
-from osrdyne.pool.classes import TELL_AGAIN_AFTER
+from osrdyne.pool.classes import SILENT_FOR, TELL_AGAIN_AFTER
 from osrdyne.pool.manifest_in_force import FOLLOW_INTERVAL
 from osrdyne.pool.route_store import RouteStore
 from osrdyne.processors.window import PREFETCH
@@ -356,6 +356,23 @@ class TestChange:
             await clock.advance(1.0)
             told = [json.loads(body)["queues"] for body in broker.bodies("control")]
             assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+
+    async def test_worker_that_never_reports_for_priorities_is_warned_about(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
+        async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
+            await stack.publish("old", b"1")
+            await stack.publish("new", b"1")
+            await clock.settle()
+            await stack.report("old", Event.REQUEST_RECEIVED)
+            await stack.report("new", Event.IDLE, in_flight=0)
+            await clock.advance(SILENT_FOR / 2)
+            assert stack.term.routing.classes.silent == {}
+            await clock.advance(SILENT_FOR)
+            assert [*stack.term.routing.classes.silent.values()] == ["old"]
+            await stack.report("old", Event.IDLE, in_flight=0)
+            await clock.advance(SILENT_FOR)
+            assert stack.term.routing.classes.silent == {}
 
     async def test_worker_is_told_once_and_again_after_a_while(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
