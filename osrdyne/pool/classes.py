@@ -66,7 +66,7 @@ class PriorityClasses:
         self._silent_since: dict[str, float] = {}
         self.silent: Mapping[str, Key] = {}
         """Workers that have never reported what they run although their group has several queues, with their keys. Such
-        a worker may consume only the queue that it was started with: requests with a priority wait until they expire."""
+        a worker may consume only the queue that it was started with; requests with a priority then wait and expire."""
         self._changed = Wakeup(clock)
         self._log: Logger = get_logger("classes")
 
