@@ -64,7 +64,7 @@ def engine(clock):
 
 def containers_of(engine, clock):
     return Containers(
-        engine, OPTIONS, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", uri_in_file=True, clock=clock
+        engine, OPTIONS, Identity("blue", "b:1//"), command=("x",), spec_hash="abc", uri_in_file=False, clock=clock
     )
 
 

@@ -38,7 +38,7 @@ from osrdyne.testing.hostile import HostileMessage, hostile_message
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.runtime.activity import Reporter
-from osrdyne_worker.runtime.control import WantedState, apply_control, listen
+from osrdyne_worker.runtime.control import ControlTrouble, WantedState, apply_control, listen
 from osrdyne_worker.runtime.dispatch import Dispatcher
 from osrdyne_worker.runtime.link import Link
 from osrdyne_worker.runtime.processor import Processor
@@ -255,6 +255,7 @@ class WorkerBench:
                 self.obey,
                 on_listening=lambda: None,
                 on_forged=lambda: None,
+                trouble=ControlTrouble(),
                 clock=self.clock,
             )
         )

@@ -39,7 +39,7 @@ def owner_of(engine: Engine, container_id: str) -> int:
     """The user id that the container's process will have: the option's or the image's user, by the container's own
     list of users where it is a name."""
     told = engine.call(lambda client: client.inspect_container(container_id))
-    user = str(told["Config"]["User"] or "0").partition(":")[0]
+    user = str(told["Config"].get("User") or "0").partition(":")[0]
     if user.isdigit():
         return int(user)
     return user_id(user, _read_passwd(engine, container_id))
