@@ -22,7 +22,7 @@ PREFETCH = 256
 PATIENCE = 1.0
 """Seconds in which none of the messages in hand was finished, before more are taken."""
 MAX_HELD = 20_000
-MAX_HELD_BYTES = 128 * 2**20
+MAX_HELD_BYTES = 512 * 2**20
 
 
 def first_prefetch(max_message_bytes: int) -> int:
