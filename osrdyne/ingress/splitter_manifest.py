@@ -1,4 +1,4 @@
-"""The splitter manifest: the document of Gateleen queues, checked as a whole, and its rules.
+"""The splitter manifest: the document of a Gateleen queue splitter, checked as a whole, and its rules.
 
 `load_splitter` is for a text of a person, `SplitterManifest.document` for keeping it: that loads again to the same
 rules. One error refuses the whole document, and every error is told.
@@ -50,7 +50,7 @@ class SplitterManifest:
         return len(self.rules)
 
     def document(self) -> dict[str, Any]:
-        """The manifest as JSON values, in the form of Azure IoT Edge."""
+        """The manifest as JSON values, in the form of Gateleen."""
         return {rule.name: _shown(rule) for rule in self.rules}
 
 

@@ -27,8 +27,6 @@ def undefined_part(text: str, sample: Sample) -> str | None:
 
 
 def _is_undefined(node: Node, sample: Sample) -> bool:
-    # Places of shared parts are those of one tree, and each part is compiled as a tree of its own here.
-    sample.begin_condition()
     return reader_of(node)(sample) is UNDEFINED
 
 
