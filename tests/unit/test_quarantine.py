@@ -80,12 +80,10 @@ class NotingToken:
             raise CommandRefusedError("404 NOT_FOUND")
 
 
-async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
-    """Which of them was refused is not known; the second refusal would be of the right one."""
+def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> RequestQueueCommands:
+    """Commands that need nothing but the token channel."""
     unused: Any = None
-    layout, token = QueueLayout(PoolNames("pool")), NotingToken()
-    layout.note(A, None)
-    commands = RequestQueueCommands(
+    return RequestQueueCommands(
         names=PoolNames("pool"),
         token=cast("TokenChannel", token),
         scratch=unused,
@@ -98,6 +96,13 @@ async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> 
         layout=layout,
         clock=clock,
     )
+
+
+async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> None:
+    """Which of them was refused is not known; the second refusal would be of the right one."""
+    layout, token = QueueLayout(PoolNames("pool")), NotingToken()
+    layout.note(A, None)
+    commands = commands_over(token, layout, clock)
     with pytest.raises(CommandRefusedError):
         await commands.bind(A)
     await commands.bind(A)
@@ -105,22 +110,9 @@ async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> 
 
 
 async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
-    unused: Any = None
     layout = QueueLayout(PoolNames("pool"))
     layout.note(A, None)
-    commands = RequestQueueCommands(
-        names=PoolNames("pool"),
-        token=cast("TokenChannel", RefusingToken()),
-        scratch=unused,
-        probing=unused,
-        declaring=unused,
-        publisher=unused,
-        management=unused,
-        quarantine=Quarantine(clock),
-        register=cast("QueueRegister", Register()),
-        layout=layout,
-        clock=clock,
-    )
+    commands = commands_over(RefusingToken(), layout, clock)
     for _ in range(2):
         with pytest.raises(CommandRefusedError):
             await commands.bind(A)
