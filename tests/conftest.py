@@ -27,9 +27,9 @@ from log_tails import log_tails
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_events
 
 pytest_plugins = ["spark_fixtures"]

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from osrdyne.client import AsyncClient, Reply, RequestFailed
 from osrdyne.config.models import Settings
-from osrdyne.dev_stack import running_stack, sample_settings
+from osrdyne.dev.stack import running_stack, sample_settings
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import configure_logging
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import Settings
-from osrdyne.dev_stack import running_stack, sample_settings
+from osrdyne.dev.stack import running_stack, sample_settings
 from osrdyne.logs import configure_logging
 
 KEY = "tpch/sf=0.001"

@@ -26,9 +26,9 @@ from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
 from osrdyne.auth.roles import Role
 from osrdyne.errors import OsrdyneError
-from osrdyne.ingress.retry_settings import in_seconds
+from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label
-from osrdyne.pool.view import GroupState, PoolInspector, WorkerState, WorkerView
+from osrdyne.pool.views import GroupState, PoolInspector, WorkerState, WorkerView
 from osrdyne.protocol.names import Key
 
 _KEY_PARAMETER = {

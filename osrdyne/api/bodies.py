@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope
 
 from osrdyne.api.problems import problem
 from osrdyne.config.types import size_text
-from osrdyne.pool.manifest_store import ManifestKind
+from osrdyne.pool.routing.manifest_store import ManifestKind
 
 LARGE_AT_ONCE = 2
 """Manifests that are read at the same time; further ones wait unread."""

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException
 
 from osrdyne.aio.offload import off_loop
 from osrdyne.api.problems import invalid_document
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.explain import Explanation
-from osrdyne.ingress.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.requests import sample_arrival
-from osrdyne.pool.manifest_store import KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.manifest_view import ManifestInspector
-from osrdyne.pool.routes_in_force import RouteChange
+from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.routing.manifest_view import ManifestInspector
+from osrdyne.pool.routing.routes import RouteChange
 
 _Author = Annotated[str, Query(min_length=1, max_length=200, description="Who makes the change; kept with it.")]
 _Version = Annotated[int, Query(ge=1)]

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from osrdyne.logs import mask_uri
-from osrdyne.pool.view import ComponentView, GroupState, GroupView, LeadershipView, WorkerState, WorkerView
+from osrdyne.pool.views import ComponentView, GroupState, GroupView, LeadershipView, WorkerState, WorkerView
 
 Masked = Annotated[str, AfterValidator(mask_uri)]
 """Text for a person; a password in a URI becomes `***`."""

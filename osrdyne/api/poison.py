@@ -17,7 +17,7 @@ from osrdyne.api.access import require
 from osrdyne.api.keys import query_keys
 from osrdyne.auth.roles import Role
 from osrdyne.logs import mask_uri
-from osrdyne.pool.view import PoisonDeath, PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonDeath, PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.protocol.names import Key
 
 MASK = "***"

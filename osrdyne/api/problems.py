@@ -19,7 +19,7 @@ from osrdyne.errors import (
     PoolConflictError,
     VersionConflictError,
 )
-from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.logs import mask_uri
 
 CONTENT_TYPE = "application/problem+json"

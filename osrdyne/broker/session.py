@@ -16,18 +16,18 @@ from urllib.parse import unquote, urlsplit
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.publisher import LeaderPublisher
-from osrdyne.broker.quarantine import Quarantine
-from osrdyne.broker.queue_register import QueueRegister
-from osrdyne.broker.request_queues import RequestQueueCommands
-from osrdyne.broker.scratch import ScratchChannels
-from osrdyne.broker.token import Token, TokenChannel
-from osrdyne.broker.topology import Topology, pool_topology
-from osrdyne.broker.version import BrokerVersion
-from osrdyne.broker.wait_queues import WaitQueueCommands
+from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.token import Token, TokenChannel
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.publishing.publisher import LeaderPublisher
+from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.quarantine import Quarantine
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
+from osrdyne.broker.queues.retry_queues import WaitQueueCommands
+from osrdyne.broker.topology.declarations import Topology, pool_topology
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.errors import (
     BrokerAccessError,

@@ -14,9 +14,9 @@ from rich.console import Console
 from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
-from osrdyne.config.announcement import announcement_file, find_announcement
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
+from osrdyne.dev.announcement import announcement_file, find_announcement
 from osrdyne.errors import ConfigurationError
 
 SAMPLE_SCALES = ("0.001", "0.01")
@@ -40,7 +40,7 @@ def dev(
     start_logging(settings.log)
     import uvloop
 
-    from osrdyne.dev_stack import sample_settings  # not before the settings are known to be right
+    from osrdyne.dev.stack import sample_settings  # not before the settings are known to be right
 
     console = Console(stderr=True)
     if settings.worker.app != type(settings.worker)().app:
@@ -53,7 +53,7 @@ def dev(
 
 
 async def _run(settings: Settings, console: Console) -> None:
-    from osrdyne.dev_stack import running_stack
+    from osrdyne.dev.stack import running_stack
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

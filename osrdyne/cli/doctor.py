@@ -18,7 +18,7 @@ from osrdyne.errors import OsrdyneError
 from osrdyne.findings import Finding
 
 if TYPE_CHECKING:
-    from osrdyne.ingress.manifest import Manifest
+    from osrdyne.ingress.routes.manifest import Manifest
 
 
 def doctor(
@@ -41,7 +41,7 @@ def doctor(
 
 
 async def _examine(settings: Settings) -> list[Finding]:
-    from osrdyne.broker.doctor import run_broker_checks
+    from osrdyne.broker.doctor.run import run_broker_checks
     from osrdyne.drivers.registry import create_driver, driver_context
     from osrdyne.ingress.acceptance import TtlLimits, longest_ttl
 
@@ -65,8 +65,8 @@ async def _examine(settings: Settings) -> list[Finding]:
 
 async def _routes_in_force(settings: Settings) -> Manifest | None:
     """For which the daemon has declared exchanges and queues."""
-    from osrdyne.broker.management import ManagementClient
-    from osrdyne.pool.route_store import RouteStore
+    from osrdyne.broker.management.client import ManagementClient
+    from osrdyne.pool.routing.route_store import RouteStore
 
     if settings.pool.is_managed:
         with suppress(OsrdyneError):  # the checks of the HTTP API say what is wrong

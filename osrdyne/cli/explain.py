@@ -17,8 +17,8 @@ from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import explain as explained
 from osrdyne.ingress.requests import sample_arrival
-from osrdyne.ingress.splitter import Splitter
-from osrdyne.ingress.table import RouteTable
+from osrdyne.ingress.routes.table import RouteTable
+from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.protocol.names import PoolNames
 
 

@@ -126,8 +126,10 @@ def env(
     The AMQP URI is printed with its password. Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
     """
     settings = load(config, assignments, pool=pool).settings
-    from osrdyne.broker.layout import QueueLayout  # these take a while to import, and the other commands do without
-    from osrdyne.pool.worker_specs import worker_environment
+    from osrdyne.broker.topology.layout import (
+        QueueLayout,  # these take a while to import, and the other commands do without
+    )
+    from osrdyne.pool.workers.specs import worker_environment
 
     layout = QueueLayout(PoolNames(settings.pool.id), managed=settings.pool.is_managed)
     variables = worker_environment(settings, parse_key(key), layout).to_variables()

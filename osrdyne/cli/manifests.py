@@ -20,8 +20,8 @@ from osrdyne.cli.output import ago, print_json, print_table, printable
 from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
-from osrdyne.ingress.problems import InvalidDocumentError, Problem
-from osrdyne.pool.manifest_store import D, ManifestKind
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
+from osrdyne.pool.routing.manifest_store import D, ManifestKind
 
 FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, JSON or YAML; - is standard input.")]
 AuthorOption = Annotated[

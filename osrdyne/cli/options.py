@@ -11,9 +11,9 @@ import typer
 
 from osrdyne.api.unix_socket import find_socket
 from osrdyne.client.daemon_api import UNIX, DaemonApi
-from osrdyne.config.announcement import find_announcement
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
+from osrdyne.dev.announcement import find_announcement
 
 
 class Output(StrEnum):

@@ -13,9 +13,9 @@ from osrdyne.cli.output import print_table
 from osrdyne.ingress.acceptance import TtlLimits, warn_of_capped_ttls
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.batch import evaluate_line, sample_of, shown
-from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.ingress.routes import Route
-from osrdyne.pool.manifest_store import ManifestKind
+from osrdyne.ingress.routes.manifest import Manifest, load_manifest
+from osrdyne.ingress.routes.route import Route
+from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.protocol.messages import JSON_TYPE
 
 app = typer.Typer(help="Which requests of a managed pool go first, where to, and for how long.", no_args_is_help=True)

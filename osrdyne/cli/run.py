@@ -25,7 +25,9 @@ def run(
     """Run the daemon of one pool until SIGTERM or SIGINT."""
     settings = load(config, assignments, pool=pool, driver=driver, log_level=log_level).settings
     start_logging(settings.log)
-    from osrdyne.daemon import run as run_daemon  # not before the settings are known to be right: it takes a while
+    from osrdyne.daemon.daemon import (
+        run as run_daemon,  # not before the settings are known to be right: it takes a while
+    )
 
     run_daemon(settings, stop_workers=stop_workers)
 

@@ -6,9 +6,9 @@ import typer
 
 from osrdyne.cli.manifests import ManifestCommands
 from osrdyne.cli.output import print_table
-from osrdyne.ingress.splitter import FromHash, FromRequest, FromStatic, Rule
-from osrdyne.ingress.splitter_manifest import SplitterManifest, load_splitter
-from osrdyne.pool.manifest_store import ManifestKind
+from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter
+from osrdyne.ingress.splitter.rules import FromHash, FromRequest, FromStatic, Rule
+from osrdyne.pool.routing.manifest_store import ManifestKind
 
 app = typer.Typer(help="Which requests of one key are served beside each other.", no_args_is_help=True)
 

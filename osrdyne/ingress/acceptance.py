@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from osrdyne.ingress.manifest import Manifest
-from osrdyne.ingress.problems import Problem
+from osrdyne.ingress.documents.problems import Problem
 from osrdyne.ingress.requests import Arrival
-from osrdyne.ingress.routes import Route
-from osrdyne.ingress.table import RouteTable
+from osrdyne.ingress.routes.manifest import Manifest
+from osrdyne.ingress.routes.route import Route
+from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.retries import RetryTerms
 

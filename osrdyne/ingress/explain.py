@@ -14,9 +14,9 @@ from osrdyne.ingress.acceptance import Limiter, Passage, TtlLimits, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.conditions.causes import undefined_part
 from osrdyne.ingress.requests import Arrival
-from osrdyne.ingress.retry_settings import told_retry
-from osrdyne.ingress.splitter import Split, Splitter, split_arrival
-from osrdyne.ingress.table import Examined, RouteTable
+from osrdyne.ingress.routes.retries import told_retry
+from osrdyne.ingress.routes.table import Examined, RouteTable
+from osrdyne.ingress.splitter.rules import Split, Splitter, split_arrival
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import RetryTerms
 from osrdyne.protocol.statuses import Status

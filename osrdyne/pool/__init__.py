@@ -1,1 +1,1 @@
-"""The pool manager: which groups should be up, and the two loops that make it so."""
+"""The pool manager: which groups should run, and the loops that make it so."""

@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.supervise import start_endless
-from osrdyne.broker.listing import ListedQueue, RequestQueueListing
-from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.config.models import Settings
 from osrdyne.metrics import Metrics
-from osrdyne.pool.admission import Admission
-from osrdyne.pool.facts import QueueBoard, WorkerBoard
-from osrdyne.pool.fresh_totals import FreshTotals
-from osrdyne.pool.idle_judge import IdleJudge
-from osrdyne.pool.instances import InstanceBook
-from osrdyne.pool.request_queues import RequestQueuesLoop
-from osrdyne.pool.resync import Resync
-from osrdyne.pool.room_maker import RoomMaker
-from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.unused_stores import UnusedStores
-from osrdyne.pool.worker_control import WorkerControl
-from osrdyne.pool.worker_groups import WorkerGroupsLoop
-from osrdyne.pool.worker_watch import WorkerWatch
-from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.pool.groups.eviction import RoomMaker
+from osrdyne.pool.groups.idle import IdleJudge
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.loop import RequestQueuesLoop
+from osrdyne.pool.queues.resync import Resync
+from osrdyne.pool.routing.unused_stores import UnusedStores
+from osrdyne.pool.state.admission import Admission
+from osrdyne.pool.state.instances import InstanceBook
+from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.pool.workers.liveness import WorkerWatch
+from osrdyne.pool.workers.loop import WorkerGroupsLoop
 
 
 class Oversight:

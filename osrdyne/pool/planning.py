@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
-from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.observed import Binding, QueueFacts, StartFailure, WorkerFacts
 
 OVERDUE = "not ready within start_timeout"
 REPLACED = "its settings have changed"

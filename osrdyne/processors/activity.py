@@ -15,9 +15,9 @@ from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import InvalidKeyError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import OTHER, Metrics
-from osrdyne.pool.facts import QueueBoard
-from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.workers import WORK, WorkerRegistry, completed_requests
+from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WORK, WorkerRegistry, completed_requests
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import (
     COMPLETED_PRIORITY_HEADER,

@@ -11,7 +11,7 @@ from osrdyne.amqp.reply_retry import publish_reply
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.roles import Publisher
+from osrdyne.pool.ports import Publisher
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
 from osrdyne.protocol.statuses import Status

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Message, QueueInfo
-from osrdyne.broker.policies import PolicySpec
+from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.errors import BrokerConflictError, BrokerNotFoundError
 from osrdyne.protocol.statuses import Status
 

@@ -12,14 +12,14 @@ from osrdyne.aio.offload import off_loop
 from osrdyne.errors import OsrdyneError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import Explanation, explain
-from osrdyne.ingress.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.requests import Arrival
-from osrdyne.ingress.splitter import Splitter
-from osrdyne.ingress.splitter_manifest import load_splitter_json
-from osrdyne.ingress.table import RouteTable
-from osrdyne.pool.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.routes_in_force import RouteChange
-from osrdyne.pool.view import (
+from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
+from osrdyne.ingress.routes.table import RouteTable
+from osrdyne.ingress.splitter.manifest import load_splitter_json
+from osrdyne.ingress.splitter.rules import Splitter
+from osrdyne.pool.routing.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.routing.routes import RouteChange
+from osrdyne.pool.views import (
     ComponentView,
     GroupState,
     GroupView,
@@ -34,8 +34,8 @@ from osrdyne.pool.view import (
     WorkerState,
     WorkerView,
 )
-from osrdyne.processors.poison import finding
-from osrdyne.processors.poison_places import Place, matches, page_of, place_of, resolve
+from osrdyne.processors.poison.entries import finding
+from osrdyne.processors.poison.places import Place, matches, page_of, place_of, resolve
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE, Binding, ListedBinding, ListedExchange, QueueTotals
-from osrdyne.broker.management import MAX_PAGE_SIZE, ManagementClient
-from osrdyne.broker.policies import PolicySpec
+from osrdyne.broker.management.client import MAX_PAGE_SIZE, ManagementClient
+from osrdyne.broker.management.models import TOTALS_MAX_AGE, Binding, ListedBinding, ListedExchange, QueueTotals
+from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.broker import FakeBroker

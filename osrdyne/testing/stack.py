@@ -20,11 +20,11 @@ from pydantic import SecretStr
 from osrdyne.amqp import Consumer, Delivery, Message
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.metrics import Metrics
-from osrdyne.pool.admission import KeyCensus
+from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.term import StopRequest, Term
 from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock

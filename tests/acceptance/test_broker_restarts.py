@@ -9,7 +9,7 @@ import pytest
 from daemon_process import MakeDaemon
 from durable_caller import DurableCaller, durable_caller
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 
 KEYS = ("infra=42,timetable=24", "a", "b")
 UNANSWERED = 5

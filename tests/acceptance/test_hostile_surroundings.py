@@ -10,7 +10,7 @@ from daemon_process import ROOT, DaemonProcess, MakeDaemon, free_port, until
 from durable_caller import DurableCaller
 
 from osrdyne import amqp
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import Key, PoolNames
 

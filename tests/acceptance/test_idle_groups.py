@@ -7,7 +7,7 @@ import asyncio
 from daemon_process import DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.protocol.names import Key, PoolNames
 
 SHORT = {"unbind_delay": "1s", "extra_lifetime": "100ms"}

@@ -21,7 +21,7 @@ from managed_callers import (
     without_workers,
 )
 
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]

@@ -19,8 +19,8 @@ from typing import TypeVar
 import aio_pika
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Figure, Goal, Round, figure
 from tests.benchmarks.leading import Activations, leader

@@ -17,8 +17,8 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.names import PoolNames
 from tests.integration.daemon_in_process import echo_settings, running_daemon

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.benchmarks import starts_docker, starts_kubernetes, starts_subprocess, starts_systemd
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.starts import NotMeasuredError

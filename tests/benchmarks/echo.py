@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.client import AsyncClient
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.benchmarks.bare_echo import BODY
 from tests.benchmarks.blocks import Block, run_block
 from tests.benchmarks.figures import Figure, Goal, Round, figure, percentile

@@ -18,13 +18,13 @@ from aio_pika.abc import AbstractIncomingMessage
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerNotFoundError
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.pool.route_store import RouteStore
-from osrdyne.processors.window import PREFETCH
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.leading import Activations, leader

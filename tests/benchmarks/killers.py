@@ -19,7 +19,7 @@ from statistics import median
 from daemon_process import DaemonProcess
 from durable_caller import durable_caller
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 
 DEADLY = 3
 INTERVAL = 0.25

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import httpx
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 
 ROUTES = (1_000, 5_000, 10_000)

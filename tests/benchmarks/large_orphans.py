@@ -20,9 +20,9 @@ from typing import Any
 import uvloop
 
 from osrdyne import amqp
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.leading import leader

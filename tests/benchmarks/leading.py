@@ -12,17 +12,17 @@ from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Connection, Message
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.publisher import LeaderPublisher
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, DriverSettings, LifecycleSettings, PoolSettings, Settings
+from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
-from osrdyne.pool.admission import KeyCensus
+from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.protocol.names import Key
-from osrdyne.term import StopRequest, Term
 
 NEVER = 86_400.0
 NO_LIMIT = 1_000_000

@@ -14,9 +14,9 @@ import time
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
 
 PREFIX = "bench-req-"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PRIORITIES, QueueName
 from tests.benchmarks.figures import Figure, Goal, Round, figure
 from tests.integration.worker_process import Stage, stage

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 import uvloop
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 from tests.benchmarks import activation, driver_starts, echo, ingress, priorities, spark_query, takeover, tracker
 from tests.benchmarks.figures import Figure, table

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.client import AsyncClient
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
 from tests.integration.worker_process import stage
 

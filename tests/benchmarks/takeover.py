@@ -22,8 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from tests.acceptance.daemon_process import PATIENCE, DaemonProcess, until
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure

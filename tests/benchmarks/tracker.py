@@ -15,9 +15,9 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.pool.state import Delays
-from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.pool.state.groups import Delays
+from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.activity import BUSY_INTERVAL
 from osrdyne.protocol.names import Key
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure

@@ -19,13 +19,13 @@ from pydantic import SecretStr
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.config.models import ApiSettings, BrokerSettings, DriverSettings, PoolSettings, RequestSettings, Settings
-from osrdyne.daemon import Daemon
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.daemon.term import StopRequest
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.term import StopRequest
 from tests.chaos.nodes import ContainerNode
 
 NAMES = PoolNames("figures")

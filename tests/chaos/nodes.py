@@ -16,7 +16,7 @@ from docker.models.containers import Container
 from testcontainers.core.container import DockerContainer
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError
 from tests.acceptance.daemon_process import free_port
 from tests.integration.rabbitmqctl import rabbitmqctl

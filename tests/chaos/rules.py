@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from osrdyne.ingress.retry_settings import shown_retry, told_retry
+from osrdyne.ingress.routes.retries import shown_retry, told_retry
 from osrdyne.protocol.retries import RetryTerms, class_name
 
 APP_ID = "callers"

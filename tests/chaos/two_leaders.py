@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import PATIENCE, DaemonProcess
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pydantic import SecretStr
 
 from osrdyne import amqp
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.config.models import BrokerSettings
 from osrdyne.protocol.names import PoolNames
 from tests.acceptance.daemon_process import DaemonProcess

@@ -15,14 +15,14 @@ import pytest
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.listing import ListedQueue, RequestQueueListing
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import Connect, LeaderSession
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames

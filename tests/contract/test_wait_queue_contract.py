@@ -12,12 +12,12 @@ import pytest
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.retry_queues import WaitQueueCommands
 from osrdyne.broker.session import Connect, LeaderSession
-from osrdyne.broker.topology import pool_topology
-from osrdyne.broker.wait_queues import WaitQueueCommands
+from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import PublishRefusedError
 from osrdyne.protocol.names import PoolNames

@@ -21,8 +21,8 @@ from osrdyne.config.models import (
     Settings,
     WorkerSettings,
 )
-from osrdyne.daemon import Daemon
-from osrdyne.term import StopRequest
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.daemon.term import StopRequest
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 150.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 
-from osrdyne.broker import node_files
-from osrdyne.broker.embedded import EmbeddedBroker, find_server
-from osrdyne.broker.node_files import NodeIdentity
+from osrdyne.dev.rabbitmq import node_files
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker, find_server
+from osrdyne.dev.rabbitmq.node_files import NodeIdentity
 
 
 async def rabbitmqctl(broker: EmbeddedBroker, *arguments: str) -> None:

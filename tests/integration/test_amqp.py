@@ -11,7 +11,7 @@ from pamqp import commands as spec
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Delivery, Message
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,

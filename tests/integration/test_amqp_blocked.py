@@ -11,7 +11,7 @@ from rabbitmqctl import rabbitmqctl
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 
 RPC_TIMEOUT = 3.0

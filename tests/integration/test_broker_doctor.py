@@ -11,14 +11,14 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.amqp import Channel
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.doctor import run_broker_checks
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.node_files import free_ports
-from osrdyne.broker.policies import PolicySpec
-from osrdyne.broker.wait_queues import wait_queues
+from osrdyne.broker.doctor.run import run_broker_checks
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.queues.retry_queues import wait_queues
+from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
 

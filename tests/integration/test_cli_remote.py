@@ -22,7 +22,7 @@ from osrdyne.config.models import ApiSettings
 from osrdyne.errors import LeadershipLostError
 from osrdyne.logs import configure_logging
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, PoisonPage, PoisonQuery, WaitingView
+from osrdyne.pool.views import ComponentView, PoisonPage, PoisonQuery, WaitingView
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 

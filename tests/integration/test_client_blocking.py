@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from client_responder import responder_in_a_thread
 
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.client import Client, ClientClosed, ConnectionLost, PoolNotFound, Reply
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
 

@@ -10,7 +10,6 @@ import aio_pika
 import pytest
 from client_responder import Responder, echo, silence
 
-from osrdyne.broker.embedded import EmbeddedBroker
 from osrdyne.client import (
     AsyncClient,
     ConnectionStatus,
@@ -26,6 +25,7 @@ from osrdyne.client import (
     StartFailed,
 )
 from osrdyne.client.session import Session
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import STATUS_HEADER, Request, Response
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.ruin import delete_exchange

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from client_responder import echo, responder_in_a_thread, silence
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import Request, Response
 
 PATIENCE = 120.0

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from client_responder import responder_in_a_thread
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
 
 PAGE = Path(__file__).parents[2] / "docs" / "client.md"

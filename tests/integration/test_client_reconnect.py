@@ -13,10 +13,10 @@ from client_responder import Responder, silence
 from yarl import URL
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.broker import node_files
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.node_files import NodeIdentity
 from osrdyne.client import AsyncClient, ConnectionLost, ConnectionStatus, PoolNotFound, RequestTimeout
+from osrdyne.dev.rabbitmq import node_files
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.node_files import NodeIdentity
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
 

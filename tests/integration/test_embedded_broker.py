@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from osrdyne import amqp
-from osrdyne.broker import embedded
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.node_files import NodeIdentity, is_free
+from osrdyne.dev.rabbitmq import embedded
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.node_files import NodeIdentity, is_free
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError, PortTakenError
 
 PATIENCE = 120.0
@@ -25,7 +25,7 @@ QUEUE, QUORUM = "kept", {"x-queue-type": "quorum"}
 
 PROGRAM = """
 import asyncio
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 
 async def main():

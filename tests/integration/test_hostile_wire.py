@@ -9,9 +9,9 @@ from test_term import SOON, daemon_of, publish, settings_of, take
 from worker_process import stage
 
 from osrdyne.amqp import Channel, Connection, Message
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.version import BrokerVersion
+from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import BrokerSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.hostile import HostileMessage, hostile_message
 

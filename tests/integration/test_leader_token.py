@@ -18,10 +18,10 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.amqp import connect as amqp_connect
 from osrdyne.amqp.transport import CoalescingTransport
-from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.broker.probes import delete_if_proven_empty
+from osrdyne.broker.leadership.token import Token
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
-from osrdyne.broker.token import Token
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerError, LeadershipLostError
 from osrdyne.protocol.uri import with_user
@@ -236,7 +236,7 @@ class TestAcquire:
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The leader queue was purged while nobody led."""
-        monkeypatch.setattr("osrdyne.broker.token.TOKEN_INTERVAL", 0.5)
+        monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_INTERVAL", 0.5)
         async with session_of(settings) as session:
             purging = await session.control.channel()
             consumer = await purging.consume(session.names.leader_queue)

@@ -9,8 +9,8 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.policies import PolicySpec
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError
 

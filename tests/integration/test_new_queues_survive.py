@@ -11,13 +11,13 @@ from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
 
 NAMES = PoolNames("p")

@@ -13,15 +13,15 @@ import pytest
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Delivery, Message
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.publisher import LeaderPublisher
-from osrdyne.broker.topology import pool_topology
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.publishing.publisher import LeaderPublisher
+from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonDeath, PoisonQuery, PoisonView
 from osrdyne.processors.forgeries import Forgeries
-from osrdyne.processors.poison import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
-from osrdyne.processors.poison_inventory import PoisonInventory
+from osrdyne.processors.poison.entries import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
+from osrdyne.processors.poison.inventory import PoisonInventory
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 

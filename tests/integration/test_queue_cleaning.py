@@ -12,10 +12,10 @@ from daemon_in_process import PATIENCE, echo_settings, running_daemon, until
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Consumer, Delivery
-from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings
-from osrdyne.daemon import Daemon
-from osrdyne.processors.queue_cleaner import CREDIT, FIRST_OF_ALL
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.processors.expiry.sweeper import CREDIT, FIRST_OF_ALL
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text

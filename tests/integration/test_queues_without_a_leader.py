@@ -13,15 +13,15 @@ from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
-from osrdyne.broker import request_queues
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.publisher import LeaderPublisher
-from osrdyne.broker.request_queues import RequestQueueCommands
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.publishing.publisher import LeaderPublisher
+from osrdyne.broker.queues import request_queues
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
-from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerError, BrokerSilentError
 from osrdyne.protocol.names import Key, PoolNames
 

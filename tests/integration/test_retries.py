@@ -13,12 +13,12 @@ from flaky_app import DEATH_VARIABLE
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne.amqp import Channel, Delivery, Message
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.wait_queues import retry_exchanges, wait_bindings, wait_queues
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.queues.retry_queues import retry_exchanges, wait_bindings, wait_queues
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.dead_letters import death_reason, without_waits
+from osrdyne.processors.failures.dead_letters import death_reason, without_waits
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, CLASS_HEADER, DELAY_HEADER, TERMS_HEADER, RetryTerms, class_name

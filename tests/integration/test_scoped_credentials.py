@@ -14,12 +14,12 @@ import pytest
 from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.credentials import LIMITS, ScopedCredentials, user_prefix, worker_permissions
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.topology import pool_topology, request_queue_arguments
-from osrdyne.broker.wait_queues import retry_exchanges, wait_queues
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import LIMITS, ScopedCredentials, user_prefix, worker_permissions
+from osrdyne.broker.queues.retry_queues import retry_exchanges, wait_queues
+from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerNotFoundError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId

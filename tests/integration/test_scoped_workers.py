@@ -15,9 +15,9 @@ import pytest
 from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon, until
 from pydantic import SecretStr
 
-from osrdyne.broker.credentials import user_prefix
-from osrdyne.broker.doctor import run_broker_checks
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.doctor.run import run_broker_checks
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient, RequestCancelled, StartFailed
 from osrdyne.config.models import BrokerSettings, Settings
 from osrdyne.protocol.uri import with_user

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from osrdyne.aio.service_manager import Service, tell_service_manager
+from osrdyne.daemon.systemd_notify import Service, tell_service_manager
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -12,7 +12,7 @@ from daemon_in_process import PATIENCE, echo_settings, group_of, running_daemon,
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings
-from osrdyne.daemon import Daemon
+from osrdyne.daemon.daemon import Daemon
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 

@@ -15,9 +15,9 @@ from structlog.testing import capture_logs
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.declare import declare_topology
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.broker.management.apply import declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.config.models import (
     ApiSettings,
     BrokerSettings,
@@ -26,12 +26,12 @@ from osrdyne.config.models import (
     PoolSettings,
     Settings,
 )
-from osrdyne.daemon import Daemon
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.errors import BrokerNotFoundError
-from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
-from osrdyne.term import StopRequest, Term
 
 SOON = 120.0
 FULL_FRAME = 130_960

@@ -24,10 +24,10 @@ from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.amqp.tls import ssl_context
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, Settings, TlsSettings
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.uri import TlsFiles, with_tls
 

@@ -9,10 +9,10 @@ import pytest
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Connection, Delivery, Message
-from osrdyne.broker.declare import apply_policies, declare_topology
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.policies import pool_policy
-from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.broker.management.apply import apply_policies, declare_topology
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
+from osrdyne.broker.topology.policies import pool_policy
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerConflictError, PublishRefusedError
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName

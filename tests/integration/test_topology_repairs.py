@@ -9,10 +9,10 @@ import httpx
 from test_term import Running, daemon_of, eventually, publish, settings_of, take
 
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.comparison import compare, expected_objects, expected_topology
-from osrdyne.broker.doctor import run_broker_checks
-from osrdyne.broker.management import ManagementClient
-from osrdyne.broker.policies import pool_policy
+from osrdyne.broker.doctor.run import run_broker_checks
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.topology.comparison import compare, expected_objects, expected_topology
+from osrdyne.broker.topology.policies import pool_policy
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.protocol.names import Key, PoolNames
 

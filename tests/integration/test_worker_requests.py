@@ -10,7 +10,7 @@ import pytest
 from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne import amqp
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command
 from osrdyne.protocol.statuses import Status

@@ -158,7 +158,7 @@ byte fault;
 #define SAFE_NOW (((conf & (ALL ^ (rep|orph|H(oh[0])|H(oh[1])|ALLQ)))) == 0)
 #define TOTAL0(k) (rdy[k]==0 && gh[k]==0 && HELD(k)==0 && dlr[k]==0)
 
-/* Evidence right before the deletion (osrdyne/broker/probes.py). */
+/* Evidence right before the deletion (osrdyne/broker/queues/safe_delete.py). */
 #define HELD_BY_NOBODY(k) (rdy[k]==0 && !CONS(k) && HELD(k)==0 && gh[k]==0 && !gc[k])
 #define PROBE(k) (HELD_BY_NOBODY(k) && !qdown[k])     /* a consumer of our own is counted, and the only holder */
 #if EV == 0
@@ -180,7 +180,7 @@ byte fault;
 #endif
 #define FRESH (EV==5 || EV==7)
 
-/* Who may act at the broker (osrdyne/broker/token.py): commands travel over the channel that holds the token. */
+/* Who may act at the broker (osrdyne/broker/leadership/token.py): commands travel over the channel that holds the token. */
 #ifdef UNFENCED
 #define FENCE(c) true
 #define SENT(c)  true
@@ -294,7 +294,7 @@ byte fault;
         gh[k]=gh[k]|H(wheld[s]); gc[k]=1; wheld[s]=0; wcon[s]=0; wst[s]=CUT } \
    :: d_step{ wst[s]==CUT -> printf("worker %d notices, exits\n",s); wst[s]=0 }
 
-/* ------------------------------------------------------- tracker and idle judge (osrdyne/pool/tracker.py, idle_judge) */
+/* ------------------------------------------------------- tracker and idle judge (osrdyne/pool/state/tracker.py, idle_judge) */
 #ifdef STOPBLIND
 #define IDLE(k) true
 #else
@@ -325,7 +325,7 @@ byte fault;
         printf("c%d: key %d stop timer, there is no queue\n",c,k); want[X(c,k)]=0 }
 #endif
 
-/* Admission (osrdyne/pool/admission.py, room_maker.py): one place for two keys. Who runs has a place, whatever the limit;
+/* Admission (osrdyne/pool/state/admission.py, room_maker.py): one place for two keys. Who runs has a place, whatever the limit;
  * a place is given back when the group is not wanted and its workers are gone. A group without a place is bound and has
  * no worker; the other one, as far as it is known to be idle, makes room by the same way as after its idle timer:
  * unbound, proven empty, stopped. */
@@ -366,7 +366,7 @@ byte fault;
 #define FORGETPLACE(c,k)
 #endif
 
-/* ------------------------------------- request queues loop (osrdyne/pool/request_queues.py, planning.plan_queue) */
+/* ------------------------------------- request queues loop (osrdyne/pool/queues/loop.py, planning.plan_queue) */
 /* A publish that was routed to a queue which is then deleted IS confirmed by RabbitMQ. */
 #define DODELETE(k) qx[k]=0; qb[k]=0; qdown[k]=0; conf=conf|tq[k]; tq[k]=0; rdy[k]=0; gh[k]=0; gc[k]=0; dlr[k]=0; \
                     smpv[k]=0; DROPW(k); DROPF(k)
@@ -471,7 +471,7 @@ byte fault;
         printf("c%d: queue %d DELETED (bound=%d ready=%d held=%d/%d under way=%d)\n",c,k,qb[k],rdy[k],HELD(k),gh[k],tq[k]); \
         qp[X(c,k)]=0; rq[X(c,k)]=0; DODELETE(k) }
 
-/* ------------------------------------------- worker groups loop and driver (osrdyne/pool/worker_groups.py, plan_group) */
+/* ------------------------------------------- worker groups loop and driver (osrdyne/pool/workers/loop.py, plan_group) */
 #ifdef NONUNIQUE
 #define MISSING(k) (NINST(k)==0 -> 1 : 0)
 #elif SLOTS == 2 && !defined(ALLSLOTS)
@@ -550,7 +550,7 @@ byte fault;
 #define SURPLUS(c,k)
 #endif
 
-/* ------------------------------------------- start failures (osrdyne/pool/start_record.py, processors/start_failures) */
+/* ------------------------------------------- start failures (osrdyne/pool/state/restart_backoff.py, processors/start_failures) */
 #if SF > 0
 #define STARTFAILS(c,k,j) \
    :: d_step{ sfl>0 && (wp[X(c,k)] & STARTOF(j)) && wst[S(k,j)]==0 -> \
@@ -605,7 +605,7 @@ byte fault;
 #define FORGETFAILED(c,k)
 #endif
 
-/* ----------------------------------------------------------------- orphan processor (osrdyne/processors/orphans.py) */
+/* ----------------------------------------------------------------- orphan processor (osrdyne/processors/requests/orphans.py) */
 #ifdef FWDDEFAULT
 #define FORWARD(c,r,k) if :: qx[k] -> tq[k]=tq[k]|B(r); op[c]=3 :: else -> op[c]=1 fi       /* returned: try again */
 #else
@@ -639,7 +639,7 @@ byte fault;
    REREQUIRE(c,r,k) \
    FORWARDING(c,r,k)
 
-/* ------------------------------------------------- leadership and seeding (osrdyne/term.py, osrdyne/pool/resync.py) */
+/* ------------------------------------------------- leadership and seeding (osrdyne/daemon/term.py, osrdyne/pool/queues/resync.py) */
 #if TDEL > 0
 #define NOTICED(c) gone[c]=0;
 #define DELETETOKEN(c) \

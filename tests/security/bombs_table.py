@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from osrdyne.broker.embedded import EmbeddedBroker
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import Response
 from tests.integration.worker_process import Stage, WorkerProcess, stage
 from tests.security.query_bombs import ALL, Bomb

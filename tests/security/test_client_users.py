@@ -10,8 +10,8 @@ import pytest
 
 from osrdyne import amqp
 from osrdyne.amqp import Message
-from osrdyne.broker.facts import Permissions
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import Permissions
 from osrdyne.client import AsyncClient, NoRoute, RequestError
 from osrdyne.config.models import BrokerSettings, PoolSettings
 from osrdyne.errors import BrokerError

@@ -18,12 +18,12 @@ import pytest
 
 from osrdyne import amqp
 from osrdyne.amqp import Channel, Message
-from osrdyne.broker.facts import Permissions
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import Permissions
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, Settings
-from osrdyne.daemon import Daemon
-from osrdyne.pool.view import PoisonQuery
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
 from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until

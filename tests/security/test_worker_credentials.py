@@ -13,13 +13,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from osrdyne.broker.credentials import user_prefix
-from osrdyne.broker.doctor import run_broker_checks
-from osrdyne.broker.embedded import EmbeddedBroker
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.doctor.run import run_broker_checks
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import user_prefix
 from osrdyne.client import AsyncClient
 from osrdyne.config.models import BrokerSettings, DriverSettings, Settings
-from osrdyne.daemon import Daemon
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.findings import Finding
 from osrdyne.protocol.uri import with_user
 from tests.integration.daemon_in_process import PATIENCE, echo_settings, running_daemon, until

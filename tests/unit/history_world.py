@@ -19,7 +19,7 @@ from osrdyne.amqp import Message
 from osrdyne.config.models import LifecycleSettings, RequestSettings, ScalingSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, DriverUnavailableError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.facts import Binding
+from osrdyne.pool.state.observed import Binding
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne.testing.amqp import FakeChannel

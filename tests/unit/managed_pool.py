@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from osrdyne.config.models import PoolSettings, Settings
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.pool.routes_in_force import RouteChange
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.pool.routing.routes import RouteChange
 from osrdyne.protocol.names import Key
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.metrics import Metrics
-from osrdyne.pool.facts import QueueBoard
-from osrdyne.pool.state import Delays, GroupStatus
-from osrdyne.pool.tracker import PoolStateTracker
-from osrdyne.pool.view import WorkerState
-from osrdyne.pool.workers import WorkerRegistry
+from osrdyne.pool.state.groups import Delays, GroupStatus
+from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.views import WorkerState
 from osrdyne.processors.activity import ActivityProcessor
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.admission import Admission, Candidate, KeyCensus, Verdict, choose_to_end
-from osrdyne.pool.state import Delays, GroupRecord, GroupStatus, require, unbind
+from osrdyne.pool.state.admission import Admission, Candidate, KeyCensus, Verdict, choose_to_end
+from osrdyne.pool.state.groups import Delays, GroupRecord, GroupStatus, require, unbind
 from osrdyne.protocol.names import Key
 
 DELAYS = Delays(unbind=600.0, stop=600.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.config.models import LifecycleSettings
-from osrdyne.processors.forwarding import CAPACITY_RETRY_AFTER
+from osrdyne.processors.requests.forwarding import CAPACITY_RETRY_AFTER
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import Key

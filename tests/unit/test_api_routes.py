@@ -13,7 +13,7 @@ import structlog
 from osrdyne.api.app import create_app
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.view import ComponentView, WaitingView, WorkerState
+from osrdyne.pool.views import ComponentView, WaitingView, WorkerState
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from osrdyne.broker import checks
-from osrdyne.broker.facts import NodeStatus, Permissions, Whoami, read_totals
-from osrdyne.broker.version import BrokerVersion
-from osrdyne.broker.wait_queues import wait_queue_arguments
+from osrdyne.broker.doctor import checks
+from osrdyne.broker.management.models import NodeStatus, Permissions, Whoami, read_totals
+from osrdyne.broker.queues.retry_queues import wait_queue_arguments
+from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import RequestSettings, Settings, WorkerSettings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import PoolNames

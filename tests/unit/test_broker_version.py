@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.broker.version import BrokerVersion
+from osrdyne.broker.topology.version import BrokerVersion
 
 
 @pytest.mark.parametrize(

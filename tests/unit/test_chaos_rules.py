@@ -7,9 +7,9 @@ import json
 import pytest
 
 from osrdyne.config.models import RequestSettings
-from osrdyne.ingress.manifest import load_manifest
 from osrdyne.ingress.requests import sample_arrival
-from osrdyne.ingress.table import RouteTable
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.routes.table import RouteTable
 from tests.chaos.checker import LIFETIME
 from tests.chaos.rules import APP_ID, draw_rules
 

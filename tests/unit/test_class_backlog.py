@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osrdyne.broker.listing import ListedQueue
-from osrdyne.pool.class_backlog import MAX_MARKS, ArrivalLog, ClassBacklog, Waiting
+from osrdyne.broker.management.listings import ListedQueue
+from osrdyne.pool.routing.backlog import MAX_MARKS, ArrivalLog, ClassBacklog, Waiting
 from osrdyne.protocol.names import Key
 
 A, B = Key("a"), Key("b")

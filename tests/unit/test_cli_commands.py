@@ -394,7 +394,7 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "unused"),
     [
         (["version"], {"structlog", "httpx", "aiormq", "osrdyne.config.models"}),
-        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon", "fastapi", "osrdyne.cli.dev"}),
+        (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.dev"}),
     ],
 )
 def test_command_imports_only_what_it_needs(arguments: list[str], unused: set[str]) -> None:

@@ -15,7 +15,7 @@ from osrdyne.ingress.conditions.batch import evaluate_line
 from osrdyne.ingress.conditions.functions import FUNCTIONS
 from osrdyne.ingress.conditions.parser import MAX_DEPTH
 from osrdyne.ingress.conditions.tokens import MAX_LENGTH
-from osrdyne.ingress.problems import InvalidDocumentError
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 
 ROOT = Path(__file__).parents[2]
 CASES = (ROOT / "tests" / "queries" / "routes_eval.jsonl").read_text(encoding="utf-8").splitlines()

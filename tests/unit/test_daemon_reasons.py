@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne.daemon import main_reason
+from osrdyne.daemon.daemon import main_reason
 from osrdyne.errors import BrokerUnavailableError, LeadershipLostError
 
 

@@ -11,7 +11,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
-from osrdyne.processors.dead_letters import death_reason, without_waits
+from osrdyne.processors.failures.dead_letters import death_reason, without_waits
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import Status

@@ -9,7 +9,7 @@ import pytest
 from managed_pool import REST, managing
 from replies import REPLIES, answers, broker_with_replies
 
-from osrdyne.broker.topology import request_queue_arguments
+from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key

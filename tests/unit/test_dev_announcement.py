@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.cli.main import execute
-from osrdyne.config.announcement import announced, announcement_file, find_announcement
 from osrdyne.config.loading import load_settings
 from osrdyne.config.models import BrokerSettings, Settings
+from osrdyne.dev.announcement import announced, announcement_file, find_announcement
 
 SETTINGS = Settings(broker=BrokerSettings(uri=SecretStr("amqp://me:secret@127.0.0.1:5999/")))
 NO_PROCESS = 2**22 + 1

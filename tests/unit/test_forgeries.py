@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from osrdyne.broker.topology import Exchange, Queue, pool_topology
+from osrdyne.broker.topology.declarations import Exchange, Queue, pool_topology
 from osrdyne.metrics import Metrics
 from osrdyne.processors.forgeries import LOG_INTERVAL, Forgeries
 from osrdyne.protocol.messages import Request, Response

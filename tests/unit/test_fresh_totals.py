@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE
-from osrdyne.broker.listing import MessageTotal
+from osrdyne.broker.management.listings import MessageTotal
+from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.pool.fresh_totals import FreshTotals
+from osrdyne.pool.queues.depths import FreshTotals
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 

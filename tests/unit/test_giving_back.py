@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog
 
-from osrdyne.broker.publisher import publish_until_taken
+from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
 

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.config.models import LifecycleSettings
-from osrdyne.pool.view import PoisonQuery
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -327,8 +327,8 @@ def naive_report(*, routing_key: str, headers: Mapping[str, object], body: bytes
 @pytest.mark.parametrize(
     ("target", "naive"),
     [
-        ("osrdyne.processors.forwarding.hops_of", naive_hops),
-        ("osrdyne.processors.dead_letters.death_reason", naive_reason),
+        ("osrdyne.processors.requests.forwarding.hops_of", naive_hops),
+        ("osrdyne.processors.failures.dead_letters.death_reason", naive_reason),
         ("osrdyne.processors.activity.report_from_wire", naive_report),
     ],
     ids=["hops", "reason", "report"],

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from osrdyne.broker.facts import TOTALS_MAX_AGE
-from osrdyne.broker.listing import MessageTotal
+from osrdyne.broker.management.listings import MessageTotal
+from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.pool.facts import Binding, QueueBoard, WorkerBoard
-from osrdyne.pool.fresh_totals import FreshTotals
-from osrdyne.pool.idle_judge import IdleJudge
-from osrdyne.pool.state import Delays, GroupStatus
-from osrdyne.pool.tracker import PoolStateTracker
+from osrdyne.pool.groups.idle import IdleJudge
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.state.groups import Delays, GroupStatus
+from osrdyne.pool.state.observed import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 

@@ -10,13 +10,13 @@ from managed_pool import ALERTS, DATA, REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Consumer, Message
-from osrdyne.broker.topology import Exchange
+from osrdyne.broker.topology.declarations import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.pool.classes import SILENT_FOR, TELL_AGAIN_AFTER
-from osrdyne.pool.manifest_in_force import FOLLOW_INTERVAL
-from osrdyne.pool.route_store import RouteStore
-from osrdyne.processors.window import PREFETCH
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
+from osrdyne.pool.routing.priorities import SILENT_FOR, TELL_AGAIN_AFTER
+from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, PATH_HEADER, ROUTE_HEADER

@@ -11,11 +11,11 @@ from replies import REPLIES, answers, broker_with_replies
 from osrdyne.amqp import Message
 from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.ingress.splitter_manifest import load_splitter
-from osrdyne.pool.manifest_in_force import FOLLOW_INTERVAL
-from osrdyne.pool.manifest_store import ManifestKind, ManifestStore
-from osrdyne.pool.view import PoisonQuery
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.splitter.manifest import load_splitter
+from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
+from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.messages import SPLIT_HEADER
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel

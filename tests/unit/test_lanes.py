@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from osrdyne.processors.lanes import Lanes, Place
+from osrdyne.processors.publish_order import Lanes, Place
 from osrdyne.protocol.names import Key
 
 A = Key("a")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import osrdyne.inspector
+import osrdyne.daemon.inspector
 from osrdyne.aio.clock import SystemClock
+from osrdyne.daemon.inspector import DaemonInspector, DaemonState
+from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.inspector import DaemonInspector, DaemonState
-from osrdyne.pool.leader_address import LeaderAddress
 from osrdyne.protocol.leaders import leader_to_ask
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.management import FakeManagement
@@ -59,7 +59,7 @@ async def test_standby_knows_the_leader_that_has_announced_itself(
 
 
 async def test_standby_does_not_wait_for_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(osrdyne.inspector, "FIND_TIMEOUT", 0.01)
+    monkeypatch.setattr(osrdyne.daemon.inspector, "FIND_TIMEOUT", 0.01)
     assert await Standby(REMOTE, after=3600).leader() is None
 
 

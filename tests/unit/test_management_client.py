@@ -9,8 +9,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from osrdyne.broker.management import ManagementClient, vhost_of
-from osrdyne.broker.policies import PolicySpec
+from osrdyne.broker.management.client import ManagementClient, vhost_of
+from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerNotFoundError, BrokerUnavailableError, OsrdyneError
 

@@ -16,7 +16,7 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, PATIENCE
 from osrdyne.amqp.reply_retry import PUBLISH_ATTEMPTS
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
-from osrdyne.processors.forwarding import MAX_HOPS, forwarded, refuse_orphan
+from osrdyne.processors.requests.forwarding import MAX_HOPS, forwarded, refuse_orphan
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
@@ -110,7 +110,7 @@ class TestForward:
         self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, small: int
     ) -> None:
         """Never more bytes than the limit, also while they are being taken, with small requests before large ones."""
-        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 10 * 1024)
+        monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 10 * 1024)
         never, most = asyncio.Event(), 0
 
         def held(stack: Stack) -> int:
@@ -139,7 +139,7 @@ class TestForward:
         self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""
-        monkeypatch.setattr("osrdyne.processors.window.MAX_HELD_BYTES", 20 * 1024)
+        monkeypatch.setattr("osrdyne.processors.prefetch.MAX_HELD_BYTES", 20 * 1024)
         never = asyncio.Event()
 
         async def hang(command: Command) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.passed_deadlines import MAX_KNOWN, SPARE, PassedDeadlines, Store
+from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, PassedDeadlines, Store
 from osrdyne.protocol.names import Key
 
 STORE: Store = (Key("k"), None)

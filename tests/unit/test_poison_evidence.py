@@ -10,9 +10,9 @@ import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
-from osrdyne.pool.view import PoisonDeath, PoisonQuery, PoisonView
-from osrdyne.processors.evidence import PATIENCE
-from osrdyne.processors.poison import finding
+from osrdyne.pool.views import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.processors.poison.entries import finding
+from osrdyne.processors.poison.evidence import PATIENCE
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.names import Key

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from osrdyne.drivers.base import Exit
-from osrdyne.pool.poison_texts import MAX_KEYS, MAX_OF_KEY, PoisonTexts
-from osrdyne.pool.start_record import FREE_RESTARTS, RESTART, STABLE_AFTER, StartRecord, worker_ended
+from osrdyne.pool.state.poison_texts import MAX_KEYS, MAX_OF_KEY, PoisonTexts
+from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, StartRecord, worker_ended
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.fingerprints import ALONE_FIELD, STUCK_FIELD, text_fingerprint

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.deaths import MAX_DEATHS_OF_KEY, DeathRegister, WorkerDeath
+from osrdyne.pool.state.crashes import MAX_DEATHS_OF_KEY, DeathRegister, WorkerDeath
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock

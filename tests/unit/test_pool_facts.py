@@ -10,17 +10,17 @@ import pytest
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.errors import BrokerConflictError
-from osrdyne.pool import start_record
-from osrdyne.pool.facts import Binding, QueueBoard, QueueFacts, StartFailure, WorkerBoard, WorkerFacts
-from osrdyne.pool.instances import InstanceBook
-from osrdyne.pool.start_record import StartRecord, StartRecords
+from osrdyne.pool.state import restart_backoff
+from osrdyne.pool.state.instances import InstanceBook
+from osrdyne.pool.state.observed import Binding, QueueBoard, QueueFacts, StartFailure, WorkerBoard, WorkerFacts
+from osrdyne.pool.state.restart_backoff import StartRecord, StartRecords
 from osrdyne.protocol.names import Key, WorkerId
 
 A, B = Key("a"), Key("b")
 
 
 def ended(record: StartRecord, *, served: bool = False, lived: float = 1.0, now: float = 0.0) -> StartRecord:
-    return start_record.worker_ended(
+    return restart_backoff.worker_ended(
         record, served=served, lived=lived, reason="exit code 1", log_lines=("last",), attempts_allowed=2, now=now
     )
 
@@ -38,12 +38,12 @@ class TestStartRecord:
         assert 9.0 <= record.failure.retry_at <= 11.0
 
     def test_every_further_round_waits_longer(self) -> None:
-        record = ended(ended(start_record.retry_allowed(ended(ended(StartRecord())))))
+        record = ended(ended(restart_backoff.retry_allowed(ended(ended(StartRecord())))))
         assert record.failure is not None
         assert 18.0 <= record.failure.retry_at <= 22.0
 
     def test_retry_allows_all_attempts_again(self) -> None:
-        record = start_record.retry_allowed(ended(ended(StartRecord())))
+        record = restart_backoff.retry_allowed(ended(ended(StartRecord())))
         assert (record.failures, record.failure, record.rounds) == (0, None, 1)
 
     def test_first_crash_is_made_good_at_once(self) -> None:
@@ -52,18 +52,18 @@ class TestStartRecord:
     def test_crash_loop_backs_off_longer_each_time(self) -> None:
         record, waits = StartRecord(), []
         for _ in range(4):
-            record = start_record.became_ready(ended(record, served=True))
+            record = restart_backoff.became_ready(ended(record, served=True))
             waits.append(round(record.back_off_until or 0.0))
         assert waits == [0, 1, 2, 4]
 
     def test_crash_after_long_service_is_the_first_again(self) -> None:
-        record = ended(StartRecord(crashes=5), served=True, lived=start_record.STABLE_AFTER)
+        record = ended(StartRecord(crashes=5), served=True, lived=restart_backoff.STABLE_AFTER)
         assert record.crashes == 1
 
     def test_group_without_history_has_no_record(self) -> None:
         records = StartRecords()
         records.apply(A, ended)
-        records.apply(A, start_record.became_ready)
+        records.apply(A, restart_backoff.became_ready)
         records.apply(A, lambda record: replace(record, back_off_until=None))
         assert records._records == {}
 

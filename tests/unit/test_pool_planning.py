@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
-from osrdyne.pool.facts import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.pool.planning import (
     GroupFacts,
     QueueStep,
@@ -19,7 +18,8 @@ from osrdyne.pool.planning import (
     plan_queue,
     stop_evidence_after,
 )
-from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.observed import Binding, QueueFacts, StartFailure, WorkerFacts
 from osrdyne.protocol.names import Key, WorkerId
 
 ACTIVE, UNBOUND, ABSENT = GroupStatus.ACTIVE, GroupStatus.UNBOUND, None

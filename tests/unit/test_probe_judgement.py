@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.amqp import QueueInfo
-from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.broker.probes import judge_cheaply, judge_probe
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.safe_delete import judge_cheaply, judge_probe
 
 
 @pytest.mark.parametrize(

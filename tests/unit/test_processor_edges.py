@@ -8,8 +8,8 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Message
 from osrdyne.errors import StartFailedError
-from osrdyne.pool.view import PoisonQuery
-from osrdyne.processors.poison import finding, key_of
+from osrdyne.pool.views import PoisonQuery
+from osrdyne.processors.poison.entries import finding, key_of
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
@@ -46,7 +46,7 @@ async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_g
 ) -> None:
     async with leading(clock, broker=broker) as stack:
         with monkeypatch.context() as broken:
-            break_(broken, f"orphans.{step}")
+            break_(broken, f"requests.orphans.{step}")
             await stack.publish("a", reply_to=REPLIES, correlation_id="c")
             await clock.settle()
         await stack.publish("b", b"2")
@@ -58,7 +58,7 @@ async def test_answer_says_that_it_was_the_controller(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:
-        break_(monkeypatch, "orphans.forwarded")
+        break_(monkeypatch, "requests.orphans.forwarded")
         await stack.publish("a", reply_to=REPLIES)
         await clock.settle()
         [answer] = broker.queues[REPLIES].ready
@@ -69,7 +69,7 @@ async def test_orphan_that_nobody_waits_for_is_kept_in_the_poison_inventory(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:
-        break_(monkeypatch, "orphans.forwarded")
+        break_(monkeypatch, "requests.orphans.forwarded")
         await stack.publish("a", b"one way")
         await clock.settle()
         [entry] = (await stack.term.poison.page(PoisonQuery(bodies=True))).entries
@@ -83,7 +83,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
 ) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         with monkeypatch.context() as broken:
-            break_(broken, f"ingress.{step}")
+            break_(broken, f"requests.ingress.{step}")
             await stack.publish("a", reply_to=REPLIES, correlation_id="c")
             await stack.publish("a", b"one way")
             await clock.settle()
@@ -97,7 +97,7 @@ async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:
-        break_(monkeypatch, "dead_letters.death_reason")
+        break_(monkeypatch, "failures.dead_letters.death_reason")
         await send(stack, stack.names.dead_letter_exchange, reply_to=REPLIES, correlation_id="c")
         [kept] = broker.queues[stack.names.poison_queue].ready
         assert (kept.message.body, key_of(kept.message.headers)) == (b"1", "a")
@@ -117,7 +117,7 @@ async def test_report_that_cannot_be_processed_is_counted(
 
 async def test_cancel_that_cannot_be_processed_is_counted(clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     async with leading(clock) as stack:
-        break_(monkeypatch, "cancels.parse_key")
+        break_(monkeypatch, "requests.cancellations.parse_key")
         await send(stack, stack.names.cancel_exchange, reply_to=REPLIES, correlation_id="c")
         counted = stack.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", {"queue": "cancel"})
         assert (counted, stack.broker.bodies("pool-cancel"), stack.task.done()) == (1.0, [], False)
@@ -129,7 +129,7 @@ async def test_request_of_a_failed_group_that_cannot_be_answered_as_such_is_answ
     driver = FakeDriver(clock, pool=POOL)
     driver.fail_next_start(StartFailedError("no such image"))
     async with leading(clock, broker=broker, driver=driver) as stack:
-        break_(monkeypatch, "start_failures.describe_failure")
+        break_(monkeypatch, "failures.start_failures.describe_failure")
         await stack.publish("a", reply_to=REPLIES, correlation_id="c")
         await clock.settle()
         assert (answers(broker), stack.waiting("a"), stack.task.done()) == ([("c", "rejected")], [], False)

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.quarantine import DURATION, Quarantine
-from osrdyne.broker.queue_register import QueueRegister
-from osrdyne.broker.request_queues import RequestQueueCommands
-from osrdyne.broker.token import TokenChannel
+from osrdyne.broker.leadership.token import TokenChannel
+from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.quarantine import DURATION, Quarantine
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerConflictError, CommandRefusedError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.clock import VirtualClock

@@ -18,10 +18,10 @@ from test_retry_queues import PLAIN, fail, time_out
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.pool.retry_queues import LOOK_INTERVAL
-from osrdyne.processors import queue_cleaner
-from osrdyne.processors.cleaning import Held, copy_of
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.pool.routing.retries import LOOK_INTERVAL
+from osrdyne.processors.expiry import sweeper
+from osrdyne.processors.expiry.plan import Held, copy_of
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
@@ -298,7 +298,7 @@ class TestCleaning:
     async def test_queue_that_is_too_long_is_left_alone(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(queue_cleaner, "MAX_TAKEN", 2)
+        monkeypatch.setattr(sweeper, "MAX_TAKEN", 2)
         async with managing(clock, broker) as stack:
             await publish(stack, "1", "x1", "2")
             await clock.advance(CLEANED)
@@ -307,12 +307,12 @@ class TestCleaning:
     async def test_queue_that_holds_too_much_gets_everything_back(
         self, clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(queue_cleaner, "MAX_TAKEN_BYTES", 3)
+        monkeypatch.setattr(sweeper, "MAX_TAKEN_BYTES", 3)
         async with managing(clock, broker) as stack:
             await publish(stack, "1", "x1", "2")
             await clock.advance(5 * CLEANED)
             stored = broker.queues[stack.names.request_queue(Key("k"))].ready
-            assert [one.returns for one in stored] == [queue_cleaner.MAX_FAILURES] * 3
+            assert [one.returns for one in stored] == [sweeper.MAX_FAILURES] * 3
 
     def test_option_needs_a_managed_pool_and_says_so(self) -> None:
         with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
@@ -440,7 +440,7 @@ class TestRetries:
             await self.come_back(stack, is_told=False)
             await clock.advance(CLEANED)
             assert answers(broker) == []
-            await clock.advance(queue_cleaner.READ_AGAIN * CLEANED / 2)
+            await clock.advance(sweeper.READ_AGAIN * CLEANED / 2)
             assert answers(broker) == [("x1", "expired")]
 
     async def test_new_leader_reads_what_may_have_come_back(self, clock: VirtualClock, broker: FakeBroker) -> None:

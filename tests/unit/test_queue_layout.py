@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.protocol.names import Key, PoolNames
 
 A = Key("a")

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from osrdyne.broker.queue_register import DELETE_AFTER, QueueRegister
-from osrdyne.broker.scratch import ScratchChannels
+from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.queues.durability import DELETE_AFTER, QueueRegister
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.broker import Command, FakeBroker

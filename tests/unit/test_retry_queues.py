@@ -12,11 +12,11 @@ from managed_pool import REST, change, managed, managing, waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import ConnectionOptions, Delivery, Message
-from osrdyne.broker.facts import QueueTotals
-from osrdyne.broker.outcomes import DeleteOutcome
+from osrdyne.broker.management.models import QueueTotals
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
-from osrdyne.inspector import DaemonInspector, DaemonState
-from osrdyne.pool.retry_queues import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
+from osrdyne.pool.routing.retries import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames

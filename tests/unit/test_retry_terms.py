@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pytest
 from structlog.testing import capture_logs
 
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.ingress.problems import InvalidDocumentError
-from osrdyne.ingress.retry_settings import MAX_DIFFERENT_DELAYS, told_retry
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.routes.retries import MAX_DIFFERENT_DELAYS, told_retry
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms

@@ -22,12 +22,12 @@ from osrdyne.ingress.acceptance import (
 )
 from osrdyne.ingress.conditions import compile_condition
 from osrdyne.ingress.conditions.guards import MAX_GUARDS
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.explain import explain
-from osrdyne.ingress.manifest import load_manifest
-from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.ingress.requests import Arrival, sample_arrival
-from osrdyne.ingress.routes import Endpoint, Route
-from osrdyne.ingress.table import RouteTable, resolved
+from osrdyne.ingress.routes.manifest import load_manifest
+from osrdyne.ingress.routes.route import Endpoint, Route
+from osrdyne.ingress.routes.table import RouteTable, resolved
 from osrdyne.protocol.names import PoolNames
 
 NOW = 1_000_000.0

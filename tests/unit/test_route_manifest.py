@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.ingress.problems import InvalidDocumentError
-from osrdyne.ingress.routes import UPSTREAM, Endpoint, Route
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.routes.manifest import Manifest, load_manifest
+from osrdyne.ingress.routes.route import UPSTREAM, Endpoint, Route
 from osrdyne.protocol.names import Key
 
 SEED = """

@@ -11,11 +11,11 @@ import pytest
 import structlog
 
 from osrdyne.errors import PoolConflictError, VersionConflictError
-from osrdyne.ingress.manifest import Manifest, load_manifest
-from osrdyne.ingress.problems import InvalidDocumentError
-from osrdyne.pool.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
-from osrdyne.pool.route_store import RouteStore
-from osrdyne.pool.splitter_in_force import SplitterInForce
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.routes.manifest import Manifest, load_manifest
+from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
+from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.pool.routing.splitter import SplitterInForce
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.parameters import Parameters
 

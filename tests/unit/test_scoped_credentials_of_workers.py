@@ -12,9 +12,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from osrdyne.broker.credentials import ScopedCredentials, control_topics, user_prefix, worker_permissions
-from osrdyne.broker.layout import QueueLayout
-from osrdyne.broker.management import ManagementClient
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import ScopedCredentials, control_topics, user_prefix, worker_permissions
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import Key, PoolNames, WorkerId

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from osrdyne.amqp import Message
-from osrdyne.broker import trials
-from osrdyne.broker.publisher import LeaderPublisher
-from osrdyne.broker.trials import FORGET_AFTER, FRESH, MAX_UNCONFIRMED, SPARE
+from osrdyne.broker.publishing import isolation
+from osrdyne.broker.publishing.isolation import FORGET_AFTER, FRESH, MAX_UNCONFIRMED, SPARE
+from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.errors import BrokerError, BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
@@ -164,7 +164,7 @@ async def test_trials_leave_half_of_the_channels_that_the_broker_allows(clock: V
 async def test_message_that_finds_no_channel_for_its_trial_fails_and_those_behind_it(
     clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trials, "PLACE_TIMEOUT", 0.0)
+    monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
     node.max_channels = 2
     node.without_leader.add("a")
     async with asyncio.TaskGroup() as group:

@@ -18,7 +18,7 @@ from osrdyne.pool.planning import (
     Wait,
     plan_group,
 )
-from osrdyne.pool.state import GroupStatus
+from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.protocol.names import Key, WorkerId
 
 ACTIVE, UNBOUND = GroupStatus.ACTIVE, GroupStatus.UNBOUND

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from osrdyne.errors import InvalidKeyError
 from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.explain import explain
-from osrdyne.ingress.overlaps import Automaton, common_text
-from osrdyne.ingress.problems import InvalidDocumentError
 from osrdyne.ingress.requests import Arrival, sample_arrival
-from osrdyne.ingress.splitter import Splitter, jump_hash, split_arrival
-from osrdyne.ingress.splitter_manifest import load_splitter
+from osrdyne.ingress.splitter.manifest import load_splitter
+from osrdyne.ingress.splitter.overlaps import Automaton, common_text
+from osrdyne.ingress.splitter.rules import Splitter, jump_hash, split_arrival
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import PoolNames
 from osrdyne.testing.keys import ODD_KEYS

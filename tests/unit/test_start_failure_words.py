@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.facts import StartFailure
-from osrdyne.processors.start_failures import describe_failure
+from osrdyne.pool.state.observed import StartFailure
+from osrdyne.processors.failures.start_failures import describe_failure
 
 EXIT = "the worker ended with exit code 3"
 SAID = "The worker ended with exit code 3"

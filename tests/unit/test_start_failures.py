@@ -154,7 +154,7 @@ async def test_endless_last_words_are_cut(clock: VirtualClock, broker: FakeBroke
 async def test_failed_groups_take_turns_when_there_are_too_many(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("osrdyne.processors.start_failures.MAX_ATTACHED", 2)
+    monkeypatch.setattr("osrdyne.processors.failures.start_failures.MAX_ATTACHED", 2)
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=100)) as stack:
         for number in range(7):
             await stack.publish(str(number), reply_to=REPLIES, correlation_id=str(number))

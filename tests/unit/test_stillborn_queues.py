@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.broker.request_queues import STILLBORN_PAUSE, STILLBORN_SILENCES
-from osrdyne.broker.topology import pool_topology, request_queue_arguments
+from osrdyne.broker.queues.request_queues import STILLBORN_PAUSE, STILLBORN_SILENCES
+from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker

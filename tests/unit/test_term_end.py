@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from osrdyne.daemon.term import StopRequest
 from osrdyne.drivers.base import Instance, WorkerSpec
 from osrdyne.protocol.names import Key
-from osrdyne.term import StopRequest
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver

@@ -18,15 +18,15 @@ import pytest
 from lifecycle_world import KEY, NAMES, QUEUE, REPLIES, Fault, World
 
 from osrdyne.amqp import Channel, Delivery, Message, QueueInfo
-from osrdyne.broker.listing import MessageTotal
-from osrdyne.broker.outcomes import DeleteOutcome
-from osrdyne.broker.probes import judge_cheaply
+from osrdyne.broker.management.listings import MessageTotal
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.safe_delete import judge_cheaply
 from osrdyne.errors import DriverError, StartFailedError
 from osrdyne.pool import planning
-from osrdyne.pool.facts import Binding, QueueBoard, QueueFacts
 from osrdyne.pool.planning import GroupAction, QueueStep, Start
-from osrdyne.pool.state import GroupStatus
-from osrdyne.processors.start_failures import StartFailureResponder
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.observed import Binding, QueueBoard, QueueFacts
+from osrdyne.processors.failures.start_failures import StartFailureResponder
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command
 
@@ -266,15 +266,15 @@ async def miss_everything(_: object) -> int:
     return 0
 
 
-PLAN_QUEUE = "osrdyne.pool.request_queues.plan_queue"
-PLAN_GROUP = "osrdyne.pool.worker_groups.plan_group"
-EVIDENCE = "osrdyne.pool.idle_judge.stop_evidence_after"
-LAST_EVIDENCE = "osrdyne.pool.request_queues.delete_evidence_after"
-FORWARD = "osrdyne.processors.orphans.OrphanProcessor._publish"
-DELETE = "osrdyne.broker.request_queues.delete_if_proven_empty"
-HOLD: Patch = ("osrdyne.pool.tracker.PoolStateTracker.hold", no_hold)
-SEEDED_IDLE: Patch = ("osrdyne.pool.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)
-STOPBLIND: Patch = ("osrdyne.broker.listing.RequestQueueListing.list_message_totals", everything_is_empty)
+PLAN_QUEUE = "osrdyne.pool.queues.loop.plan_queue"
+PLAN_GROUP = "osrdyne.pool.workers.loop.plan_group"
+EVIDENCE = "osrdyne.pool.groups.idle.stop_evidence_after"
+LAST_EVIDENCE = "osrdyne.pool.queues.loop.delete_evidence_after"
+FORWARD = "osrdyne.processors.requests.orphans.OrphanProcessor._publish"
+DELETE = "osrdyne.broker.queues.request_queues.delete_if_proven_empty"
+HOLD: Patch = ("osrdyne.pool.state.tracker.PoolStateTracker.hold", no_hold)
+SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)
+STOPBLIND: Patch = ("osrdyne.broker.management.listings.RequestQueueListing.list_message_totals", everything_is_empty)
 
 
 # --- histories
@@ -530,7 +530,7 @@ VARIANTS = [
     Variant(
         "delbound",
         request_after_the_last_check,
-        [left_out("osrdyne.broker.request_queues.RequestQueueCommands.unbind")],
+        [left_out("osrdyne.broker.queues.request_queues.RequestQueueCommands.unbind")],
         Fault.LOST,
     ),
     Variant("fwd", forward_held_up_until_the_deletion, [HOLD, (FORWARD, to_the_queue)], Fault.LOST),
@@ -544,7 +544,11 @@ VARIANTS = [
         given=[SEEDED_IDLE],
     ),
     Variant(
-        "keepstate", answer_of_bind_lost, [("osrdyne.term.QueueBoard", one_board)], Fault.LOST, given=[SEEDED_IDLE]
+        "keepstate",
+        answer_of_bind_lost,
+        [("osrdyne.daemon.term.QueueBoard", one_board)],
+        Fault.LOST,
+        given=[SEEDED_IDLE],
     ),
     Variant("stopblind", worker_busy_beyond_the_idle_times, [STOPBLIND], Fault.BUSY_STOPPED),
     Variant("bindrace", request_while_the_worker_is_stopped, [(PLAN_QUEUE, hasty_plan)], Fault.BUSY_STOPPED),
@@ -552,7 +556,7 @@ VARIANTS = [
     Variant(
         "noreact",
         no_worker_until_later,
-        [("osrdyne.broker.probes.judge_cheaply", busy_not_full)],
+        [("osrdyne.broker.queues.safe_delete.judge_cheaply", busy_not_full)],
         Fault.NO_OUTCOME,
         given=[STOPBLIND],
     ),
@@ -560,8 +564,8 @@ VARIANTS = [
         "ev1_ready",
         worker_dies_unnoticed,
         [
-            ("osrdyne.broker.probes.judge_cheaply", cheaply_by_ready),
-            ("osrdyne.broker.probes.judge_probe", probe_by_ready),
+            ("osrdyne.broker.queues.safe_delete.judge_cheaply", cheaply_by_ready),
+            ("osrdyne.broker.queues.safe_delete.judge_probe", probe_by_ready),
         ],
         Fault.LOST,
         given=[STOPBLIND],
@@ -574,32 +578,32 @@ VARIANTS = [
         dead_letter_without_a_taker,
         [(PLAN_QUEUE, no_last_total)],
         Fault.LOST,
-        given=[("osrdyne.pool.idle_judge.IdleJudge.judge", blind_judge)],
+        given=[("osrdyne.pool.groups.idle.IdleJudge.judge", blind_judge)],
     ),
     Variant(
         "misslist",
         found_without_a_worker,
-        [left_out("osrdyne.pool.resync.Resync.compare")],
+        [left_out("osrdyne.pool.queues.resync.Resync.compare")],
         Fault.NO_OUTCOME,
-        given=[("osrdyne.pool.resync.Resync.seed", lambda _: miss_everything)],
+        given=[("osrdyne.pool.queues.resync.Resync.seed", lambda _: miss_everything)],
     ),
     Variant("listonly", worker_of_an_unknown_group, [(PLAN_GROUP, plan_known_only)], Fault.WRONG_END),
     Variant(
         "unfenced",
         deletion_sent_before_the_token_moved,
-        [("osrdyne.broker.token.TokenChannel.do", over_another_channel)],
+        [("osrdyne.broker.leadership.token.TokenChannel.do", over_another_channel)],
         Fault.LOST,
     ),
     Variant(
         "startfail_ackfirst",
         leader_lost_while_answering,
-        [("osrdyne.processors.start_failures.StartFailureResponder._answer", answer_acknowledged_first)],
+        [("osrdyne.processors.failures.start_failures.StartFailureResponder._answer", answer_acknowledged_first)],
         Fault.LOST,
     ),
     Variant(
         "startfail_keep",
         group_ends_after_its_start_failed,
-        [("osrdyne.processors.start_failures.StartFailureResponder._is_failed", failed_for_ever)],
+        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", failed_for_ever)],
         Fault.WRONG_END,
     ),
 ]

@@ -9,8 +9,8 @@ import pytest
 from managed_pool import ALERTS, REST, change, managed, managing, waiting
 
 from osrdyne.amqp import Message
-from osrdyne.broker.facts import TOTALS_MAX_AGE
-from osrdyne.pool.classes import NEEDED_FOR
+from osrdyne.broker.management.models import TOTALS_MAX_AGE
+from osrdyne.pool.routing.priorities import NEEDED_FOR
 from osrdyne.protocol.activity import Event
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker

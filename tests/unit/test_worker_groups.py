@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from osrdyne.broker.layout import QueueLayout
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
-from osrdyne.pool.state import GroupStatus
-from osrdyne.pool.view import WorkerState
-from osrdyne.pool.worker_specs import worker_environment
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.views import WorkerState
+from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames

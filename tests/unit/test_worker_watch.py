@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from osrdyne.amqp import Message
-from osrdyne.pool.worker_watch import QUIET_AFTER
+from osrdyne.pool.workers.liveness import QUIET_AFTER
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.fingerprints import REQUESTS_FIELD
 from osrdyne.protocol.names import Key

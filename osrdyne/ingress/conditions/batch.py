@@ -9,7 +9,7 @@ from typing import Any
 from osrdyne.ingress.conditions.compiler import compile_condition
 from osrdyne.ingress.conditions.samples import Sample, json_encoding
 from osrdyne.ingress.conditions.values import Undefined
-from osrdyne.ingress.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 
 _OPTIONAL = ("properties", "system")
 

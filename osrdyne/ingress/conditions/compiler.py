@@ -38,7 +38,7 @@ from osrdyne.ingress.conditions.syntax import (
 )
 from osrdyne.ingress.conditions.tokens import SyntaxFault
 from osrdyne.ingress.conditions.values import COMPARISONS, UNDEFINED, Undefined, Value, ValueType
-from osrdyne.ingress.problems import InvalidDocumentError, Problem
+from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 
 _NUMBER, _STRING, _BOOL = ValueType.NUMBER, ValueType.STRING, ValueType.BOOL
 _NULL, _UNDEFINED, _ANY = ValueType.NULL, ValueType.UNDEFINED, ValueType.ANY

@@ -1,0 +1,1 @@
+"""The checks of `osrdyne doctor` that concern RabbitMQ."""

@@ -1,0 +1,227 @@
+"""What makes a RabbitMQ fit for a pool: pure judgements of facts, each with its remedy. `doctor` gathers the facts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+
+from osrdyne.broker.management.models import NodeStatus, Permissions, QueueTotals, Whoami
+from osrdyne.broker.queues.retry_queues import wait_queue_arguments
+from osrdyne.broker.topology.comparison import Deviation, Problem
+from osrdyne.broker.topology.declarations import pool_topology
+from osrdyne.broker.topology.version import BrokerVersion
+from osrdyne.config.models import Settings
+from osrdyne.findings import Finding
+from osrdyne.protocol.names import Key, PoolNames
+
+GLOBAL_CONSUMER_TIMEOUT = 1800.0
+"""RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
+consumers-differ-by-version)."""
+NEEDED_FEATURE_FLAGS = frozenset({"quorum_queue", "stream_queue"})
+"""Quorum queues, and their dead lettering at least once."""
+_MANY_FILES = 0.8
+
+
+def check_version(version: BrokerVersion) -> Finding:
+    """Whether this RabbitMQ is supported, and what osrdyne does differently on it."""
+    if not version.is_supported:
+        return Finding(
+            "RabbitMQ version", False, f"RabbitMQ {version} is too old.", "Upgrade to 3.10 or later; 4.3 is best."
+        )
+    known = "is supported" if version.is_tested else "is newer than any that osrdyne was tested with (3.10 to 4.3)"
+    return Finding("RabbitMQ version", True, f"RabbitMQ {version} {known}. {' '.join(differences(version))}")
+
+
+def differences(version: BrokerVersion) -> list[str]:
+    """What is different on this version, in sentences. Source: broker: count-failures-by-reject,
+    consumers-differ-by-version."""
+    sentences = []
+    if version.has_consumer_timeout_policy:
+        sentences.append("The pool's policy sets the consumer timeout.")
+    else:
+        sentences.append("The consumer timeout is that of rabbitmq.conf, because a policy cannot set it before 3.12.")
+    if version.cancels_on_consumer_timeout:
+        sentences.append("A consumer timeout cancels the consumer and the worker opens a new channel.")
+    else:
+        sentences.append("A consumer timeout closes the channel and counts as a failed delivery.")
+    if version.counts_nack:
+        sentences.append("A request that a worker gives back when it stops counts as a failed delivery too.")
+    else:
+        sentences.append("A request that a worker gives back when it stops does not count as a failed delivery.")
+    if version.has_default_delivery_limit:
+        sentences.append("Queues have explicit delivery limits in place of RabbitMQ's own of 20.")
+    return sentences
+
+
+def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Finding:
+    """RabbitMQ must not take a request from a worker that may still work on it."""
+    subject, processing = "consumer timeout", settings.worker.processing_timeout
+    told = settings.requests.consumer_timeout
+    if version.has_consumer_timeout_policy:
+        limit = settings.effective_consumer_timeout()
+        remedy = "Raise requests.consumer_timeout above it, or leave it out."
+    else:
+        limit = GLOBAL_CONSUMER_TIMEOUT if told is None else told
+        wanted = round((processing + 300) * 1000)
+        remedy = (
+            f"Before RabbitMQ 3.12 only the node can change it: set consumer_timeout = {wanted} in rabbitmq.conf, "
+            f"restart RabbitMQ, and tell osrdyne with requests.consumer_timeout: {wanted // 1000}s."
+        )
+    if processing > limit:
+        message = f"worker.processing_timeout ({processing:g} s) is longer than RabbitMQ's limit ({limit:g} s)."
+        return Finding(subject, False, message, remedy)
+    return Finding(subject, True, f"A worker may hold a request for {limit:g} s.")
+
+
+def check_tags(whoami: Whoami, *, scoped_credentials: bool = False) -> list[Finding]:
+    subject = "user tags"
+    grant = f"Set its tags: rabbitmqctl set_user_tags {whoami.user}"
+    if scoped_credentials and not whoami.may_make_users:
+        message = f"The user {whoami.user!r} may not make users, which broker.scoped_credentials needs."
+        return [Finding(subject, False, message, f"{grant} administrator; or turn broker.scoped_credentials off.")]
+    if not whoami.may_set_policies:
+        return [Finding(subject, False, f"The user {whoami.user!r} may not set policies.", f"{grant} policymaker.")]
+    if not whoami.may_monitor:
+        message = f"The user {whoami.user!r} may not see alarms and limits of the nodes."
+        return [Finding(subject, False, message, f"{grant} policymaker monitoring.", fatal=False)]
+    return [Finding(subject, True, f"The user {whoami.user!r} may set policies and see the nodes.")]
+
+
+def check_permissions(permissions: Permissions | None, *, pool: str, user: str, vhost: str) -> Finding:
+    """Whether every name of the pool may be configured, written and read, and replies be sent."""
+    subject = "permissions"
+    patterns = (f"^{pool}-", f"^({pool}-.*|amq\\.default)$", f"^{pool}-")
+    remedy = f"Grant them: {shlex.join(['rabbitmqctl', 'set_permissions', '-p', vhost, user, *patterns])}"
+    if permissions is None:
+        message = f"The user {user!r} has no permissions on the virtual host {vhost!r}, or it does not exist."
+        return Finding(subject, False, message, remedy)
+    names = pool_names(pool)
+    missing = [
+        f"{verb} {name}"
+        for verb, pattern, wanted in (
+            ("configure", permissions.configure, names),
+            ("write", permissions.write, [*names, "amq.default"]),
+            ("read", permissions.read, names),
+        )
+        for name in wanted
+        if not _grants(pattern, name)
+    ]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        return Finding(subject, False, f"The user {user!r} may not {missing[0]}{more} on {vhost!r}.", remedy)
+    return Finding(subject, True, f"The user {user!r} may configure, write and read all names of the pool.")
+
+
+def pool_names(pool: str) -> list[str]:
+    """The names of the pool, with one request queue for all of them."""
+    topology = pool_topology(pool)
+    exchanges = [exchange.name for exchange in topology.exchanges]
+    queues = [queue.name for queue in topology.queues]
+    return [*exchanges, *queues, PoolNames(pool).request_queue(Key("a+b"))]
+
+
+def _grants(pattern: str, name: str) -> bool:
+    """As RabbitMQ decides; a pattern that only Erlang understands is given the benefit of the doubt."""
+    try:
+        return re.search(pattern or "^$", name) is not None
+    except re.error:
+        return True
+
+
+def check_feature_flags(disabled: Iterable[str]) -> Finding:
+    missing = sorted(NEEDED_FEATURE_FLAGS & set(disabled))
+    if missing:
+        remedy = "Run rabbitmqctl enable_feature_flag all; it is a part of every upgrade."
+        return Finding("feature flags", False, f"Not enabled on this RabbitMQ: {', '.join(missing)}.", remedy)
+    return Finding("feature flags", True, "What quorum queues need is enabled.")
+
+
+def check_clock(offset: float | None, *, allowed: float) -> Finding:
+    """The broker's clock stands for those of clients and workers: deadlines are times of day."""
+    subject = "clock"
+    if offset is None:
+        return Finding(subject, True, "RabbitMQ did not tell its time.")
+    if abs(offset) > allowed + 1.0:  # the time told is cut to seconds
+        where = "ahead of" if offset > 0 else "behind"
+        return Finding(
+            subject,
+            False,
+            f"RabbitMQ's clock is {abs(offset):.0f} s {where} this host's; {allowed:g} s are allowed.",
+            "Synchronise both clocks (NTP): deadlines of requests are times of day.",
+            fatal=False,
+        )
+    return Finding(subject, True, "The clocks of RabbitMQ and this host agree.")
+
+
+def check_nodes(nodes: Sequence[NodeStatus]) -> list[Finding]:
+    """Alarms, which block every publisher, and what is about to run out."""
+    findings = [finding for node in nodes for finding in _check_node(node)]
+    return findings or [Finding("alarms and limits", True, f"No alarm on {len(nodes)} node(s), and room to grow.")]
+
+
+def _check_node(node: NodeStatus) -> Iterable[Finding]:
+    if not node.running:
+        message = f"The node {node.name} is down; queues need most of their nodes."
+        yield Finding("nodes", False, message, "Start it again.", fatal=False)
+    if node.memory_alarm:
+        message = f"The memory alarm of {node.name} blocks all publishers."
+        yield Finding("alarms", False, message, "Give it more memory, or drain queues.")
+    if node.disk_alarm:
+        message = f"The disk alarm of {node.name} blocks all publishers."
+        yield Finding("alarms", False, message, "Free disk space below its data directory.")
+    if node.files_used is not None and node.files_limit and node.files_used > _MANY_FILES * node.files_limit:
+        message = f"{node.name} has {node.files_used} of at most {node.files_limit} files open."
+        yield Finding("file descriptors", False, message, "Raise its limit (ulimit -n, LimitNOFILE).", fatal=False)
+
+
+def check_topology(deviations: Sequence[Deviation], *, declared: bool) -> list[Finding]:
+    """Whether RabbitMQ has what a daemon declares. `declared`: whether it has anything of the pool."""
+    subject = "topology"
+    if not declared:
+        return [Finding(subject, True, "Nothing of the pool is declared yet: its first daemon declares it.")]
+    if not deviations:
+        return [Finding(subject, True, "Exchanges, queues, bindings and policy of the pool are as declared.")]
+    return [
+        Finding(
+            subject, False, f"The {one}.", _TOPOLOGY_REMEDIES[one.problem], fatal=one.problem is not Problem.CHANGED
+        )
+        for one in deviations
+    ]
+
+
+_TOPOLOGY_REMEDIES = {
+    Problem.MISSING: "A running daemon declares it again within lifecycle.topology_interval, any other at its start.",
+    Problem.CHANGED: "The daemon puts its own values back: restart it if these settings are newer than it.",
+    Problem.CONFLICT: "Remove it, or use another pool.id; a queue has to be drained first.",
+}
+
+
+def check_wait_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:
+    """Whether a queue has the name of one where requests wait for their next attempt, and is another one."""
+    names, subject = PoolNames(pool), "wait queues"
+    delays = {names.delay_of_wait_queue(queue.name): queue for queue in queues}
+    others = [
+        queue.name
+        for delay_ms, queue in delays.items()
+        if delay_ms is not None and dict(queue.arguments) != wait_queue_arguments(names, delay_ms)
+    ]
+    if not others:
+        return []
+    message = f"Retries are off where they need {', '.join(sorted(others))}: the queue exists with other arguments."
+    return [Finding(subject, False, message, "Drain and delete it, or use another pool.id.", fatal=False)]
+
+
+def check_policy(queues: Iterable[QueueTotals], *, pool: str) -> Finding:
+    """Whether another policy has taken the place of ours: only one applies to a queue."""
+    ours = PoolNames(pool).policy
+    others = sorted({queue.policy for queue in queues if queue.policy not in {ours, None}}, key=str)
+    if others:
+        return Finding(
+            "queue policy",
+            False,
+            f"The policy {others[0]!r} applies to request queues of the pool and displaces {ours!r}: "
+            "there expired and failed requests are not answered.",
+            "Lower its priority, or keep its pattern away from the pool's queues.",
+        )
+    return Finding("queue policy", True, "No other policy applies to the pool's request queues.")

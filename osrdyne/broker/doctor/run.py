@@ -1,0 +1,186 @@
+"""Gathers what `checks` judges: asks a RabbitMQ everything that decides whether a pool can live on it.
+
+Called by the command `osrdyne doctor`. Changes nothing on the broker. Every failure becomes a finding; nothing raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Collection
+
+from osrdyne import amqp
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.broker.doctor import checks
+from osrdyne.broker.management import worker_access
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.session import connection_options
+from osrdyne.broker.topology.comparison import Problem, compare, expected_objects, expected_topology
+from osrdyne.broker.topology.declarations import Exchange
+from osrdyne.broker.topology.policies import pool_policy
+from osrdyne.broker.topology.version import BrokerVersion
+from osrdyne.config.models import Settings
+from osrdyne.errors import BrokerAccessError, BrokerConflictError, BrokerNotFoundError, OsrdyneError
+from osrdyne.findings import Finding
+from osrdyne.logs import get_logger
+from osrdyne.protocol.names import PoolNames
+
+log = get_logger("broker.doctor")
+
+
+async def run_broker_checks(
+    settings: Settings,
+    *,
+    priorities: Collection[int] = (),
+    delays_ms: Collection[int] = (),
+    longest_ttl: float | None = None,
+    clock: Clock | None = None,
+) -> list[Finding]:
+    """All findings about RabbitMQ, in the order in which a person would mend things. `priorities`, `delays_ms`: those
+    that the routes in force use, whose exchanges and queues must be there; `longest_ttl`: the longest of the routes."""
+    of_amqp = await _guarded("AMQP", lambda: _check_amqp(settings), "Check broker.uri.")
+    used = (priorities, delays_ms, longest_ttl)
+    of_management = await _guarded("HTTP API", lambda: _check_management(settings, clock or SystemClock(), used))
+    return of_amqp + of_management
+
+
+async def _guarded(subject: str, check: Callable[[], Awaitable[list[Finding]]], remedy: str = "") -> list[Finding]:
+    try:
+        return await check()
+    except OsrdyneError as error:
+        return [Finding(subject, False, error.message, remedy or None)]
+    except Exception:  # a broken check must not hide the others
+        log.exception("check failed", subject=subject)
+        return [Finding(subject, False, "This check itself has failed; the log says how.", "Please report it.")]
+
+
+async def _check_amqp(settings: Settings) -> list[Finding]:
+    connection = await amqp.connect(connection_options(settings, purpose="doctor", heartbeat=settings.broker.heartbeat))
+    try:
+        version = BrokerVersion.parse(connection.server_version)
+        return [
+            Finding("AMQP", True, "RabbitMQ accepts the connection."),
+            checks.check_version(version),
+            checks.check_consumer_timeout(settings, version),
+            await _check_message_size(connection, settings),
+        ]
+    finally:
+        await connection.close()
+
+
+async def _check_message_size(connection: amqp.Connection, settings: Settings) -> Finding:
+    """Send a message of the largest size to a queue that does not exist: refused for its size, or dropped."""
+    subject, size = "message size", settings.requests.max_message_bytes
+    channel = await connection.channel(confirms=True)
+    try:
+        async with asyncio.timeout(settings.broker.rpc_timeout):
+            nowhere = f"{settings.pool.id}-doctor-{secrets.token_hex(8)}"
+            await channel.publish(amqp.Message(bytes(size)), exchange="", routing_key=nowhere)
+    except TimeoutError:
+        message = "RabbitMQ reads nothing from publishers at the moment (a memory or disk alarm)."
+        return Finding(subject, False, message, "See its alarms.")
+    except BrokerConflictError:
+        return Finding(
+            subject,
+            False,
+            f"RabbitMQ refuses messages of requests.max_message_bytes ({size} bytes).",
+            f"Lower that, or set max_message_size = {size} in rabbitmq.conf.",
+            fatal=False,
+        )
+    return Finding(subject, True, f"Messages of {size} bytes pass.")
+
+
+async def _check_management(
+    settings: Settings, clock: Clock, used: tuple[Collection[int], Collection[int], float | None]
+) -> list[Finding]:
+    async with ManagementClient(settings.broker, clock=clock) as management:
+        overview = await management.overview()
+        findings = [
+            Finding("HTTP API", True, f"The management plugin of {overview.cluster_name} answers."),
+            checks.check_clock(overview.clock_offset, allowed=settings.requests.max_clock_skew),
+        ]
+        whoami = await management.whoami()
+        findings += checks.check_tags(whoami, scoped_credentials=settings.broker.scoped_credentials)
+        findings += await _guarded("worker credentials", lambda: _check_worker_credentials(settings, clock))
+        findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
+        findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
+        findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
+        findings += await _guarded("wait queues", lambda: _check_wait_queues(management, settings))
+        findings += await _guarded("topology", lambda: _check_topology(management, settings, overview.version, *used))
+        if whoami.may_monitor:
+            findings += await _guarded("nodes", lambda: _check_nodes(management))
+        return findings
+
+
+async def _check_worker_credentials(settings: Settings, clock: Clock) -> list[Finding]:
+    subject = "worker credentials"
+    if settings.broker.scoped_credentials and settings.driver.name != "noop":
+        return [Finding(subject, True, "Each worker gets a RabbitMQ user of its own.")]
+    user = await worker_access.administrator_of_workers(settings.broker, clock=clock)
+    if user is None:
+        return [Finding(subject, True, "The user that workers log in as is no administrator.")]
+    return [Finding(subject, False, worker_access.describe(user), worker_access.REMEDY, fatal=False)]
+
+
+async def _check_permissions(management: ManagementClient, settings: Settings) -> list[Finding]:
+    try:
+        permissions = await management.permissions()
+    except BrokerAccessError:
+        message = f"The permissions of {management.user!r} cannot be looked up without the tag administrator."
+        remedy = f"Look yourself: rabbitmqctl list_user_permissions {management.user}."
+        return [Finding("permissions", False, message, remedy, fatal=False)]
+    pool = settings.pool.id
+    return [checks.check_permissions(permissions, pool=pool, user=management.user, vhost=management.vhost)]
+
+
+async def _check_feature_flags(management: ManagementClient) -> list[Finding]:
+    try:
+        return [checks.check_feature_flags(await management.disabled_feature_flags())]
+    except BrokerAccessError:
+        return []  # they are shown to administrators only; declaring a queue will tell
+
+
+async def _check_policy(management: ManagementClient, settings: Settings) -> list[Finding]:
+    try:
+        queues = await management.list_queues(PoolNames(settings.pool.id).request_queue_prefix)
+    except BrokerNotFoundError:
+        return []  # the virtual host: others have said so already
+    return [checks.check_policy(queues, pool=settings.pool.id)]
+
+
+async def _check_topology(
+    management: ManagementClient,
+    settings: Settings,
+    version: BrokerVersion,
+    priorities: Collection[int],
+    delays_ms: Collection[int],
+    longest_ttl: float | None,
+) -> list[Finding]:
+    """The same comparison as the daemon's own."""
+    names, managed = PoolNames(settings.pool.id), settings.pool.is_managed
+    topology = expected_topology(names, managed=managed, priorities=priorities, delays_ms=delays_ms)
+    expected = expected_objects(names, topology, pool_policy(settings, version, longest_ttl=longest_ttl))
+    try:
+        found = await compare(management, expected, pool=names.pool)
+    except BrokerNotFoundError:
+        return []  # the virtual host: others have said so already
+    # A wait queue that is not ours has a check of its own; it turns retries off, and no more.
+    ours = [one for one in found if one.problem is not Problem.CONFLICT or not _is_wait_queue(one.name, names)]
+    missing = [one for one in found if one.problem is Problem.MISSING and isinstance(one.repair, Exchange)]
+    return checks.check_topology(ours, declared=len(missing) < len(topology.exchanges))
+
+
+def _is_wait_queue(name: str, names: PoolNames) -> bool:
+    return names.delay_of_wait_queue(name) is not None
+
+
+async def _check_wait_queues(management: ManagementClient, settings: Settings) -> list[Finding]:
+    try:
+        queues = await management.list_queues(PoolNames(settings.pool.id).wait_queue_prefix)
+    except BrokerNotFoundError:
+        return []  # as above
+    return checks.check_wait_queues(queues, pool=settings.pool.id)
+
+
+async def _check_nodes(management: ManagementClient) -> list[Finding]:
+    return checks.check_nodes(await management.nodes())

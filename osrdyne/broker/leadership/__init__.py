@@ -1,0 +1,1 @@
+"""The leader token, and the channels that a leader works with beside it."""

@@ -1,0 +1,1 @@
+"""RabbitMQ's management HTTP API: listings, policies, parameters, users of workers."""

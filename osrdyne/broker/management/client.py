@@ -1,0 +1,351 @@
+"""RabbitMQ's HTTP API: listings, policies, global parameters, users of workers, and what `doctor` asks.
+
+It never changes the pool's queues or bindings: that goes over AMQP, on the channel that holds the leader token. It
+deletes what code in a worker has made under the worker's own name.
+
+Every call has a time-out, every answer is checked before it is believed, and no error, log or repr holds a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.amqp.tls import describe_tls_fault, ssl_context
+from osrdyne.amqp.unreachable import describe_unreachable
+from osrdyne.broker.management.models import (
+    Binding,
+    ListedBinding,
+    ListedExchange,
+    NodeStatus,
+    Overview,
+    Permissions,
+    QueueTotals,
+    Whoami,
+    read_any_binding,
+    read_binding,
+    read_exchange,
+    read_node,
+    read_overview,
+    read_permissions,
+    read_policy,
+    read_totals,
+    read_whoami,
+)
+from osrdyne.broker.topology.policies import PolicySpec
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+)
+
+MAX_PAGE_SIZE = 500
+"""RabbitMQ refuses larger pages."""
+_MUCH = 2**18
+"""Bytes of an answer that take a while to read."""
+_QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
+
+
+class ManagementClient:
+    """A client of the HTTP API for one virtual host, that of the AMQP URI. Close it with `close` or `async with`.
+
+    Errors of every method: `BrokerUnavailableError` when the API cannot be reached or fails, `BrokerAccessError` when
+    it refuses the user, `BrokerNotFoundError`, `BrokerError` when something else answers on its port.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, *, clock: Clock | None = None, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        uri = urlsplit(settings.effective_management_uri())
+        self.vhost = vhost_of(settings.uri.get_secret_value())
+        self.user = unquote(uri.username or "guest")
+        self._address = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}"
+        self._clock = clock or SystemClock()
+        self._large: set[str] = set()
+        self._client = httpx.AsyncClient(
+            base_url=f"{self._address}{uri.path.rstrip('/')}/api/",
+            auth=(self.user, unquote(uri.password or "guest")),
+            timeout=settings.management_timeout,
+            verify=ssl_context(settings.effective_tls(), place="broker.tls") if uri.scheme == "https" else False,
+            trust_env=False,  # a proxy of the environment knows nothing of a broker next door
+            transport=transport,
+        )
+
+    def __repr__(self) -> str:
+        return f"ManagementClient({self._address}, vhost={self.vhost!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def overview(self) -> Overview:
+        """Version and name of the cluster, and the broker's clock."""
+        answer = await self._request("GET", "overview")
+        return read_overview(_object(answer), date=answer.headers.get("date"), now=self._clock.time())
+
+    async def whoami(self) -> Whoami:
+        return read_whoami(_object(await self._request("GET", "whoami")))
+
+    async def nodes(self) -> list[NodeStatus]:
+        """Memory, disk, file descriptors and alarms of every node; needs the tag `monitoring`.
+
+        A node says little of itself in its first seconds.
+        """
+        return [read_node(item) for item in _objects(await self._request("GET", "nodes"))]
+
+    async def permissions(self) -> Permissions | None:
+        """This user's permissions on the virtual host; None when it has none. Needs the tag `administrator`."""
+        answer = await self._find("permissions", self.vhost, self.user)
+        return None if answer is None else read_permissions(_object(answer))
+
+    async def disabled_feature_flags(self) -> list[str]:
+        """Stable feature flags that nobody has enabled since an upgrade."""
+        flags = _objects(await self._request("GET", "feature-flags"))
+        return sorted(str(flag.get("name")) for flag in flags if flag.get("state") == "disabled")
+
+    async def list_queues(self, prefix: str, *, page_size: int = MAX_PAGE_SIZE) -> list[QueueTotals]:
+        """All queues whose name begins with `prefix`, with their message totals, by the cheap listing (broker:
+        totals-listing).
+
+        One page when that holds them all, else everything in one answer: queues that come or go between two pages hide
+        others, and RabbitMQ goes through all of its queues for each page. A queue that is there for the whole time of
+        the call is in the answer.
+        """
+        if prefix not in self._large:
+            asked_at = self._clock.monotonic()
+            body = _object(await self._list_queues(_page_of(prefix, page_size)))
+            if int(body.get("page_count") or 0) <= 1:
+                return _totals_of(body.get("items"), prefix, asked_at)
+        asked_at = self._clock.monotonic()
+        answer = await self._list_queues({})
+        if len(answer.content) > _MUCH:  # thousands of queues: not on the event loop
+            queues = await asyncio.to_thread(lambda: _totals_of(_json(answer), prefix, asked_at))
+        else:
+            queues = _totals_of(_json(answer), prefix, asked_at)
+        if len(queues) > page_size / 2:
+            self._large.add(prefix)
+        else:
+            self._large.discard(prefix)
+        return queues
+
+    async def _list_queues(self, page: Mapping[str, str]) -> httpx.Response:
+        totals = {"disable_stats": "true", "enable_queue_totals": "true", "columns": _QUEUE_COLUMNS}
+        return await self._request("GET", "queues", self.vhost, query={**totals, **page})
+
+    async def list_bindings(self, exchange: str) -> list[Binding]:
+        """The bindings of queues to `exchange`; RabbitMQ lists none for one that does not exist."""
+        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        return [binding for item in _objects(answer) if (binding := read_binding(item)) is not None]
+
+    async def has_binding(self, exchange: str, queue: str, routing_key: str) -> bool:
+        """Whether the queue is bound to the exchange by this routing key, asked of RabbitMQ now."""
+        answer = await self._find("bindings", self.vhost, "e", exchange, "q", queue)
+        items = [] if answer is None else _objects(answer)
+        return any(item.get("routing_key") == routing_key for item in items)
+
+    async def get_queue_arguments(self, name: str) -> Mapping[str, object] | None:
+        """The arguments of a queue; None when there is no such queue. Its price does not depend on how many others
+        there are, unlike that of every listing."""
+        query = {"disable_stats": "true", "columns": "name,arguments"}
+        try:
+            answer = _object(await self._request("GET", "queues", self.vhost, name, query=query))
+        except BrokerNotFoundError:
+            return None
+        arguments = answer.get("arguments")
+        return arguments if isinstance(arguments, dict) else {}
+
+    async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
+        """The exchanges whose name begins with `prefix`; at most `MAX_PAGE_SIZE`."""
+        query = {"name": f"^{re.escape(prefix)}", "use_regex": "true", "page": "1", "page_size": str(MAX_PAGE_SIZE)}
+        body = _object(await self._request("GET", "exchanges", self.vhost, query=query))
+        return [read_exchange(item) for item in body.get("items") or [] if isinstance(item, dict)]
+
+    async def list_source_bindings(self, exchange: str) -> list[ListedBinding]:
+        """All bindings from `exchange`, to queues and to exchanges; none for one that does not exist."""
+        answer = await self._request("GET", "exchanges", self.vhost, exchange, "bindings", "source")
+        return [read_any_binding(item) for item in _objects(answer)]
+
+    async def list_policies(self) -> list[PolicySpec]:
+        """All policies of the virtual host."""
+        return [read_policy(item) for item in _objects(await self._request("GET", "policies", self.vhost))]
+
+    async def get_policy(self, name: str) -> PolicySpec | None:
+        answer = await self._find("policies", self.vhost, name)
+        return None if answer is None else read_policy(_object(answer))
+
+    async def put_policy(self, policy: PolicySpec) -> None:
+        """Create or replace a policy; in effect at once (broker: requests-through-a-named-exchange). Needs the tag
+        `policymaker`."""
+        await self._request("PUT", "policies", self.vhost, policy.name, body=policy.to_json())
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        """The value of a global parameter; None when it is not set."""
+        answer = await self._find("global-parameters", name)
+        return None if answer is None else _object(answer).get("value")
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        await self._request("PUT", "global-parameters", name, body={"name": name, "value": value})
+
+    async def list_users(self, prefix: str) -> list[str]:
+        """The users whose name begins with `prefix`. This and all that follows needs the tag `administrator`."""
+        users = _objects(await self._request("GET", "users", query={"columns": "name"}))
+        return sorted(name for user in users if (name := str(user.get("name"))).startswith(prefix))
+
+    async def put_user(self, name: str, *, password: str) -> None:
+        """Create a user without tags, or give it another password. It may do nothing yet."""
+        await self._request("PUT", "users", name, body={"password": password, "tags": ""})
+
+    async def put_user_limit(self, user: str, limit: str, value: int) -> None:
+        await self._request("PUT", "user-limits", user, limit, body={"value": value})
+
+    async def put_permissions(self, user: str, permissions: Permissions) -> None:
+        """What the user may do on the virtual host."""
+        await self._request("PUT", "permissions", self.vhost, user, body=asdict(permissions))
+
+    async def put_topic_permissions(self, user: str, exchange: str, *, write: str, read: str) -> None:
+        """With which routing keys the user may publish to a topic exchange, and bind queues to it."""
+        body = {"exchange": exchange, "write": write, "read": read}
+        await self._request("PUT", "topic-permissions", self.vhost, user, body=body)
+
+    async def delete_user(self, name: str) -> None:
+        """Delete a user, which closes its connections (broker: user-per-worker); a missing one is not an error."""
+        await self._find("users", name, method="DELETE")
+
+    async def list_exchanges(self) -> list[str]:
+        """The names of all exchanges of the virtual host."""
+        answer = await self._request("GET", "exchanges", self.vhost, query={"columns": "name"})
+        return [str(item.get("name")) for item in _objects(answer)]
+
+    async def delete_exchange(self, name: str) -> None:
+        """Delete an exchange; a missing one is not an error."""
+        await self._find("exchanges", self.vhost, name, method="DELETE")
+
+    async def delete_queue(self, name: str) -> None:
+        """Delete a queue that does not belong to the pool itself; a missing one is not an error."""
+        await self._find("queues", self.vhost, name, method="DELETE")
+
+    async def _find(self, *path: str, method: str = "GET") -> httpx.Response | None:
+        try:
+            return await self._request(method, *path)
+        except BrokerNotFoundError:
+            return None
+
+    async def _request(
+        self, method: str, *path: str, query: Mapping[str, str] | None = None, body: object = None
+    ) -> httpx.Response:
+        doing = f"{method} {path[0]} at {self._address}"
+        try:
+            answer = await self._client.request(
+                method,
+                "/".join(quote(part, safe="") for part in path),
+                params=query,
+                json=body,
+            )
+        except httpx.TimeoutException as error:
+            raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
+        except (httpx.ConnectError, ssl.SSLError) as error:
+            if (trouble := describe_tls_fault(error)) is not None:
+                raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
+            trouble = describe_unreachable(error) or str(error)
+            raise BrokerUnavailableError(
+                f"RabbitMQ's HTTP API cannot be reached at {self._address}: {trouble}. Is broker.management_uri right, "
+                "and the management plugin on (rabbitmq-plugins enable rabbitmq_management)?"
+            ) from error
+        except httpx.TransportError as error:
+            raise BrokerUnavailableError(
+                f"The connection to RabbitMQ's HTTP API failed ({doing}: {error}); "
+                "if it goes on, check that broker.management_uri is not the AMQP port."
+            ) from error
+        self._raise_for_status(answer, doing)
+        return answer
+
+    def _raise_for_status(self, answer: httpx.Response, doing: str) -> None:
+        if answer.is_success:
+            return
+        reason = _reason(answer)
+        if answer.status_code >= 500:
+            raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
+        if reason is None:
+            raise BrokerError(
+                f"What answers at {self._address} is not RabbitMQ's HTTP API (status {answer.status_code}, no JSON): "
+                "check broker.management_uri."
+            )
+        if answer.status_code in {401, 403}:
+            raise BrokerAccessError(f"RabbitMQ's HTTP API refused the user {self.user!r} ({doing}): {reason}.")
+        if answer.status_code == 404:
+            raise BrokerNotFoundError(f"RabbitMQ's HTTP API knows no such thing ({doing}).")
+        if answer.status_code == 409:
+            raise BrokerConflictError(f"RabbitMQ's HTTP API refused a change ({doing}): {reason}.")
+        raise BrokerError(f"RabbitMQ's HTTP API refused the request ({doing}): {reason}.")
+
+
+def _page_of(prefix: str, page_size: int) -> dict[str, str]:
+    name = f"^{re.escape(prefix)}"
+    return {"name": name, "use_regex": "true", "sort": "name", "page": "1", "page_size": str(page_size)}
+
+
+def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]:
+    """Raises `BrokerError` for what is no listing."""
+    if not isinstance(items, list):
+        raise BrokerError("RabbitMQ's HTTP API answered a listing of queues with something else.")
+    queues = (read_totals(item, asked_at=asked_at) for item in items)
+    return [queue for queue in queues if queue is not None and queue.name.startswith(prefix)]
+
+
+def vhost_of(amqp_uri: str) -> str:
+    """The virtual host that an AMQP URI means; none or an empty one is `/`, as in aiormq."""
+    return unquote(urlsplit(amqp_uri).path.removeprefix("/")) or "/"
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return json.loads(answer.content.decode("utf-8", "replace"))
+    except ValueError:
+        return None
+
+
+def _reason(answer: httpx.Response) -> str | None:
+    """RabbitMQ's own words; None when the answer is not one of its JSON objects."""
+    body = _json(answer)
+    return str(body.get("reason") or body.get("error")) if isinstance(body, dict) else None
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    body = _json(answer)
+    if not isinstance(body, dict):
+        raise _not_rabbitmq(answer)
+    return body
+
+
+def _objects(answer: httpx.Response) -> list[dict[str, Any]]:
+    body = _json(answer)
+    if not isinstance(body, list):
+        raise _not_rabbitmq(answer)
+    return [item for item in body if isinstance(item, dict)]
+
+
+def _not_rabbitmq(answer: httpx.Response) -> BrokerError:
+    url = answer.request.url
+    return BrokerError(
+        f"What answers at {url.scheme}://{url.netloc.decode()} is not RabbitMQ's HTTP API: check broker.management_uri."
+    )

@@ -1,0 +1,164 @@
+"""Listings of a pool's request queues through the management API. Source: broker: totals-listing, lifecycle: "Takeover
+and restart", idle-needs-a-fresh-total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import QueueTotals
+from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.broker.topology.layout import GroupQueue, QueueLayout
+from osrdyne.protocol.names import Key, PoolNames
+
+
+@dataclass(frozen=True, slots=True)
+class ListedQueue:
+    """The queues of a group as listed; `ready` and `messages` (None: not told) may be seconds old. `ready_by_class`:
+    by priority, None is the default class. `whole`: every known queue of the group is listed. `sampled_after`:
+    monotonic time; the figures are no older."""
+
+    key: Key
+    bound: bool
+    ready: int
+    messages: int | None
+    ready_by_class: Mapping[int | None, int] = field(default_factory=dict)
+    whole: bool = True
+    sampled_after: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTotal:
+    """All messages of a running queue, in a sample taken after `sampled_after` (monotonic)."""
+
+    messages: int
+    sampled_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What the queues of a group hold, in a sample taken after `sampled_after` (monotonic). `waiting`: requests that no
+    worker has taken; `messages`: those and the unacknowledged ones, None where a queue does not tell."""
+
+    waiting: int = 0
+    messages: int | None = None
+    sampled_after: float = -math.inf
+
+    @property
+    def unacknowledged(self) -> int | None:
+        """Requests that workers have taken and not finished."""
+        return None if self.messages is None else max(0, self.messages - self.waiting)
+
+
+class RequestQueueListing:
+    """Lists the request queues of one pool; queues of anybody else are passed over."""
+
+    def __init__(self, management: ManagementClient, names: PoolNames, layout: QueueLayout | None = None) -> None:
+        self._management = management
+        self._names = names
+        self._layout = layout or QueueLayout(names)
+
+    async def _list(self) -> dict[Key, list[tuple[GroupQueue, QueueTotals]]]:
+        """The queues that there are of each group; the layout notes them."""
+        found: dict[Key, dict[int | None, QueueTotals]] = {}
+        for queue in await self._management.list_queues(self._names.request_queue_prefix):
+            known = self._group_of(queue)
+            # One with other arguments is not ours to use; who needs its name is told so by `declare` (lifecycle:
+            # token-channel-never-fails).
+            if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
+                found.setdefault(known[0], {})[known[1]] = queue
+                self._layout.note(*known)
+        return {
+            key: [(queue, totals[queue.priority]) for queue in self._layout.queues(key) if queue.priority in totals]
+            for key, totals in found.items()
+        }
+
+    def _group_of(self, queue: QueueTotals) -> tuple[Key, int | None] | None:
+        """Key and priority of a request queue. A direct pool has stores if it was a managed one before."""
+        arguments = dict(queue.arguments)
+        key = self._names.key_of_queue(queue.name, arguments)
+        return self._names.key_of_store(queue.name, arguments) if key is None else (key, None)
+
+    async def list_request_queues(self) -> list[ListedQueue]:
+        """Every group that has a queue, with whether all that it uses are bound by its key."""
+        groups = await self._list()
+        exchanges = {queue.exchange for queues in groups.values() for queue, _ in queues if queue.used}
+        bound = {
+            (exchange, binding.queue, binding.routing_key)
+            for exchange in exchanges
+            for binding in await self._management.list_bindings(exchange)
+        }
+        return [
+            ListedQueue(
+                key,
+                # Also false where a queue that the group has is not listed.
+                bound=all(
+                    (queue.exchange, queue.name, str(key)) in bound
+                    for queue in self._layout.queues(key)
+                    if queue.used and not self._layout.is_new(key, queue.priority)
+                ),
+                ready=sum(totals.ready or 0 for _, totals in queues),
+                messages=_sum(totals for _, totals in queues),
+                ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},
+                whole=self._is_whole(key, queues),
+                sampled_after=min((totals.sampled_after for _, totals in queues), default=-math.inf),
+            )
+            for key, queues in groups.items()
+        ]
+
+    async def list_message_totals(self) -> dict[Key, MessageTotal]:
+        """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
+
+        Queues that are not running say zero whatever they hold, so their groups are left out; and so are groups with a
+        known queue that is not listed, because nothing is known of what it holds.
+        """
+        return {
+            key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
+            for key, queues in (await self._list()).items()
+            if self._is_whole(key, queues) and (messages := _sum(totals for _, totals in queues)) is not None
+        }
+
+    def _is_whole(self, key: Key, queues: Sequence[tuple[GroupQueue, QueueTotals]]) -> bool:
+        listed = {queue.priority for queue, _ in queues}
+        known = (queue.priority for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority))
+        return listed.issuperset(known)
+
+    async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
+        """The same for each store, by key and priority."""
+        return {
+            (key, queue.priority): MessageTotal(totals.messages, totals.sampled_after)
+            for key, queues in (await self._list()).items()
+            for queue, totals in queues
+            if queue.priority is not None and totals.is_running and totals.messages is not None
+        }
+
+    async def list_ready(self) -> dict[tuple[Key, int | None], int]:
+        """Requests that nobody has taken yet, by key and priority; some seconds old."""
+        return {
+            (key, queue.priority): totals.ready or 0
+            for key, queues in (await self._list()).items()
+            for queue, totals in queues
+        }
+
+    async def list_backlogs(self) -> dict[Key, Backlog]:
+        """What the queues of each group hold; some seconds old."""
+        return {
+            key: Backlog(
+                waiting=sum(totals.ready or 0 for _, totals in queues),
+                messages=_sum(totals for _, totals in queues) if self._is_whole(key, queues) else None,
+                sampled_after=min((totals.sampled_after for _, totals in queues), default=-math.inf),
+            )
+            for key, queues in (await self._list()).items()
+        }
+
+
+def _sum(queues: Iterable[QueueTotals]) -> int | None:
+    """All messages of these queues; None when one of them does not tell."""
+    messages = 0
+    for queue in queues:
+        if not queue.is_running or queue.messages is None:
+            return None
+        messages += queue.messages
+    return messages

@@ -1,0 +1,1 @@
+"""Commands on request queues and retry queues, in the way that loses no message."""

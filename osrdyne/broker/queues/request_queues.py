@@ -1,0 +1,351 @@
+"""Commands on request queues: what the request queues loop asks for, done in the way that loses nothing.
+
+Bind, unbind and delete travel over the token channel only. Queues are declared over other channels of the same
+connection, several at a time: a declaration changes nothing for a queue that exists, and one of a leader that has lost
+the token leaves an empty, unbound queue at worst, which the next leader finds and deletes (decision 0039). Questions
+are asked on scratch channels. Neither a refused declaration nor a refused question costs the leader its token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.amqp import Channel, Delivery, QueueInfo
+from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.token import Send, TokenChannel
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import QueueTotals
+from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
+from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
+from osrdyne.broker.queues.quarantine import Quarantine
+from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
+from osrdyne.broker.topology.declarations import request_queue_arguments
+from osrdyne.broker.topology.layout import GroupQueue, QueueLayout
+from osrdyne.errors import (
+    BrokerAccessError,
+    BrokerConflictError,
+    BrokerError,
+    BrokerNotFoundError,
+    BrokerUnavailableError,
+    CommandRefusedError,
+)
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
+from osrdyne.protocol.names import Key, PoolNames, QueueName
+
+STILLBORN_SILENCES = 3
+"""How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment."""
+STILLBORN_PAUSE = 5.0
+LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
+
+
+class RequestQueueCommands:
+    """The request queues of one pool, for one term."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        token: TokenChannel,
+        scratch: ScratchChannels,
+        probing: ScratchChannels,
+        declaring: ScratchChannels,
+        publisher: LeaderPublisher,
+        management: ManagementClient,
+        quarantine: Quarantine,
+        register: QueueRegister,
+        layout: QueueLayout,
+        clock: Clock,
+    ) -> None:
+        self._names = names
+        self._token = token
+        self._scratch = scratch
+        self._probing = probing
+        self._declaring = declaring
+        self._publisher = publisher
+        self._management = management
+        self._quarantine = quarantine
+        self._register = register
+        self._suspects: set[Key] = set()
+        self._layout = layout
+        self._clock = clock
+        self._log: Logger = get_logger("request_queues", pool=names.pool)
+
+    async def declare(self, key: Key) -> None:
+        """Make sure that the queues of the group exist. Raises `BrokerConflictError` when one is not ours to use.
+
+        RabbitMQ compares an existing queue itself, except for the argument that holds the key. That one counts only
+        where the key is too long to be part of the queue's name; then the queue is looked up first.
+        """
+        for queue in self._layout.queues(key):
+            if queue.used:
+                await self._declare(key, queue)
+
+    async def _declare(self, key: Key, queue: GroupQueue) -> None:
+        arguments = request_queue_arguments(key)
+        if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
+            await self._compare(queue.name, arguments)
+        try:
+            async with self._declaring.borrow() as channel:
+                await channel.declare_queue(queue.name, arguments=arguments)
+        except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
+            await self._compare(queue.name, arguments)
+            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
+        self._register.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
+        self._layout.note(key, queue.priority)
+
+    async def _command(self, key: Key, command: Send, *, begin: Send | None = None) -> None:
+        """Send over the token channel what may be refused; a key that cost the token twice is left alone.
+
+        A key whose command shared an answer with the one that was refused counts as well, once: until that is
+        forgotten it goes alone.
+        """
+        reason = self._quarantine.reason(key)
+        if reason is not None:
+            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key, it is left alone for a while: {reason}")
+        try:
+            await self._token.do(command, begin=None if self._quarantine.is_suspected(key) else begin)
+        except CommandRefusedError as error:
+            self._quarantine.note(key, str(error))
+            raise
+
+    async def exists(self, key: Key) -> bool:
+        """Whether the queue exists, asked of the broker now."""
+        return await self._exists(self._names.request_queue(key))
+
+    async def check(self, key: Key) -> QueueCheck:
+        """Whether the queues of the group exist and are bound, asked of the broker now. Changes nothing there.
+
+        What is missing is declared again before the next bind, which would cost the leader its token otherwise.
+        """
+        known = [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
+        missing = [queue for queue in known if not await self._exists(queue.name)]
+        for queue in missing:
+            self._layout.note_missing(key, queue.priority)
+        if any(queue.used for queue in missing):
+            return QueueCheck.MISSING
+        try:
+            for queue in known:
+                if queue.used and not await self._management.has_binding(queue.exchange, queue.name, key):
+                    return QueueCheck.UNBOUND
+        except BrokerError as error:
+            self._log.warning("binding cannot be looked up, binding again", key=key, error=str(error))
+            return QueueCheck.UNKNOWN
+        return QueueCheck.INTACT
+
+    async def _exists(self, queue: QueueName) -> bool:
+        try:
+            async with self._scratch.borrow() as channel:
+                await channel.declare_queue(queue, passive=True)
+        except BrokerNotFoundError:
+            return False
+        return True
+
+    async def _compare(self, queue: QueueName, arguments: Mapping[str, object]) -> None:
+        """Raises `BrokerConflictError` when the queue exists with other arguments. Only the HTTP API tells them: while
+        it fails, this queue waits for it, and nothing else does."""
+        for found in await self._list(queue):
+            if found.name == queue and dict(found.arguments) != arguments:
+                raise BrokerConflictError(
+                    f"The queue {queue} exists with other arguments ({dict(found.arguments)} instead of {arguments}): "
+                    "drain and delete it, or use another pool.id.",
+                    queue=queue,
+                )
+
+    async def _list(self, queue: QueueName) -> list[QueueTotals]:
+        failures = 0
+        while True:
+            try:
+                return await self._management.list_queues(queue)
+            except BrokerError as error:
+                failures += 1
+                self._log.warning("request queue cannot be looked up, trying again", queue=queue, error=str(error))
+                await self._clock.sleep(LOOK_UP_RETRY.delay(failures))
+
+    async def bind(self, key: Key) -> None:
+        """Bind the queues of the group, and unbind those that are not used any more. The classes in use may have
+        changed since `declare`, and may change meanwhile."""
+        await self._replace_stillborn(key)
+        if self._layout.managed:
+            await self._leave_requests_exchange(key)
+        done: set[GroupQueue] = set()
+        while missing := set(self._layout.queues(key)) - done:
+            queues = sorted(missing, key=lambda queue: queue.name)
+            for queue in queues:
+                if queue.used and self._layout.is_new(key, queue.priority):
+                    await self._declare(key, queue)
+            await self._register.written(key)  # before anything is confirmed in them (decision 0020)
+            for queue in queues:
+                if queue.used:
+                    await self._command(
+                        key, partial(_bind, queue=queue, key=key), begin=partial(_begin_bind, queue=queue, key=key)
+                    )
+                else:
+                    await self._command(key, partial(_unbind, queue=queue, key=key))
+            done |= missing
+
+    def suspect(self, key: Key) -> None:
+        """The queue was found unbound: before it is bound or deleted, make sure that it has a leader."""
+        self._suspects.add(key)
+
+    async def _replace_stillborn(self, key: Key) -> None:
+        """A node that was killed between the declaration of a queue and its being written down comes back, before 4.0,
+        with a queue that never gets a leader (decision 0020). It was not bound yet, so that nothing is in it: make it
+        anew. One that has a node away may get its leader back, and is waited for.
+        """
+        if key not in self._suspects:
+            return
+        for queue in self._layout.queues(key):
+            silences = 0
+            while not await self._answers(queue.name):
+                silences += 1
+                if silences >= STILLBORN_SILENCES and await self._is_complete(queue.name):
+                    self._log.error("request queue never got a leader, making it anew", key=key, queue=queue.name)
+                    await self._command_delete(key, queue.name)
+                    await self._declare(key, queue)
+                    break
+                await self._clock.sleep(STILLBORN_PAUSE)
+        self._suspects.discard(key)
+
+    async def _answers(self, queue: QueueName) -> bool:
+        """Whether the queue has a leader, or is none. Only who consumes an empty one can tell: listings call it
+        running, and a look-up finds it empty."""
+        if await self._look_up(queue) != QueueInfo(ready=0, consumers=0):
+            return True
+        try:
+            async with self._probing.borrow() as channel:
+                try:
+                    await channel.consume(queue, prefetch=1)
+                finally:
+                    await channel.close()
+        except BrokerNotFoundError:
+            return True
+        except BrokerUnavailableError:
+            return False
+        return True
+
+    async def _is_complete(self, queue: QueueName) -> bool:
+        """Whether every node that has a copy of the queue is up."""
+        return all(found.members_online for found in await self._list(queue) if found.name == queue)
+
+    async def unbind(self, key: Key) -> None:
+        if self._layout.managed:
+            await self._leave_requests_exchange(key)
+        for queue in self._layout.queues(key):
+            await self._token.do(partial(_unbind, queue=queue, key=key))
+
+    async def _leave_requests_exchange(self, key: Key) -> None:
+        """The pool may have been a direct one: its requests must not go past the ingress."""
+        queue = self._names.request_queue(key)
+        await self._token.do(
+            lambda channel: channel.unbind_queue(queue, self._names.requests_exchange, routing_key=key)
+        )
+
+    async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
+        """Delete the queues of an unbound, settled group without workers, if nobody holds a message of them.
+
+        A queue that does not answer is no evidence, and costs nobody but itself: probes have channels of their own.
+        Where one is kept, the group goes on and makes the others again.
+        """
+        await self._replace_stillborn(key)
+        for queue in self._layout.queues(key):
+            if queue.priority is not None and self._layout.is_new(key, queue.priority):
+                continue  # a class came into use after the group was unbound: what has this name is not ours
+            outcome = await self._delete(key, queue)
+            if outcome is not DeleteOutcome.DELETED:
+                return outcome
+            self._layout.forget(key, queue.priority)
+        await self._write_down_deletion()
+        return DeleteOutcome.DELETED
+
+    async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
+        """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
+        for queue in self._layout.queues(key):
+            if queue.priority == priority and not queue.used:
+                outcome = await self._delete(key, queue)
+                if outcome is DeleteOutcome.DELETED:
+                    self._layout.forget(key, priority)
+                    await self._write_down_deletion()
+                return outcome
+        return DeleteOutcome.NOT_EMPTY  # it is used again, or will be in a moment
+
+    async def _delete(self, key: Key, queue: GroupQueue) -> DeleteOutcome:
+        try:
+            async with self._probing.borrow() as channel:
+                try:
+                    return await delete_if_proven_empty(
+                        channel,
+                        queue.name,
+                        delete=lambda: self._command_delete(key, queue.name),
+                        give_back=partial(self._give_back, key, queue.exchange),
+                    )
+                finally:
+                    await channel.close()
+        except (BrokerUnavailableError, BrokerNotFoundError) as error:
+            # Without the connection the token is lost too, and says so itself.
+            self._log.warning("probe failed", key=key, error=str(error))
+            return DeleteOutcome.NO_EVIDENCE
+
+    async def _command_delete(self, key: Key, queue: QueueName) -> int:
+        count = await self._token.do(lambda channel: channel.delete_queue(queue))
+        self._register.note_deleted(key)
+        return count
+
+    async def _write_down_deletion(self) -> None:
+        """Killed before, RabbitMQ 3.10 confuses the next queue of this name with the old one (decision 0020)."""
+        with suppress(BrokerConflictError):  # done it is; whoever declares the next queue will say what is wrong
+            await self._register.write()
+
+    async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:
+        """Return once the broker has the request again; a deleted queue would not take it back."""
+        request = delivery.to_request(now_ms=now_ms(self._clock))
+        headers = dict(delivery.headers)
+        if request.deadline_ms is not None:
+            headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
+        message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
+        await publish_until_taken(
+            lambda: self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True),
+            clock=self._clock,
+            log=self._log.bind(key=key),
+        )
+
+    async def count_ready(self, key: Key, priority: int | None) -> int:
+        """Requests that wait in the queue of this class now; 0 when there is none."""
+        return (await self._look_up(self._names.request_queue(key, priority))).ready
+
+    async def consumer_count(self, key: Key) -> int:
+        """Consumers of the queue now; 0 when there is no queue."""
+        return (await self._look_up(self._names.request_queue(key))).consumers
+
+    async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
+        """Whether requests wait in a queue of the group that has no more than `beside` consumers.
+
+        A queue that has lost its leader says that it has neither.
+        """
+        found = [await self._look_up(queue.name) for queue in self._layout.queues(key)]
+        return any(queue.ready and queue.consumers <= beside for queue in found)
+
+    async def _look_up(self, queue: QueueName) -> QueueInfo:
+        """What the queue says now; one that does not exist has nothing."""
+        try:
+            async with self._scratch.borrow() as channel:
+                return await channel.declare_queue(queue, passive=True)
+        except BrokerNotFoundError:
+            return QueueInfo(ready=0, consumers=0)
+
+
+async def _bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.bind_queue(queue.name, queue.exchange, routing_key=key)
+
+
+async def _begin_bind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.begin_bind_queue(queue.name, queue.exchange, key)
+
+
+async def _unbind(channel: Channel, *, queue: GroupQueue, key: Key) -> None:
+    await channel.unbind_queue(queue.name, queue.exchange, routing_key=key)

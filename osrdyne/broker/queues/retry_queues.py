@@ -1,0 +1,186 @@
+"""Where failed requests of a managed pool wait for their next attempt: one queue for each delay.
+
+A worker publishes to `P-retry-xchg`, a header says which queue it is for. Nobody consumes there: when the queue's
+time-to-live is over, RabbitMQ dead-letters the request, at least once, to `P-retried-xchg`, from where a header leads
+it to the work exchange of its class; key, headers and reply address stay as they are. Declared when routes change,
+deleted as request queues are: over the token channel and proven empty. Used by `pool.retry_queues`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Delivery
+from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.token import TokenChannel
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.models import QueueTotals
+from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
+from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
+from osrdyne.broker.topology.declarations import NEVER, Exchange, ExchangeBinding, Queue, QueueBinding, Topology
+from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, BrokerUnavailableError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
+
+
+def retry_exchanges(names: PoolNames, priorities: Iterable[int]) -> Topology:
+    """The exchanges before and behind the wait queues, and the way back to these classes and the default one. What
+    finds no class, or no queue in it, becomes an orphan, as any request."""
+    behind = names.retried_exchange
+    classes = [None, *sorted(priorities)]
+    return Topology(
+        (
+            Exchange(names.retry_exchange, "headers"),
+            Exchange(behind, "headers", {"alternate-exchange": names.orphan_exchange}),
+            *(
+                ExchangeBinding(names.work_exchange(one), behind, _when(CLASS_HEADER, class_name(one)))
+                for one in classes
+            ),
+        )
+    )
+
+
+def wait_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
+    """The queues of these delays."""
+    return Topology(
+        tuple(
+            Queue(names.wait_queue(delay_ms), wait_queue_arguments(names, delay_ms)) for delay_ms in sorted(delays_ms)
+        )
+    )
+
+
+def wait_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
+    """Such a queue keeps a request until it is confirmed where it goes (broker: at-least-once-dead-lettering)."""
+    return {
+        "x-queue-type": "quorum",
+        "x-message-ttl": delay_ms,
+        "x-dead-letter-exchange": names.retried_exchange,
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": NEVER,
+    }
+
+
+def wait_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
+    """The bindings of these queues; from then on workers find them."""
+    return Topology(
+        tuple(
+            QueueBinding(names.wait_queue(delay_ms), names.retry_exchange, arguments=_when(DELAY_HEADER, str(delay_ms)))
+            for delay_ms in sorted(delays_ms)
+        )
+    )
+
+
+def _when(header: str, value: str) -> dict[str, object]:
+    """RabbitMQ leaves headers that begin with `x-` out of a match unless it is told not to."""
+    return {"x-match": "all-with-x", header: value}
+
+
+class WaitQueueCommands:
+    """The wait queues of one pool, for one term."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        token: TokenChannel,
+        probing: ScratchChannels,
+        register: QueueRegister,
+        publisher: LeaderPublisher,
+        management: ManagementClient,
+        declare: Callable[[Topology], Awaitable[None]],
+        clock: Clock,
+    ) -> None:
+        self._names = names
+        self._token = token
+        self._probing = probing
+        self._register = register
+        self._publisher = publisher
+        self._management = management
+        self._declare = declare
+        self._clock = clock
+        self._log: Logger = get_logger("wait_queues", pool=names.pool)
+
+    async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
+        """Have a queue for each of these delays, and the way back to these classes, whose exchanges exist.
+
+        The delays whose queue is not ours to use, and why; the others have theirs. Raises `BrokerConflictError` when
+        an exchange is not ours to use.
+        """
+        await self._declare(retry_exchanges(self._names, priorities))
+        refused: dict[int, str] = {}
+        for delay_ms in sorted(delays_ms):
+            try:
+                await self._declare(wait_queues(self._names, [delay_ms]))
+            except BrokerConflictError as error:
+                refused[delay_ms] = error.message
+        usable = set(delays_ms) - refused.keys()
+        if usable:
+            await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
+            await self._declare(wait_bindings(self._names, usable))
+        return refused
+
+    async def leave_default_class(self) -> None:
+        """In a direct pool: what has waited becomes an orphan, as what finds no class does. It would go on coming into
+        a queue that is unbound from the clients' exchange, and about to be deleted (lifecycle: ready-brings-back)."""
+        destination, arguments = self._names.work_exchange(), _when(CLASS_HEADER, class_name(None))
+        await self._token.do(
+            lambda channel: channel.unbind_exchange(destination, self._names.retried_exchange, arguments=arguments)
+        )
+
+    async def list(self) -> dict[int, QueueTotals]:
+        """The wait queues that there are, by their delays."""
+        listed = await self._management.list_queues(self._names.wait_queue_prefix)
+        delays = ((self._names.delay_of_wait_queue(queue.name), queue) for queue in listed)
+        return {delay_ms: queue for delay_ms, queue in delays if delay_ms is not None}
+
+    async def unbind(self, delay_ms: int) -> None:
+        """From then on nothing comes into it."""
+        queue, exchange = self._names.wait_queue(delay_ms), self._names.retry_exchange
+        arguments = _when(DELAY_HEADER, str(delay_ms))
+        await self._token.do(lambda channel: channel.unbind_queue(queue, exchange, arguments=arguments))
+
+    async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome:
+        """Delete a queue that is unbound and settled, if nobody holds a message of it. What RabbitMQ has taken out of
+        it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
+        total-for-hidden-messages)."""
+        outcome = await self._delete(self._names.wait_queue(delay_ms))
+        if outcome is DeleteOutcome.DELETED:
+            await self._write_down()  # as of a request queue: for the next one of this name
+        return outcome
+
+    async def _write_down(self) -> None:
+        """Without the register a term goes on: what it protects from is a node that is killed within a second."""
+        try:
+            await self._register.write()
+        except BrokerConflictError as error:
+            self._log.warning("the queue register cannot be used", error=str(error))
+
+    async def _delete(self, queue: QueueName) -> DeleteOutcome:
+        try:
+            async with self._probing.borrow() as channel:
+                try:
+                    return await delete_if_proven_empty(
+                        channel,
+                        queue,
+                        delete=lambda: self._token.do(lambda token: token.delete_queue(queue)),
+                        give_back=self._give_back,
+                    )
+                finally:
+                    await channel.close()
+        except (BrokerUnavailableError, BrokerNotFoundError) as error:
+            self._log.warning("probe failed", queue=queue, error=str(error))
+            return DeleteOutcome.NO_EVIDENCE
+
+    async def _give_back(self, delivery: Delivery) -> None:
+        """A request that the probe got has waited long enough."""
+        publish = partial(
+            self._publisher.publish, exchange=self._names.retried_exchange, routing_key=delivery.routing_key
+        )
+        message = delivery.to_message(headers=delivery.headers, expiration=None)
+        await publish_until_taken(lambda: publish(message, mandatory=True), clock=self._clock, log=self._log)

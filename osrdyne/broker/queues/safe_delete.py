@@ -1,0 +1,72 @@
+"""The proof that nobody holds a message of a quorum queue, and its deletion while the proof holds.
+
+Source: lifecycle: "Deleting a queue", broker: prove-before-delete. A count of zero alone may be the answer of a queue
+whose Raft leader does not answer;
+a consumer of our own that the queue counts as the only holder can only be the answer of a living one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from osrdyne.amqp import Channel, Delivery, QueueInfo
+from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.errors import BrokerNotFoundError
+from osrdyne.logs import get_logger
+
+OURS_ALONE = QueueInfo(ready=0, consumers=1)
+"""What the queue says when our probe is its only consumer and nobody holds an unacknowledged message."""
+
+
+def judge_cheaply(info: QueueInfo) -> DeleteOutcome | None:
+    """A refusal from one passive declare, or None: the probe must decide (lifecycle: ready-brings-back)."""
+    if info.ready > 0:
+        return DeleteOutcome.NOT_EMPTY
+    if info.consumers > 0:
+        return DeleteOutcome.IN_USE
+    return None
+
+
+def judge_probe(first: QueueInfo, second: QueueInfo, deliveries: int) -> DeleteOutcome | None:
+    """A refusal from the answers with the probe attached, or None: the queue is proven empty (lifecycle: probe)."""
+    if deliveries or first.ready or second.ready:
+        return DeleteOutcome.NOT_EMPTY
+    if first == second == OURS_ALONE:
+        return None
+    # More holders than the probe: a connection the broker has not given up yet. None at all: nobody answered.
+    return DeleteOutcome.IN_USE if max(first.consumers, second.consumers) > 1 else DeleteOutcome.NO_EVIDENCE
+
+
+async def delete_if_proven_empty(
+    channel: Channel,
+    queue: str,
+    *,
+    delete: Callable[[], Awaitable[int]],
+    give_back: Callable[[Delivery], Awaitable[None]],
+) -> DeleteOutcome:
+    """Prove with a probe on `channel` that nobody holds a message of `queue`, and delete it with the probe attached.
+
+    `delete` sends the deletion over the token channel. `give_back` publishes a message that the probe got to the
+    request exchange and returns once that is confirmed; only then is it acknowledged here. The caller closes `channel`.
+    """
+    try:
+        refusal = judge_cheaply(await channel.declare_queue(queue, passive=True))
+    except BrokerNotFoundError:
+        return DeleteOutcome.DELETED  # somebody else's deletion; what we wanted is true
+    if refusal is not None:
+        return refusal
+    probe = await channel.consume(queue)
+    first = await channel.declare_queue(queue, passive=True)
+    second = await channel.declare_queue(queue, passive=True)
+    refusal = judge_probe(first, second, probe.waiting())
+    if refusal is None:
+        lost = await delete()
+        if lost:
+            get_logger("probe").error("a queue that was proven empty held messages", queue=queue, messages=lost)
+    else:
+        await channel.cancel(probe)
+    while probe.waiting():
+        delivery = await probe.get()
+        await give_back(delivery)
+        await delivery.ack()
+    return DeleteOutcome.DELETED if refusal is None else refusal

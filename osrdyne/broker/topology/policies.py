@@ -1,0 +1,67 @@
+"""The one queue policy of a pool, as data.
+
+A policy and not arguments, because its values may change while the queues live on (a changed TTL counts for new
+messages only: broker: expiry-at-the-head).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from osrdyne.broker.topology.version import BrokerVersion
+from osrdyne.config.models import Settings
+from osrdyne.protocol.names import PoolNames
+
+PRIORITY = 100
+"""Only one policy applies to a queue: an operator's catch-all, commonly at 0, must not replace ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """A policy as the HTTP API knows it; `pattern` is a regular expression of names."""
+
+    name: str
+    pattern: str
+    apply_to: str
+    definition: Mapping[str, object]
+    priority: int = PRIORITY
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "pattern": self.pattern,
+            "apply-to": self.apply_to,
+            "definition": dict(self.definition),
+            "priority": self.priority,
+        }
+
+
+def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: float | None = None) -> PolicySpec:
+    """The policy of the pool's request queues; it matches no other queue.
+
+    `longest_ttl` in seconds is above `requests.ttl` where routes of a managed pool let requests wait for longer.
+    Dead letters are kept until `P-dl` has them (at-least-once), which needs `reject-publish` (broker:
+    at-least-once-dead-lettering).
+    """
+    names = PoolNames(settings.pool.id)
+    requests = settings.requests
+    definition: dict[str, object] = {
+        "dead-letter-exchange": names.dead_letter_exchange,
+        "dead-letter-strategy": "at-least-once",
+        "overflow": "reject-publish",
+        "message-ttl": _milliseconds(max(requests.ttl, longest_ttl or 0.0)),
+        "delivery-limit": requests.delivery_limit,
+    }
+    if version.has_consumer_timeout_policy:
+        definition["consumer-timeout"] = _milliseconds(settings.effective_consumer_timeout())
+    if requests.max_length is not None:
+        definition["max-length"] = requests.max_length
+    if requests.max_length_bytes is not None:
+        definition["max-length-bytes"] = requests.max_length_bytes
+    return PolicySpec(
+        name=names.policy, pattern=names.request_queue_pattern(), apply_to="queues", definition=definition
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,267 @@
+"""The composition root: builds every object of a daemon, runs it, and decides what follows the end of a term.
+
+Losing the broker, or the token, ends a term: everything it knew is forgotten and the daemon comes back as a standby
+(lifecycle: term-ends-whole). The process, its configuration, the driver and the running workers survive. Called by the
+CLI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import uvloop
+
+from osrdyne import __version__
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.supervise import start_endless
+from osrdyne.api.access import access_of
+from osrdyne.api.app import create_app
+from osrdyne.api.bodies import BodyLimits
+from osrdyne.api.guard import hosts_of
+from osrdyne.api.server import ApiServer
+from osrdyne.api.unix_socket import open_listener
+from osrdyne.broker.leadership.token import Token
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.worker_access import REMEDY, administrator_of_workers, describe
+from osrdyne.broker.queues.quarantine import Quarantine
+from osrdyne.broker.session import LeaderSession
+from osrdyne.config.models import Settings
+from osrdyne.daemon.inspector import DaemonInspector, DaemonState
+from osrdyne.daemon.leader_address import LeaderAddress
+from osrdyne.daemon.systemd_notify import Service, tell_service_manager
+from osrdyne.daemon.term import StopRequest, Term
+from osrdyne.drivers.base import Driver
+from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
+from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.state.admission import KeyCensus
+from osrdyne.pool.state.pins import PinStore
+from osrdyne.protocol.names import PoolNames
+
+
+def run(settings: Settings, *, stop_workers: bool = False) -> None:
+    """Run a daemon until SIGTERM or SIGINT.
+
+    Raises `ConfigurationError` or `PortTakenError` when it cannot start; whatever RabbitMQ does later is waited for.
+    """
+    uvloop.run(_run_until_signal(settings, stop_workers=stop_workers))
+
+
+async def _run_until_signal(settings: Settings, *, stop_workers: bool) -> None:
+    stop = StopRequest(asyncio.Event(), stop_workers)
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        tell_service_manager(Service.STOPPING)
+        stop.requested.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    await Daemon(settings, clock=SystemClock()).serve(stop)
+
+
+class Daemon:
+    """One daemon of one pool."""
+
+    def __init__(self, settings: Settings, *, clock: Clock) -> None:
+        access, self._warnings = access_of(settings.api, clock=clock)  # before anything else: it may refuse to start
+        self._settings = settings
+        self._clock = clock
+        self._metrics = Metrics()
+        self._state = DaemonState()
+        self._quarantine = Quarantine(clock)
+        self._census = KeyCensus(settings.lifecycle.max_distinct_keys)
+        self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
+        self._management = ManagementClient(settings.broker, clock=clock)
+        self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
+        self._leader = LeaderAddress(self._management, pool=settings.pool.id)
+        self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
+        inspector = DaemonInspector(
+            pool=settings.pool.id,
+            state=self._state,
+            driver=self._driver,
+            management=self._management,
+            pins=self._pins,
+            leader=self._leader,
+            own_url=lambda: self.api.announced_url,
+            clock=clock,
+        )
+        app = create_app(
+            inspector,
+            self._metrics,
+            version=__version__,
+            allowed_hosts=hosts_of(settings.api.host, settings.api.allowed_hosts),
+            access=access,
+            limits=BodyLimits(settings.api.max_body, settings.api.max_manifest, settings.api.body_timeout),
+        )
+        self.api = ApiServer(app, settings.api, open_local=lambda: open_listener(settings))
+        self._leading = asyncio.Event()
+        self._log: Logger = get_logger("daemon", pool=settings.pool.id)
+
+    async def serve(self, stop: StopRequest) -> None:
+        """Run until `stop` is requested, then end in order."""
+        self.api.bind()
+        _raise_file_limit()
+        self._log.info("daemon starting", version=__version__, driver=self._driver.name)
+        if (doubt := environment_warning(self._settings, manages_workers=self._driver.manages_workers)) is not None:
+            self._state.note("worker environment", ok=False, fatal=False, detail=doubt)
+            self._log.warning("the environment of workers is doubtful", reason=doubt)
+        for warning in self._warnings:
+            self._log.warning("the API is exposed", reason=warning)
+        try:
+            async with asyncio.TaskGroup() as group:
+                api = start_endless(group, "http api", self.api.run())
+                tell_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
+                await self._lead_until(stop)
+                api.cancel()
+        finally:
+            self.api.close()
+            await self._management.close()
+            await self._driver.close()
+        self._log.info("daemon stopped")
+
+    async def wait_leading(self) -> None:
+        """Wait until this daemon leads its pool for the first time."""
+        await self._leading.wait()
+
+    async def _lead_until(self, stop: StopRequest) -> None:
+        """Terms, one after the other, with a growing pause after each that failed."""
+        failures, ended_in_order = 0, False
+        while not stop.requested.is_set():
+            began = self._clock.monotonic()
+            try:
+                ended_in_order = await self._one_term(stop)
+            except BaseExceptionGroup as failure:
+                self._report(failure)
+            except Exception as error:  # also what nobody foresaw: the next term may well do better
+                self._report(BaseExceptionGroup("term", [error]))
+            finally:
+                if self._state.term is not None:
+                    self._state.note("leadership", ok=False, detail="this daemon's last term has ended")
+                self._state.term = None
+                self._metrics.leading.set(0)
+                self._metrics.term.set(0)
+            if self._clock.monotonic() - began > self._settings.broker.retry_interval:
+                failures = 0
+            failures += 1
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._backoff.delay(failures)):
+                    await stop.requested.wait()
+        if stop.stop_workers and not ended_in_order:
+            self._log.warning("workers are not stopped, this daemon did not lead")
+
+    async def _one_term(self, stop: StopRequest) -> bool:
+        """Connect, wait for the token, lead. Whether it led to an orderly end; raises when leadership is lost."""
+        async with LeaderSession(
+            self._settings,
+            clock=self._clock,
+            quarantine=self._quarantine,
+            last_term=self._leader.last_term,
+            on_forged=self._metrics.forged_messages.labels(queue="leader").inc,
+        ) as session:
+            self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
+            self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
+            acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))
+            stopping = asyncio.ensure_future(stop.requested.wait())
+            try:
+                await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not acquiring.done():
+                    return False
+                _, token = acquiring.result()
+            finally:
+                acquiring.cancel()
+                stopping.cancel()
+            pinned = await self._pins.load()
+            await self._leader.announce(self.api.announced_url, term=token.term)
+            self._state.note("management", ok=True, detail="the HTTP API answers")
+            await self._note_rights_of_workers()
+            term = Term(
+                self._settings,
+                session=session,
+                token=token,
+                driver=self._driver,
+                management=self._management,
+                pinned=pinned,
+                parameters=(self._pins, self._leader),
+                census=self._census,
+                clock=self._clock,
+                metrics=self._metrics,
+            )
+            await term.run(stop, on_leading=lambda: self._note_leading(term))
+            return True
+
+    async def _note_rights_of_workers(self) -> None:
+        """Warn where every worker is given the credentials of an administrator."""
+        name = "worker credentials"
+        if self._settings.broker.scoped_credentials and self._driver.manages_workers:
+            return
+        try:
+            user = await administrator_of_workers(self._settings.broker, clock=self._clock)
+        except BrokerError as error:
+            self._log.debug("rights of the workers' user unknown", error=str(error))
+            return
+        if user is None:
+            self._state.components.pop(name, None)
+        elif name not in self._state.components:
+            self._state.note(name, ok=False, fatal=False, detail=f"{describe(user)} {REMEDY}")
+            self._log.warning("workers have the credentials of an administrator", user=user, remedy=REMEDY)
+
+    def _refuse_foreign_host(self, previous: Token) -> None:
+        """Workers of a driver of one host cannot be seen from another: two of a key would run (decision 0008)."""
+        if self._driver.same_host and previous.host not in {"", socket.gethostname()}:
+            raise PoolConflictError(
+                f"The pool {self._settings.pool.id} was last led on {previous.host}, and its driver "
+                f"{self._driver.name!r} sees workers of its own host only. Run the daemon there, or delete the queue "
+                f"{PoolNames(self._settings.pool.id).leader_queue} once no worker runs there."
+            )
+
+    def _note_leading(self, term: Term) -> None:
+        self._state.term = term
+        self._leading.set()
+        self._metrics.leading.set(1)
+        self._metrics.term.set(term.tracker.generation.term)
+        self._state.note("leadership", ok=True, detail=f"leading in term {term.tracker.generation.term}")
+        self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
+
+    def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:
+        """Log why a term ended: what heals itself as one warning, what nobody foresaw with its traceback."""
+        self._metrics.terms_lost.inc()
+        reasons = list(_leaves(failure))
+        foreseen = main_reason(reasons)
+        if foreseen is not None:
+            component = "broker" if isinstance(foreseen, BrokerError) else "leadership"
+            self._state.note(component, ok=False, detail=str(foreseen))
+            self._log.warning("term ended", error=str(foreseen))
+        for error in reasons:
+            if not isinstance(error, OsrdyneError | asyncio.CancelledError):
+                self._log.error("term ended by an unexpected error", exc_info=error)
+        if any(isinstance(error, KeyboardInterrupt | SystemExit) for error in reasons):
+            raise failure
+
+
+def main_reason(errors: Sequence[BaseException]) -> OsrdyneError | None:
+    """The error that says most of what happened: a lost connection ends every consumer on it, too."""
+    foreseen = [error for error in errors if isinstance(error, OsrdyneError)]
+    telling = [error for error in foreseen if not isinstance(error, BrokerUnavailableError)]
+    return next(iter([*telling, *foreseen]), None)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: the subprocess driver needs one for each worker."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error

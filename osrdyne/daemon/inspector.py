@@ -1,0 +1,318 @@
+"""What the daemon shows of itself: the present term's facts as the values of `pool.view`, and a person's wishes.
+
+Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.daemon.leader_address import LeaderAddress
+from osrdyne.daemon.term import Term
+from osrdyne.drivers.base import Driver, Instance, InstanceState
+from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
+from osrdyne.ingress.explain import Explanation, explain
+from osrdyne.ingress.requests import Arrival
+from osrdyne.pool.routing.backlog import Waiting
+from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.observed import QueueFacts, WorkerFacts
+from osrdyne.pool.state.pins import PinStore
+from osrdyne.pool.views import (
+    ComponentView,
+    GroupState,
+    GroupView,
+    LeadershipView,
+    PoisonOutcome,
+    PoisonPage,
+    PoisonQuery,
+    PoisonView,
+    QueueView,
+    WaitingView,
+    WorkerState,
+    WorkerView,
+)
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
+
+FIND_TIMEOUT = 2.0
+"""Seconds for RabbitMQ to say where the leader is."""
+
+
+@dataclass(slots=True)
+class DaemonState:
+    """What the daemon is doing now; written by its leadership loop only."""
+
+    term: Term | None = None
+    components: dict[str, ComponentView] = field(default_factory=dict)
+
+    def note(self, name: str, *, ok: bool, detail: str, fatal: bool = True) -> None:
+        self.components[name] = ComponentView(name, ok, detail, fatal=fatal)
+
+
+class DaemonInspector:
+    """Implements `PoolInspector` for a running daemon."""
+
+    def __init__(
+        self,
+        *,
+        pool: str,
+        state: DaemonState,
+        driver: Driver,
+        management: ManagementClient,
+        pins: PinStore,
+        leader: LeaderAddress,
+        own_url: Callable[[], str],
+        clock: Clock,
+    ) -> None:
+        self._names = PoolNames(pool)
+        self._state = state
+        self._driver = driver
+        self._management = management
+        self._pins = pins
+        self._leader = leader
+        self._own_url = own_url
+        self._clock = clock
+
+    @property
+    def pool(self) -> str:
+        return self._names.pool
+
+    def leadership(self) -> LeadershipView:
+        term = self._state.term
+        if term is None:
+            waiting = self._state.components.get("leadership")
+            return LeadershipView(False, None, None, waiting.detail if waiting else "starting")
+        return LeadershipView(True, term.tracker.generation.term, term.since, "leading")
+
+    async def leader(self) -> str | None:
+        own = self._own_url()
+        if self._state.term is not None:
+            return own
+        announced = None
+        with suppress(BrokerError, TimeoutError):  # whoever asks whether this daemon is well must not wait for long
+            async with asyncio.timeout(FIND_TIMEOUT):
+                announced = await self._leader.find()
+        return None if announced == own else announced
+
+    def components(self) -> list[ComponentView]:
+        found = [*self._state.components.values()]
+        if self._state.term is not None and (off := self._state.term.routing.retries_off):
+            reason = " ".join(sorted(set(off.values())))
+            found.append(
+                ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
+            )
+        if self._state.term is not None and (silent := self._state.term.routing.classes.silent):
+            keys = ", ".join(sorted({repr(key) for key in silent.values()})[:5])
+            reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
+            found.append(ComponentView("worker priorities", False, reason, fatal=False))
+        if self._state.term is not None:
+            found.append(self._state.term.topology.component())
+        return sorted(found, key=lambda component: component.name)
+
+    def groups(self) -> list[GroupView]:
+        term = self._state.term
+        if term is None:
+            return []
+        keys = {*term.tracker.keys(), *term.queue_board.keys(), *term.worker_board.keys()}
+        return [self._view(term, key) for key in sorted(keys)]
+
+    def group(self, key: Key) -> GroupView | None:
+        term = self._state.term
+        if term is None:
+            return None
+        known = term.tracker.status(key) is not None or term.queue_board[key] != QueueFacts()
+        return self._view(term, key) if known or term.worker_board[key] != WorkerFacts() else None
+
+    def waiting(self) -> list[WaitingView]:
+        term = self._state.term
+        return [] if term is None else self._waiting(term.backlog.waiting())
+
+    def retrying(self) -> Mapping[int, int]:
+        term = self._state.term
+        return {} if term is None else term.routing.retrying
+
+    def _waiting(self, classes: Mapping[int | None, Waiting]) -> list[WaitingView]:
+        """The most urgent class first."""
+        now = self._clock.monotonic()
+        return [
+            WaitingView(priority, classes[priority].requests, classes[priority].age(now))
+            for priority in (*PRIORITIES, None)
+            if priority in classes
+        ]
+
+    # --- wishes
+
+    async def _leading(self) -> Term:
+        """The present term. Raises `LeadershipLostError`, with the leader's address where it is known."""
+        if self._state.term is not None:
+            return self._state.term
+        leader = await self.leader()
+        if leader is None:
+            raise LeadershipLostError("No daemon is known to lead the pool at the moment.")
+        raise LeadershipLostError("This daemon stands by.", leader=leader)
+
+    async def start_group(self, key: Key) -> None:
+        term = await self._leading()
+        term.tracker.require_worker_group(key)
+        term.groups_loop.retry(key)
+
+    async def stop_group(self, key: Key) -> None:
+        tracker = (await self._leading()).tracker
+        if tracker.is_pinned(key):
+            raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
+        if tracker.status(key) is not None and not tracker.retire(key):
+            raise PoolConflictError(f"A request for {key!r} is on its way to its queue: try again in a moment.")
+
+    async def pin(self, key: Key) -> None:
+        await self._leading()
+        await self._pins.add(key)
+        (await self._leading()).tracker.pin(key)  # another term may have begun, which had read the pins before
+
+    async def unpin(self, key: Key) -> None:
+        await self._leading()
+        await self._pins.remove(key)
+        (await self._leading()).tracker.unpin(key)
+
+    async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
+        instances = (await self._leading()).worker_board[key].instances
+        return {
+            instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
+        }
+
+    async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
+        return await (await self._leading()).manifests[kind].current()
+
+    async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
+        return await (await self._leading()).manifests[kind].history()
+
+    async def change_manifest(
+        self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].change_text(text, author=author, expected=expected)
+
+    async def restore_manifest(
+        self, kind: ManifestKind, version: int, *, author: str, expected: int | None = None
+    ) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].restore(version, author=author, expected=expected)
+
+    async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
+        return await (await self._leading()).manifests[kind].clear(author=author, expected=expected)
+
+    async def explain(self, arrival: Arrival) -> Explanation:
+        term = await self._leading()
+        routing, splitter = term.routing, term.splitting.splitter
+        routing.require_managed()
+        return explain(
+            arrival,
+            routing.table,
+            splitter=splitter,
+            names=self._names,
+            limits=routing.ttl_limits,
+            retrying=routing.retrying,
+        )
+
+    async def poison(self, query: PoisonQuery) -> PoisonPage:
+        return await (await self._leading()).poison.page(query)
+
+    async def poison_entry(self, entry: str) -> PoisonView:
+        return await (await self._leading()).poison.entry(entry)
+
+    async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return await (await self._leading()).poison.replay(entries)
+
+    async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
+        return await (await self._leading()).poison.drop(entries)
+
+    # --- one group
+
+    def _view(self, term: Term, key: Key) -> GroupView:
+        record = term.tracker.record(key)
+        queue, workers = term.queue_board[key], term.worker_board[key]
+        transition, due = _next_transition(term, key)
+        return GroupView(
+            key=key,
+            state=_STATES[record.status] if record is not None else GroupState.STOPPING,
+            generation=term.tracker.generation_of(key),
+            queue=QueueView(self._names.request_queue(key), queue.exists, queue.is_bound),
+            workers=self._workers(term, key, workers),
+            pinned=term.tracker.is_pinned(key),
+            last_activity_at=None if record is None else self._wall(record.last_activity),
+            next_transition=transition,
+            next_transition_at=None if due is None else self._wall(due),
+            reason=_reason(term, key, queue, workers),
+            waiting=tuple(self._waiting(term.backlog.of_group(key))),
+        )
+
+    def _wall(self, monotonic: float) -> float:
+        return self._clock.time() + monotonic - self._clock.monotonic()
+
+    def _workers(self, term: Term, key: Key, facts: WorkerFacts) -> tuple[WorkerView, ...]:
+        by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
+        reported = {worker.worker_id for worker in term.registry.of_key(key)}
+        listed = [worker_id for worker_id in by_id if not term.registry.replicas(worker_id)]  # else those are shown
+        views = []
+        for worker_id in [*listed, *sorted(reported - by_id.keys())]:
+            instance, report = by_id.get(started_as(worker_id)), term.registry[worker_id]
+            views.append(
+                WorkerView(
+                    worker_id=worker_id,
+                    key=key,
+                    external_id=instance.external_id if instance else worker_id,
+                    state=_worker_state(instance, report.state if report else None),
+                    slot=instance.slot if instance else 0,
+                    in_flight=report.in_flight if report else 0,
+                    started_at=instance.started_at if instance else None,
+                    last_report_at=report.at if report else None,
+                    metadata={"driver": self._driver.name},
+                )
+            )
+        return tuple(views)
+
+
+_STATES = {GroupStatus.ACTIVE: GroupState.ACTIVE, GroupStatus.UNBOUND: GroupState.UNBOUND}
+
+
+def _worker_state(instance: Instance | None, reported: WorkerState | None) -> WorkerState:
+    """What the driver says of an end counts more than what the worker said of itself before."""
+    if instance is not None and instance.state is not InstanceState.RUNNING:
+        return WorkerState.STOPPING if instance.state is InstanceState.STOPPING else WorkerState.FAILED
+    return reported or WorkerState.STARTING
+
+
+def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
+    record = term.tracker.record(key)
+    if record is None or term.tracker.is_pinned(key) or term.tracker.is_held(key):
+        return None, None
+    if record.status is GroupStatus.ACTIVE:
+        return GroupState.UNBOUND.value, record.due_at
+    return GroupState.STOPPING.value, record.due_at
+
+
+def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> str:
+    """Why the group is where it is, in a sentence; the most pressing fact first."""
+    tracker = term.tracker
+    status = tracker.status(key)
+    if queue.fault is not None:
+        return str(queue.fault)
+    if workers.failure is not None:
+        return f"its workers cannot be started: {workers.failure.reason}"
+    if workers.waiting_for is not None:
+        return f"it waits for {workers.waiting_for}"
+    if tracker.is_pinned(key):
+        return "it is pinned"
+    if tracker.is_held(key):
+        return "a request for it is on its way to its queue"
+    if status is GroupStatus.ACTIVE:
+        return "it was used within unbind_delay"
+    if tracker.is_retired(key):
+        return "it is to end; its workers stop once the requests in its queue are done"
+    if status is GroupStatus.UNBOUND:
+        return "it was not used for unbind_delay; its workers stop once its queue is proven empty"
+    if not workers.is_empty:
+        return "it is not wanted any more, its workers are ending"
+    return "it is not wanted any more, its queue is deleted once it is proven that nobody holds a request of it"

@@ -1,0 +1,48 @@
+"""Where the API of the daemon that leads is: announced by it at the start of its term, read by those that stand by.
+
+Kept in a global parameter of RabbitMQ, because the token itself is seen by nobody but its holder. It is a hint for
+people and clients: an old leader's late word sends a client to a daemon that says that it does not lead. The term in it
+is what a leader goes on from when the leader queue was deleted, with the last token in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from osrdyne.pool.state.pins import Parameters
+from osrdyne.protocol.control import MAX_TERM
+
+
+class LeaderAddress:
+    """The address of one pool's leader."""
+
+    def __init__(self, parameters: Parameters, *, pool: str) -> None:
+        self._parameters = parameters
+        self.name = f"osrdyne-{pool}-leader"
+        self._announced: object = None
+
+    async def announce(self, url: str, *, term: int) -> None:
+        self._announced = {"api": url, "term": term}
+        await self._parameters.put_global_parameter(self.name, self._announced)
+
+    async def is_missing(self) -> bool:
+        """Whether this daemon's address was announced, and RabbitMQ has none."""
+        return self._announced is not None and await self._parameters.get_global_parameter(self.name) is None
+
+    async def put_again(self) -> None:
+        """Announce the same address again."""
+        await self._parameters.put_global_parameter(self.name, self._announced)
+
+    async def find(self) -> str | None:
+        """The address last announced; None where there is none."""
+        url = (await self._read()).get("api")
+        return url if isinstance(url, str) else None
+
+    async def last_term(self) -> int | None:
+        """The term last announced; None where there is none, or nothing that can be one."""
+        term = (await self._read()).get("term")
+        return term if isinstance(term, int) and not isinstance(term, bool) and 0 <= term <= MAX_TERM else None
+
+    async def _read(self) -> Mapping[str, object]:
+        value = await self._parameters.get_global_parameter(self.name)
+        return value if isinstance(value, dict) else {}

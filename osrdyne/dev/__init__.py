@@ -1,0 +1,1 @@
+"""The embedded stack of `osrdyne dev`, the demo and the tests."""

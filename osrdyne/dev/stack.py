@@ -1,0 +1,91 @@
+"""The embedded stack: a private RabbitMQ, a daemon with the subprocess driver, everything in one process tree.
+
+Behind `osrdyne dev` and the demo. While a stack runs, a file only this user can read tells the other commands where
+it is, so that `osrdyne call` in another terminal needs no options. Nothing of it is left when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from osrdyne.aio.clock import SystemClock
+from osrdyne.config.models import Settings
+from osrdyne.daemon.daemon import Daemon
+from osrdyne.daemon.term import StopRequest
+from osrdyne.dev.announcement import announced
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.dev.sample_data import default_directory, generate_tpch, sql_configuration
+
+SAMPLE_SPARK_CONF = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+"""Small enough for a laptop with several workers side by side."""
+
+
+def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:
+    """The settings with TPC-H sample data at the given scale factors as the application's configuration."""
+    directory = default_directory()
+    for scale in scales:
+        generate_tpch(directory, scale)
+    worker = settings.worker.model_copy(
+        update={
+            "config": sql_configuration(directory),
+            "spark_master": "local[2]",
+            "spark_conf": {**SAMPLE_SPARK_CONF, **settings.worker.spark_conf},
+        }
+    )
+    return settings.model_copy(update={"worker": worker})
+
+
+@asynccontextmanager
+async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
+    """Start a broker and a daemon, and stop them and all workers at the end; gives the settings in force.
+
+    Raises what the daemon raises when it cannot start, and stops the stack when it fails.
+    """
+    async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as broker:
+        embedded = settings.broker.model_copy(
+            update={
+                "uri": SecretStr(broker.amqp_uri),
+                "management_uri": SecretStr(broker.management_uri),
+                "scoped_credentials": True,
+            }
+        )
+        with tempfile.TemporaryDirectory(prefix="osrdyne-dev-") as directory:
+            effective = _with_state(settings.model_copy(update={"broker": embedded}), Path(directory))
+            daemon = Daemon(effective, clock=SystemClock())
+            daemon.api.bind()
+            stop = StopRequest(asyncio.Event(), stop_workers=True)
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(daemon.serve(stop), name="daemon")
+                try:
+                    with announced(effective, api_port=daemon.api.port, api_socket=daemon.api.local_path):
+                        await daemon.wait_leading()
+                        yield _with_port(effective, daemon.api.port)
+                finally:
+                    stop.requested.set()
+                    await asyncio.wait({serving})
+
+
+def _with_state(settings: Settings, directory: Path) -> Settings:
+    """Keep what the subprocess driver writes in a directory that ends with the stack."""
+    if settings.driver.name != "subprocess":
+        return settings
+    options = {
+        "state_directory": str(directory / "state"),
+        "log_directory": str(directory / "logs"),
+        **settings.driver.options,
+    }
+    return settings.model_copy(update={"driver": settings.driver.model_copy(update={"options": options})})
+
+
+def _with_port(settings: Settings, port: int) -> Settings:
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"port": port})})

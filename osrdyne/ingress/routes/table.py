@@ -1,0 +1,95 @@
+"""Which routes a request takes, and which of them decides for each endpoint. Source: Azure IoT Edge routes;
+docs/ingress.md.
+
+Pure. Used by the ingress for every request and by `explain`, which looks at every route and says what came of it. The
+ingress looks only at routes that an index by source and by what their conditions demand leaves over: a thousand routes
+that ask for different values of a header cost little more than one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from osrdyne.ingress.conditions import Undefined
+from osrdyne.ingress.requests import Arrival
+from osrdyne.ingress.routes.index import Places, RouteIndex, first
+from osrdyne.ingress.routes.manifest import Manifest
+from osrdyne.ingress.routes.route import UPSTREAM, Endpoint, Route, matches_source
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What one route made of a request. `condition` is None where its source did not match, or it has none."""
+
+    route: Route
+    source: bool
+    condition: bool | Undefined | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self.source and (self.route.statement.condition is None or self.condition is True)
+
+
+class RouteTable:
+    """The routes of one manifest, ready to be asked."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        # Of several routes to one endpoint the most urgent counts, and then the first: the rest needs no look.
+        self._by_rank = sorted(manifest.routes, key=lambda route: route.rank)
+        self._declared = {route.name: place for place, route in enumerate(manifest.routes)}
+        self._by_source: defaultdict[tuple[str, ...], RouteIndex] = defaultdict(RouteIndex)
+        self._same_endpoint: defaultdict[Endpoint, Places] = defaultdict(int)
+        for place, route in enumerate(self._by_rank):
+            condition, endpoint = route.statement.condition, route.statement.endpoint
+            self._by_source[route.statement.source].add(place, () if condition is None else condition.clauses)
+            self._same_endpoint[endpoint] |= 1 << place
+
+    def winners(self, arrival: Arrival) -> list[Route]:
+        """The route that counts for each endpoint, endpoints in declared order of these routes; empty: no route."""
+        segments = _segments(arrival)
+        found: dict[Endpoint, Route] = {}
+        left = self._candidates(arrival, segments)
+        while left:
+            route = self._by_rank[first(left)]
+            endpoint = resolved(route.statement.endpoint, arrival)
+            if endpoint in found or _examine(route, segments, arrival).taken:
+                found.setdefault(endpoint, route)
+                left &= ~self._same_endpoint[route.statement.endpoint]
+            else:
+                left &= left - 1  # all but the first
+        return sorted(found.values(), key=lambda route: self._declared[route.name])
+
+    def _candidates(self, arrival: Arrival, segments: tuple[str, ...]) -> Places:
+        """The routes whose source matches, and whose condition is worth a look."""
+        found = 0
+        for length in range(len(segments) + 1):
+            index = self._by_source.get(segments[:length])
+            if index is not None:
+                found |= index.candidates(arrival.sample)
+        return found
+
+    def examine(self, arrival: Arrival) -> Iterator[Examined]:
+        """Every route in declared order."""
+        segments = _segments(arrival)
+        return (_examine(route, segments, arrival) for route in self.manifest.routes)
+
+
+def resolved(endpoint: Endpoint, arrival: Arrival) -> Endpoint:
+    """The endpoint for this request: one that names the request's own key and path is the same as `$upstream`."""
+    own = (arrival.request.key, arrival.request.path)
+    return UPSTREAM if (endpoint.key, endpoint.path) == own else endpoint
+
+
+def _segments(arrival: Arrival) -> tuple[str, ...]:
+    return tuple(arrival.source.lower().strip("/").split("/"))
+
+
+def _examine(route: Route, segments: tuple[str, ...], arrival: Arrival) -> Examined:
+    statement = route.statement
+    if not matches_source(statement, segments):
+        return Examined(route, source=False)
+    condition = statement.condition
+    return Examined(route, source=True, condition=None if condition is None else condition.evaluate(arrival.sample))

@@ -1,0 +1,1 @@
+"""The splitter: rules that send requests of one key to groups of their own. Pure."""

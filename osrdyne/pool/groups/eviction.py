@@ -1,0 +1,117 @@
+"""The room maker: while groups wait for a place, the least recently used idle ones are asked to end.
+
+It only asks: the group is unbound at once and ends the ordinary way, on evidence that its queue is empty; a request
+that comes meanwhile keeps it, and another one is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.changes import Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.state.admission import Admission, Candidate, choose_to_end
+from osrdyne.pool.state.groups import GroupRecord, GroupStatus
+from osrdyne.pool.state.observed import WorkerBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.views import WorkerState
+from osrdyne.protocol.names import Key
+
+LOOK_INTERVAL = 5.0
+"""Seconds between two looks while groups wait."""
+AT_REST = frozenset({WorkerState.READY, WorkerState.IDLE})
+
+
+class RoomMaker:
+    """Chooses who makes room, in one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        admission: Admission,
+        board: WorkerBoard,
+        registry: WorkerRegistry,
+        totals: FreshTotals,
+        idle_for: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._admission = admission
+        self._board = board
+        self._registry = registry
+        self._totals = totals
+        self._seen_busy: dict[Key, float] = {}
+        self._idle_for = idle_for
+        self._clock = clock
+        self._wakeup = Wakeup(clock)
+        admission.on_waiting = self._wakeup.set
+        metrics.groups_waiting.set_function(lambda: len(admission.waiting()))
+        metrics.distinct_keys.set_function(lambda: len(admission.census))
+        self._log: Logger = get_logger("room_maker")
+
+    async def run(self) -> None:
+        """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the room maker")
+            await self._look_while_groups_wait()
+
+    async def _look_again_on(self, totals: Subscription[Key]) -> None:
+        while True:
+            await totals.wait()
+            if self._admission.waiting():
+                self._wakeup.set()
+
+    async def _look_while_groups_wait(self) -> None:
+        while True:
+            await self._wakeup.wait(LOOK_INTERVAL if self._admission.waiting() else None)
+            self.look()
+
+    def look(self) -> None:
+        """One pass."""
+        waiting = len(self._admission.waiting())
+        if not waiting:
+            self._seen_busy.clear()
+            return
+        candidates = [
+            self._candidate(key, record)
+            for key in self._admission.up()
+            if (record := self._tracker.record(key)) is not None
+        ]
+        for key in choose_to_end(candidates, waiting=waiting, now=self._clock.monotonic(), idle_for=self._idle_for):
+            if self._tracker.retire(key):
+                self._log.info("group makes room", key=key, waiting=waiting)
+
+    def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
+        stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
+        self._ask_queue(key, record)
+        return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
+
+    def _ask_queue(self, key: Key, record: GroupRecord) -> None:
+        """Workers that do not report completion stay busy after their first request: their queue says when they are
+        idle. It is asked for groups that could make room otherwise."""
+        busy = [worker for worker in self._registry.of_key(key) if worker.state is WorkerState.BUSY]
+        if not busy or any(worker.reports_completion for worker in busy) or record.status is not GroupStatus.ACTIVE:
+            return
+        if self._clock.monotonic() - record.last_activity < self._idle_for:
+            return
+        after = max(worker.heard_at for worker in busy)
+        messages = self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))
+        if messages == 0:
+            self._registry.note_empty_queue(key, sampled_after=after)
+        elif messages:
+            self._seen_busy[key] = self._clock.monotonic()
+
+    def _is_at_rest(self, key: Key) -> bool:
+        """Every worker of the group has said that it has nothing to do; a failed group has none, and is at rest."""
+        facts = self._board[key]
+        if facts.stopping or facts.starting:
+            return False
+        reports = [self._registry[instance.worker_id] for instance in facts.instances]
+        return all(report is not None and report.state in AT_REST and not report.in_flight for report in reports)

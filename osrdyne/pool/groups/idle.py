@@ -1,0 +1,83 @@
+"""The idle judge: ends UNBOUND groups whose `stop_delay` is over, on evidence and not on the clock alone.
+
+Before the workers of a group are stopped, a listing must show that its queue is empty, unacknowledged deliveries
+included; so a lost activity report costs nothing but a cycle, and a busy worker is never stopped (lifecycle:
+idle-needs-a-fresh-total).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.changes import Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.planning import stop_evidence_after
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+
+LOOK_INTERVAL = 10.0
+"""Between looks at groups that cannot be judged yet, because their queue has not answered, seconds."""
+
+
+class IdleJudge:
+    """Decides about the end of groups."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        board: QueueBoard,
+        workers: WorkerBoard,
+        totals: FreshTotals,
+        settle_delay: float,
+        clock: Clock,
+    ) -> None:
+        self._tracker = tracker
+        self._board = board
+        self._workers = workers
+        self._totals = totals
+        self._settle_delay = settle_delay
+        self._clock = clock
+        self._seen_busy: dict[Key, float] = {}
+        self._interval = min(LOOK_INTERVAL, max(1.0, settle_delay))
+        self._log: Logger = get_logger("idle_judge")
+
+    async def run(self) -> None:
+        """Judge the groups that become due, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the idle judge")
+            while True:
+                due = bool(self._tracker.stop_due_keys())
+                await self._tracker.stop_due.wait(self._interval if due else None)
+                self.judge()
+
+    async def _look_again_on(self, totals: Subscription[Key]) -> None:
+        while True:
+            await totals.wait()
+            self._tracker.stop_due.set()
+
+    def judge(self) -> None:
+        """One pass over the groups that are due."""
+        due = self._tracker.stop_due_keys()
+        self._seen_busy = {key: at for key, at in self._seen_busy.items() if key in due}
+        for key in due:
+            if not self._board[key].exists:
+                self._tracker.end(key)  # no queue, so nothing that could be lost
+                continue
+            messages = self._messages(key)
+            if messages == 0 and self._tracker.end(key):
+                self._log.info("group ends", key=key)
+            elif messages and self._tracker.is_retired(key) and self._workers[key].instances:
+                self._seen_busy[key] = self._clock.monotonic()  # its workers finish what is there; then ask again
+            elif messages:
+                self._tracker.require_worker_group(key)
+                self._log.info("group is not idle after all", key=key, messages=messages)
+
+    def _messages(self, key: Key) -> int | None:
+        after = stop_evidence_after(self._board[key], settle_delay=self._settle_delay)
+        if after is None:
+            return None
+        return self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))

@@ -1,0 +1,281 @@
+"""The request queues loop: makes queues and bindings what the tracker expects, key by key.
+
+One actor per key that has something to do: it reads the newest wish and the newest facts, takes one step, and looks
+again (lifecycle: one-actor-per-key), so that one key's failure or wait delays nobody else. It never branches on what
+woke it.
+A new term finds keys that have to be bound again: these take turns in the background, a few at a time, until a request
+waits for one. New keys do not wait for them.
+It writes the queue facts, and talks to the broker only through `RequestQueues`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.changes import ChangeFeed, Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
+from osrdyne.errors import BrokerConflictError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.planning import QueueStep, delete_evidence_after, plan_queue
+from osrdyne.pool.ports import RequestQueues
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.observed import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.protocol.names import Key
+
+DELETE_RETRY = Backoff(initial=1.0, maximum=30.0)
+"""Between attempts to delete a queue that somebody still uses, or that gave no evidence."""
+EVIDENCE_INTERVAL = 15.0
+"""How often the total of a queue that gave none is asked for again, seconds."""
+RECHECK_INTERVAL = 60.0
+"""How long an actor waits for a change before it looks again all the same, seconds."""
+CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
+"""Between attempts to get a queue that exists with other arguments, which only a person can remove."""
+BACKGROUND = 16
+"""How many keys that a term has found are bound or unbound again at once, as long as no request waits for them. The
+token channel carries out one command after the other: what a request waits for comes behind so many at most."""
+
+
+class RequestQueuesLoop:
+    """Converges the request queues of one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        queues: RequestQueues,
+        board: QueueBoard,
+        workers: WorkerBoard,
+        totals: FreshTotals,
+        settle_delay: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._queues = queues
+        self._board = board
+        self._workers = workers
+        self._totals = totals
+        self._settle_delay = settle_delay
+        self._clock = clock
+        self._metrics = metrics
+        self._asked: ChangeFeed[Key] = ChangeFeed()
+        self._actors: dict[Key, Wakeup] = {}
+        self._found: set[Key] = set()
+        self._background: dict[Key, None] = {}
+        self._in_background: set[Key] = set()
+        self._group: asyncio.TaskGroup
+        self._log: Logger = get_logger("request_queues")
+
+    async def run(self) -> None:
+        """Wake the actor of every key whose wish or worker facts changed, for ever."""
+        sources = [
+            self._tracker.subscribe(),
+            self._workers.feed.subscribe(already=self._board.keys()),
+            self._totals.feed.subscribe(),
+            self._asked.subscribe(),
+        ]
+        async with asyncio.TaskGroup() as self._group:
+            self._group.create_task(self._hurry_on(self._board.awaited.subscribe()), name="awaited request queues")
+            for source in sources:
+                self._group.create_task(self._wake_on(source), name="request queue changes")
+
+    async def _wake_on(self, changes: Subscription[Key]) -> None:
+        while True:
+            for key in await changes.wait():
+                self._wake(key)
+
+    def _wake(self, key: Key) -> None:
+        woken = self._actors.get(key)
+        if woken is not None:
+            woken.set()
+        elif self._next_step(key) is not QueueStep.DONE:
+            if key in self._found and not self._board.is_awaited(key):
+                self._background[key] = None
+                self._go_on_in_background()
+            else:
+                self._start(key)
+
+    def _start(self, key: Key) -> None:
+        self._found.discard(key)
+        self._actors[key] = Wakeup(self._clock)
+        self._group.create_task(self._act(key), name=f"queue of {key!r}")
+
+    async def _hurry_on(self, awaited: Subscription[Key]) -> None:
+        """A request waits for the key: it does not wait for its turn any more."""
+        while True:
+            for key in await awaited.wait():
+                self._background.pop(key, None)
+                self._wake(key)
+
+    def _end_turn(self, key: Key) -> None:
+        """A key's turn in the background is over with its first command."""
+        if key in self._in_background:
+            self._in_background.discard(key)
+            self._go_on_in_background()
+
+    def _go_on_in_background(self) -> None:
+        """Start the next keys that wait for their turn."""
+        while self._background and len(self._in_background) < BACKGROUND:
+            key = next(iter(self._background))
+            del self._background[key]
+            if key not in self._actors and self._next_step(key) is not QueueStep.DONE:
+                self._in_background.add(key)
+                self._start(key)
+
+    def _next_step(self, key: Key) -> QueueStep:
+        wish, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
+        after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if wish is None else None
+        return plan_queue(
+            wish,
+            queue,
+            workers,
+            now=self._clock.monotonic(),
+            settle_delay=self._settle_delay,
+            messages=None if after is None else self._totals.messages(key, after=after),
+        )
+
+    async def _act(self, key: Key) -> None:
+        """Take steps until there is none left. Never cancelled inside a command, only with its term."""
+        woken = self._actors[key]
+        failures = 0
+        try:
+            while (step := self._next_step(key)) is not QueueStep.DONE:
+                try:
+                    wait = await self._take(step, key, failures)
+                except BrokerConflictError as error:
+                    failures += 1
+                    self._board.update(key, fault=error)
+                    self._log.error("request queue cannot be had", key=key, error=str(error))
+                    wait = CONFLICT_RETRY.delay(failures)
+                else:
+                    # Waiting for others is no failure; a queue that could not be deleted is.
+                    failed = step in {QueueStep.DELETE, QueueStep.DISPOSE} and wait is not None
+                    failures = failures + 1 if failed else 0
+                self._end_turn(key)
+                if wait is not None:
+                    await woken.wait(wait)
+            self._end_turn(key)  # where there was nothing to do any more
+            self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
+        finally:
+            del self._actors[key]
+
+    async def _take(self, step: QueueStep, key: Key, failures: int) -> float | None:
+        """Take one step. None: look again at once; else seconds to wait for a change."""
+        match step:
+            case QueueStep.DECLARE:
+                await self._queues.declare(key)
+                self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
+                self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
+            case QueueStep.CHECK:
+                await self._check(key)
+                return None
+            case QueueStep.BIND:
+                await self._queues.bind(key)
+                now = self._clock.monotonic()
+                self._board.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
+            case QueueStep.UNBIND:
+                # Withdrawn before it is sent (13).
+                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None, doubted=False)
+                await self._queues.unbind(key)
+                self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
+            case QueueStep.DELETE:
+                return await self._delete(key, failures)
+            case QueueStep.DISPOSE:
+                return await self._dispose(key, failures)
+            case QueueStep.WAIT_FOR_SETTLE:
+                return self._settle_delay
+            case QueueStep.KEEP:
+                self._keep(key, DeleteOutcome.NOT_EMPTY)
+                return None
+            case QueueStep.WAIT_FOR_TOTAL:
+                return EVIDENCE_INTERVAL
+            case QueueStep.WAIT_FOR_STOP | QueueStep.WAIT_FOR_WORKERS:
+                return RECHECK_INTERVAL
+        self._metrics.queue_commands.labels(command=step.value).inc()
+        # A new key has one line at info, "worker started".
+        level = self._log.debug if step in {QueueStep.DECLARE, QueueStep.BIND} else self._log.info
+        level("request queue changed", key=key, step=step.value)
+        return None
+
+    async def _check(self, key: Key) -> None:
+        """Ask RabbitMQ about a group whose queue or binding may be gone, and believe the answer."""
+        asked_at = self._clock.monotonic()
+        found = await self._queues.check(key)
+        if found is QueueCheck.MISSING:
+            self._note_repair("request_queue", "request queue is gone, declaring it again", key)
+            self._board.update(key, exists=False)
+            return
+        if found is QueueCheck.UNBOUND:
+            self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
+        # Only bind-ok of this term says that it is bound (9): an answer of the HTTP API never does.
+        binding = self._board[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
+        self._board.update(key, binding=binding, doubted=False, checked_at=asked_at)
+
+    def _note_repair(self, kind: str, event: str, key: Key) -> None:
+        self._metrics.topology_repairs.labels(object=kind).inc()
+        self._log.warning(event, key=key)
+
+    async def _delete(self, key: Key, failures: int) -> float | None:
+        outcome = await self._queues.delete_if_proven_empty(key)
+        if outcome is DeleteOutcome.DELETED:
+            self._board.update(key, exists=False)
+            self._metrics.queue_commands.labels(command="delete").inc()
+            self._log.info("request queue deleted", key=key)
+            return None
+        self._keep(key, outcome)
+        return None if self._tracker.status(key) is not None else DELETE_RETRY.delay(failures + 1)
+
+    async def _dispose(self, key: Key, failures: int) -> float | None:
+        """Delete a store of a group that goes on; workers may need some time to let go of it (31)."""
+        priority = self._board[key].disposable[0]
+        outcome = await self._queues.delete_store(key, priority)
+        if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
+            return DELETE_RETRY.delay(failures + 1)
+        self._board.update(key, disposable=tuple(one for one in self._board[key].disposable if one != priority))
+        if outcome is DeleteOutcome.DELETED:
+            self._metrics.queue_commands.labels(command="delete").inc()
+            self._log.info("queue of a priority that no route uses deleted", key=key, priority=priority)
+        return None
+
+    def _keep(self, key: Key, outcome: DeleteOutcome) -> None:
+        self._metrics.deletes_refused.inc()
+        self._log.info("request queue kept", key=key, reason=outcome.value)
+        if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
+            self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
+
+    def doubt(self, key: Key, *, since: float) -> None:
+        """Something that was seen at `since` (monotonic) shows that the queue of this key, or its binding, may be gone,
+        although it is believed bound: ask RabbitMQ, unless it was asked or bound after that.
+
+        Until the answer the key counts as not bound, so that no request is forwarded into the void.
+        """
+        facts = self._board[key]
+        if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
+            self._board.update(key, doubted=True)
+            self.look_at(key)
+
+    def doubt_all(self) -> None:
+        """The bindings of all groups may be gone."""
+        now = self._clock.monotonic()
+        for key in self._board.existing():
+            self.doubt(key, since=now)
+
+    def look_at(self, key: Key) -> None:
+        """Somebody found that the facts of this key have changed."""
+        self._asked.notify(key)
+
+    def adopt(self, key: Key) -> None:
+        """A queue of this key was listed; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
+        if not self._board[key].exists:
+            self._found.add(key)
+            self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
+
+    def busy_keys(self) -> set[Key]:
+        """Keys with a command in flight or waited for; a slow listing says nothing about them (lifecycle: resync)."""
+        return set(self._actors)

@@ -1,0 +1,182 @@
+"""Compares what the daemon has declared with what RabbitMQ has, every few seconds, and repairs what was changed.
+
+Missing exchanges, queues and bindings are declared again on a channel of their own, the policy and parameters are put
+through the HTTP API; nothing is ever deleted, and nothing goes over the channel of the leader token. Before a repair
+the leader makes sure that it still leads, or a deposed one would fight over the policy with its successor. What exists
+with other arguments, or another policy that comes first, only a person can change: it is logged and shown by `status`.
+The leader queue is left out: its loss ends the term, and the next one declares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.topology.comparison import Deviation, ObjectKind, Problem, compare, expected_objects
+from osrdyne.broker.topology.declarations import Queue, QueueBinding, Topology
+from osrdyne.broker.topology.policies import PolicySpec
+from osrdyne.errors import BrokerConflictError, BrokerError, LeadershipLostError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.ports import Lease
+from osrdyne.pool.views import ComponentView
+from osrdyne.protocol.names import PoolNames, QueueName
+
+LEAST_PAUSE = 1.0
+"""Seconds between two comparisons, however often one is asked for."""
+COMPONENT = "topology"
+
+
+class KeptParameter(Protocol):
+    """A global parameter that the daemon keeps in RabbitMQ. `name`: of the parameter."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def is_missing(self) -> bool:
+        """Whether RabbitMQ does not have it, although it was put."""
+        ...
+
+    async def put_again(self) -> None:
+        """Put what was put last."""
+        ...
+
+
+class TopologyWatch:
+    """The objects of one pool in one term.
+
+    `expected`: what has to be declared now; `declare` declares it. `declare_waits`: declares the queues where requests
+    wait for their next attempt. `doubt_bindings`: has the bindings of all request queues checked.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        expected: Callable[[], Topology],
+        policy: Callable[[], PolicySpec],
+        parameters: Sequence[KeptParameter],
+        management: ManagementClient,
+        declare: Callable[[Topology], Awaitable[None]],
+        declare_waits: Callable[[], Awaitable[None]],
+        doubt_bindings: Callable[[], None],
+        lease: Lease,
+        interval: float,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._names = names
+        self._expected = expected
+        self._policy = policy
+        self._parameters = parameters
+        self._management = management
+        self._declare = declare
+        self._declare_waits = declare_waits
+        self._doubt_bindings = doubt_bindings
+        self._lease = lease
+        self._interval = interval
+        self._clock = clock
+        self._metrics = metrics
+        self._wakeup = Wakeup(clock)
+        self._compared_at = clock.monotonic()
+        self._repairs = 0
+        self._last_repair = ""
+        self._conflicts: list[Deviation] = []
+        self._failure: str | None = None
+        self._log: Logger = get_logger(COMPONENT, pool=names.pool)
+
+    async def run(self) -> None:
+        """Compare every `interval` seconds, and soon when asked to, for ever. Raises `LeadershipLostError`."""
+        while True:
+            await self._wakeup.wait(self._interval)
+            try:
+                await self.check()
+                self._failure = None
+            except LeadershipLostError:
+                raise
+            except BrokerError as error:
+                self._failure = str(error)
+                self._log.warning("topology cannot be compared or repaired", error=str(error))
+            await self._clock.sleep(min(LEAST_PAUSE, self._interval))
+
+    def check_soon(self) -> None:
+        """Something shows that an object may be missing."""
+        self._wakeup.set()
+
+    async def check(self) -> None:
+        """One comparison, and the repairs that it asks for."""
+        expected = self._expected()
+        declarations = tuple(item for item in expected.declarations if not self._is_leader_queue(item))
+        objects = expected_objects(self._names, Topology(declarations), self._policy())
+        deviations = await compare(self._management, objects, pool=self._names.pool)
+        self._note_conflicts([one for one in deviations if one.problem is Problem.CONFLICT])
+        repairable = [one for one in deviations if one.repair is not None]
+        if repairable:
+            await self._lease.confirm()
+            await self._repair(repairable)
+        for parameter in self._parameters:
+            if await parameter.is_missing():
+                await self._lease.confirm()
+                await parameter.put_again()
+                self._note_repair(Deviation(ObjectKind.PARAMETER, parameter.name, Problem.MISSING, "is missing"))
+        self._compared_at = self._clock.monotonic()
+
+    def _is_leader_queue(self, item: object) -> bool:
+        return isinstance(item, Queue) and item.name == self._names.leader_queue
+
+    async def _repair(self, deviations: Sequence[Deviation]) -> None:
+        declarations, waits = [], False
+        for one in deviations:
+            if isinstance(one.repair, PolicySpec):
+                await self._management.put_policy(self._policy())  # the routes may have changed since
+                self._note_repair(one)
+            elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_wait_queue(one.repair):
+                waits = True
+            elif one.repair is not None:
+                declarations.append(one.repair)
+        try:
+            await self._declare(Topology(tuple(declarations)))
+        except BrokerConflictError as error:  # declared by another client since the comparison
+            self._log.error("object of the pool exists with other arguments", error=error.message)
+            return
+        if waits:
+            await self._declare_waits()
+        for one in deviations:
+            if not isinstance(one.repair, PolicySpec):
+                self._note_repair(one)
+        if any(one.kind is ObjectKind.EXCHANGE for one in deviations):
+            self._doubt_bindings()  # they went with their exchange
+
+    def _is_of_wait_queue(self, item: Queue | QueueBinding) -> bool:
+        name: QueueName = item.name if isinstance(item, Queue) else item.queue
+        return self._names.delay_of_wait_queue(name) is not None
+
+    def _note_repair(self, one: Deviation) -> None:
+        self._repairs += 1
+        self._last_repair = f"{one.kind} {one.name}"
+        self._metrics.topology_repairs.labels(object=one.kind.value).inc()
+        self._log.warning("object of the pool repaired", object=one.kind.value, name=one.name, problem=one.detail)
+
+    def _note_conflicts(self, conflicts: list[Deviation]) -> None:
+        for one in conflicts:
+            if one not in self._conflicts:
+                self._log.error(
+                    "object of the pool cannot be repaired", object=one.kind.value, name=one.name, problem=one.detail
+                )
+        self._conflicts = conflicts
+
+    def component(self) -> ComponentView:
+        """For `status`: what is wrong and cannot be repaired, or what was repaired in this term."""
+        if self._conflicts:
+            first, more = self._conflicts[0], len(self._conflicts) - 1
+            others = f", and {more} more" if more else ""
+            return ComponentView(COMPONENT, False, f"{first}{others}; `osrdyne doctor` says what to do")
+        if self._failure is not None:
+            return ComponentView(COMPONENT, False, f"not compared: {self._failure}", fatal=False)
+        detail = f"as declared, compared {self._clock.monotonic() - self._compared_at:.0f} s ago"
+        if self._repairs:
+            detail += f"; repaired in this term: {self._repairs}, the last: {self._last_repair}"
+        return ComponentView(COMPONENT, True, detail)

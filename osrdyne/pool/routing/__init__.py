@@ -1,0 +1,1 @@
+"""Routes and splitter of a managed pool in one term: manifests, priorities, retries, deadlines."""

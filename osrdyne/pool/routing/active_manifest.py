@@ -1,0 +1,156 @@
+"""The manifest of one kind that is in force in one term: read when it begins, followed, changed through the API.
+
+What is in force changes at once, for requests that come after it. Each kind says what that means for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Generic
+
+from osrdyne.aio.clock import Clock
+from osrdyne.errors import BrokerError, PoolConflictError, VersionConflictError
+from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestStore
+
+FOLLOW_INTERVAL = 30.0
+"""How often what is in force is compared with what is kept, seconds."""
+NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to managed, and restart the daemon."
+
+
+class ManifestInForce(ABC, Generic[D]):
+    """The manifest of one kind; a direct pool has none.
+
+    A change may name the version that it expects to be in force, 0 for none: another one is a `VersionConflictError`.
+    """
+
+    def __init__(self, store: ManifestStore[D], *, managed: bool, clock: Clock) -> None:
+        self._store = store
+        self._managed = managed
+        self._clock = clock
+        self._changing = asyncio.Lock()
+        self._kept: KeptManifest | None = None
+        self._log: Logger = get_logger(store.kind.value)
+
+    @abstractmethod
+    async def _use(self, manifest: D | None) -> None:
+        """Decide by this manifest from now on, or by none. Raises `BrokerError`: then the former one stays."""
+
+    async def load(self) -> None:
+        """At the beginning of a term: put in force what is kept."""
+        if self._managed:
+            kept = await self._store.current()
+            if kept is not None:
+                await self._put_in_force(kept, await self._store.load_kept(kept))
+
+    async def run(self) -> None:
+        """Follow what is kept, for ever."""
+        while True:
+            await self._clock.sleep(FOLLOW_INTERVAL)
+            try:
+                await self.follow()
+            except BrokerError as error:
+                self._log.warning("manifest cannot be compared with the one kept", error=str(error))
+
+    async def follow(self) -> None:
+        """Put in force what is kept, if that is something else: a leader may write while it loses the lead."""
+        if not self._managed:
+            return
+        async with self._changing:
+            kept = await self._store.current()
+            if kept is not None and kept != self._kept:
+                self._log.warning(
+                    "another manifest is kept than was in force", version=kept.version, author=kept.author
+                )
+                await self._put_in_force(kept, await self._store.load_kept(kept))
+
+    @property
+    def name(self) -> str:
+        """The parameter that holds the manifest."""
+        return self._store.name
+
+    async def is_missing(self) -> bool:
+        """Whether a manifest is in force, and RabbitMQ has none."""
+        return self._kept is not None and await self._store.is_missing()
+
+    async def put_again(self) -> None:
+        """Keep the manifest in force again, unless another one was put meanwhile."""
+        async with self._changing:
+            if self._kept is not None and await self._store.is_missing():
+                await self._store.put_again(self._kept)
+
+    async def change(self, manifest: D | None, *, author: str, expected: int | None = None) -> ManifestChange:
+        """Keep a manifest and put it in force; None: from now on there is none.
+
+        Raises `PoolConflictError` in a direct pool, `VersionConflictError`, `BrokerError`.
+        """
+        self.require_managed()
+        async with self._changing:
+            await self._require_version(expected)
+            return await self._change(manifest, author=author)
+
+    async def _change(self, manifest: D | None, *, author: str) -> ManifestChange:
+        kept = await self._store.save(manifest, author=author, at=self._clock.time())
+        await self._put_in_force(kept, manifest)
+        return ManifestChange(kept, () if manifest is None else manifest.warnings)
+
+    async def change_text(self, text: str, *, author: str, expected: int | None = None) -> ManifestChange:
+        """As `change`. Raises `InvalidDocumentError` with every error of the text."""
+        self.require_managed()
+        await self._require_version(expected)  # before the work; and again when it is done
+        return await self.change(await self._store.load(text), author=author, expected=expected)
+
+    async def clear(self, *, author: str, expected: int | None = None) -> ManifestChange:
+        """Return to no manifest. Raises `PoolConflictError` where there is none."""
+        self.require_managed()
+        current = await self._store.current()
+        if current is None or current.stored is None:
+            raise PoolConflictError("There is no manifest in force.")
+        return await self.change(None, author=author, expected=expected)
+
+    async def restore(self, version: int, *, author: str, expected: int | None = None) -> ManifestChange:
+        """Put an earlier version in force again. Raises `PoolConflictError` when it is not kept."""
+        for kept in await self.history():
+            if kept.version == version:
+                try:
+                    manifest = await self._store.load_kept(kept)
+                except InvalidDocumentError as error:
+                    raise PoolConflictError(f"The version {version} cannot be read any more: {error}") from error
+                return await self.change(manifest, author=author, expected=expected)
+        raise PoolConflictError(
+            f"There is no version {version}: `osrdyne {self._store.kind} history` shows those that are kept."
+        )
+
+    async def current(self) -> KeptManifest | None:
+        """The version in force. Raises `PoolConflictError` in a direct pool."""
+        self.require_managed()
+        return await self._store.current()
+
+    async def history(self) -> list[KeptManifest]:
+        """Every version that is kept, the newest first. Raises `PoolConflictError` in a direct pool."""
+        self.require_managed()
+        return await self._store.history()
+
+    def require_managed(self) -> None:
+        """Raises `PoolConflictError` in a direct pool."""
+        if not self._managed:
+            raise PoolConflictError(NOT_MANAGED)
+
+    async def _require_version(self, expected: int | None) -> None:
+        if expected is None:
+            return
+        current = await self._store.current()
+        version = 0 if current is None else current.version
+        if version != expected:
+            by = f"version {version} of {current.author}" if current is not None else "no version"
+            raise VersionConflictError(
+                f"The change expects {f'version {expected}' if expected else 'no version'} in force, but {by} is.",
+                version=version,
+            )
+
+    async def _put_in_force(self, kept: KeptManifest, manifest: D | None) -> None:
+        await self._use(manifest)
+        self._kept = kept
+        self._log.info("manifest in force", version=kept.version, author=kept.author, empty=manifest is None)

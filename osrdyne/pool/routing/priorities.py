@@ -1,0 +1,164 @@
+"""The priority classes that the groups of a managed pool have: adds what is missing, and tells workers.
+
+The request queues loop makes the queues; this says which, and has every group looked at again. Used by the ingress, and
+by the managed pool when its routes change. In a direct pool only workers of groups that still have stores are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.queues.loop import RequestQueuesLoop
+from osrdyne.pool.state.observed import Binding, QueueBoard
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.views import WorkerState
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.protocol.names import Key, QueueName
+
+LOOK_INTERVAL = 10.0
+"""How often it is looked who has to be told, seconds."""
+TELL_AGAIN_AFTER = 60.0
+"""Seconds until a worker is told the same again: a control message may get lost."""
+NEEDED_FOR = 60.0
+"""How long a class is kept that no route uses and that requests came back for, seconds."""
+
+
+SILENT_FOR = 60.0
+"""How long a worker that serves may go without a report of what it runs before it is warned about, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a worker was told last, and when (monotonic)."""
+
+    queues: list[QueueName]
+    at: float
+
+
+class PriorityClasses:
+    """The classes in use."""
+
+    def __init__(
+        self,
+        *,
+        layout: QueueLayout,
+        board: QueueBoard,
+        registry: WorkerRegistry,
+        queues: RequestQueuesLoop,
+        control: WorkerControl,
+        clock: Clock,
+    ) -> None:
+        self._layout = layout
+        self._board = board
+        self._registry = registry
+        self._queues = queues
+        self._control = control
+        self._clock = clock
+        self._of_routes: frozenset[int] = frozenset()
+        self._needed_again: dict[int, float] = {}
+        self._told: dict[str, _Told] = {}
+        self._silent_since: dict[str, float] = {}
+        self.silent: Mapping[str, Key] = {}
+        """Workers that have never reported what they run although their group has several queues, with their keys. Such
+        a worker may consume only the queue that it was started with; requests with a priority then wait and expire."""
+        self._changed = Wakeup(clock)
+        self._log: Logger = get_logger("classes")
+
+    @property
+    def of_routes(self) -> frozenset[int]:
+        """The priorities that some route uses."""
+        return self._of_routes
+
+    def use(self, priorities: Iterable[int]) -> None:
+        """From now on every group has a queue for each of these; their exchanges exist. Whoever waits until a group is
+        bound waits until it has them."""
+        self._of_routes = frozenset(priorities)
+        self._apply()
+
+    def require(self, priority: int | None) -> None:
+        """A request of this class is under way, which perhaps no route uses any more."""
+        if priority is None or priority in self._of_routes:
+            return
+        self._needed_again[priority] = self._clock.monotonic()
+        if priority not in self._layout.used:
+            self._log.info("a class is needed again, requests of it have come back", priority=priority)
+            self._apply()
+
+    def _apply(self) -> None:
+        used = self._of_routes.union(self._needed_again)
+        if used == self._layout.used:
+            return
+        self._layout.use(used)
+        for key in self._board.existing():  # in one go: nobody sees the new classes with an old binding
+            self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)
+            self._queues.look_at(key)
+        self._changed.set()
+
+    def _forget_what_is_not_needed(self) -> None:
+        before = self._clock.monotonic() - NEEDED_FOR
+        self._needed_again = {priority: at for priority, at in self._needed_again.items() if at > before}
+        self._apply()
+
+    async def run(self) -> None:
+        """Tell workers the queues of their group: new ones, all when that changes, and again at times, for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._tell_who_changes(), name="queues for workers that report")
+            while True:
+                self._forget_what_is_not_needed()
+                workers = self._registry.all()
+                self._told = {
+                    one.worker_id: self._told[one.worker_id] for one in workers if one.worker_id in self._told
+                }
+                for key in {worker.key for worker in workers}:
+                    await self._tell(key)
+                self._find_silent(workers)
+                await self._changed.wait(LOOK_INTERVAL)
+
+    def _find_silent(self, workers: Iterable[WorkerReportState]) -> None:
+        """Warn once of each worker that has had its queues for a while and speaks only the minimal protocol."""
+        now = self._clock.monotonic()
+        suspected = {
+            worker.worker_id: worker.key
+            for worker in workers
+            if worker.state.serves and not worker.counts_requests and len(self._layout.served(worker.key)) > 1
+        }
+        self._silent_since = {worker_id: self._silent_since.get(worker_id, now) for worker_id in suspected}
+        silent = {one: key for one, key in suspected.items() if now - self._silent_since[one] >= SILENT_FOR}
+        for worker_id in silent.keys() - self.silent.keys():
+            self._log.warning(
+                "worker does not report for the priorities of its group: it may not consume their queues",
+                key=silent[worker_id],
+                worker_id=worker_id,
+                remedy="Use the worker runtime of osrdyne, or routes without a priority.",
+            )
+        self.silent = silent
+
+    async def _tell_who_changes(self) -> None:
+        changes = self._registry.feed.subscribe()
+        while True:
+            for key in await changes.wait():
+                for worker in self._registry.of_key(key):
+                    if worker.state is WorkerState.LOADING:  # perhaps a process that was started anew with an old name
+                        self._told.pop(worker.worker_id, None)
+                await self._tell(key)
+
+    async def _tell(self, key: Key) -> None:
+        """Tell the workers of a group, if one of them does not know, or was told long ago."""
+        if not (self._layout.managed or self._layout.has_stores(key)):
+            return
+        workers = [worker.worker_id for worker in self._registry.of_key(key)]
+        queues, now = self._layout.served(key), self._clock.monotonic()
+        if all(self._knows(worker, queues, now) for worker in workers):
+            return
+        if await self._control.tell_queues(key, queues):
+            self._told |= {worker: _Told(queues, now) for worker in workers}
+
+    def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
+        told = self._told.get(worker)
+        return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER

@@ -1,0 +1,26 @@
+"""The splitter of a managed pool in one term. Built by the term.
+
+A change holds for requests that come after it: those that were accepted before stay with their group. The turns of
+static rules begin anew with each change and each term.
+"""
+
+from __future__ import annotations
+
+from osrdyne.aio.clock import Clock
+from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter_json
+from osrdyne.ingress.splitter.rules import Splitter
+from osrdyne.pool.routing.active_manifest import ManifestInForce
+from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
+from osrdyne.pool.state.pins import Parameters
+
+
+class SplitterInForce(ManifestInForce[SplitterManifest]):
+    """The splitter of one term; `splitter` is None where no rule is in force."""
+
+    def __init__(self, parameters: Parameters, *, pool: str, managed: bool, clock: Clock) -> None:
+        store = ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter_json)
+        super().__init__(store, managed=managed, clock=clock)
+        self.splitter: Splitter | None = None
+
+    async def _use(self, manifest: SplitterManifest | None) -> None:
+        self.splitter = Splitter(manifest.rules) if manifest is not None and manifest.rules else None

@@ -1,0 +1,1 @@
+"""What this term knows of groups, queues and workers. No I/O."""

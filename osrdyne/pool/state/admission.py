@@ -1,0 +1,160 @@
+"""Admission: which groups may have workers, and who waits for room. Pure bookkeeping, no I/O.
+
+At most `max_groups` groups are up; a further one has its queue bound and waits, first come first served, its requests
+safe in their own queue. Beyond `max_waiting` waiting groups, and beyond `max_keys` distinct keys, requests for new keys
+are refused: random keys must exhaust neither the host nor the broker, where every name of a quorum queue costs an
+Erlang atom until the node restarts (broker: atoms-per-queue-name). Written by the orphan processor and the worker
+groups loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from osrdyne.pool.state.groups import GroupRecord, GroupStatus
+from osrdyne.protocol.names import Key
+
+NEARLY_ALL = 0.8
+"""Share of `max_keys` from which the operator is warned."""
+
+
+class Verdict(StrEnum):
+    ADMITTED = "admitted"
+    WAITING = "waiting"
+    NO_ROOM = "no room to wait"
+    TOO_MANY_KEYS = "too many keys"
+
+    @property
+    def is_refusal(self) -> bool:
+        return self in {Verdict.NO_ROOM, Verdict.TOO_MANY_KEYS}
+
+
+class KeyCensus:
+    """The distinct keys a daemon has made queues for; it outlives terms, as the broker's atoms do."""
+
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._seen: set[int] = set()
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def take_warning(self) -> bool:
+        """True once: when the operator should know that nearly all keys are used up."""
+        due = not self._warned and len(self._seen) >= self._max_keys * NEARLY_ALL
+        self._warned |= due
+        return due
+
+    def has_room_for(self, key: Key) -> bool:
+        return len(self._seen) < self._max_keys or hash(key) in self._seen
+
+    def count(self, key: Key) -> None:
+        self._seen.add(hash(key))
+
+
+class Admission:
+    """Who is up and who waits, in one term."""
+
+    def __init__(self, *, max_groups: float, max_waiting: int, census: KeyCensus) -> None:
+        self._max_groups = max_groups
+        self._max_waiting = max_waiting
+        self.census = census
+        self.on_waiting: Callable[[], None] = lambda: None
+        """Called when a group begins to wait."""
+        self._admitted: set[Key] = set()
+        self._waiting: dict[Key, None] = {}
+
+    @property
+    def admitted(self) -> int:
+        return len(self._admitted)
+
+    def waiting(self) -> list[Key]:
+        """The groups that wait for room, in the order of their arrival."""
+        return list(self._waiting)
+
+    def up(self) -> list[Key]:
+        """The groups that have a place."""
+        return list(self._admitted)
+
+    def is_admitted(self, key: Key) -> bool:
+        return key in self._admitted
+
+    def request(self, key: Key) -> Verdict:
+        """Ask for a place, as a request for a new key does. A refusal changes nothing."""
+        if key in self._admitted:
+            return Verdict.ADMITTED
+        if key in self._waiting:
+            return Verdict.WAITING
+        if not self.census.has_room_for(key):
+            return Verdict.TOO_MANY_KEYS
+        if self._has_room() and not self._waiting:
+            return self.admit(key)
+        if len(self._waiting) >= self._max_waiting:
+            return Verdict.NO_ROOM
+        return self._enqueue(key)
+
+    def expect(self, key: Key) -> Verdict:
+        """A place for a group that is wanted already (adopted, started by a person): it waits, but is not refused."""
+        verdict = self.request(key)
+        return self._enqueue(key) if verdict.is_refusal else verdict
+
+    def admit(self, key: Key) -> Verdict:
+        """A place at once, whatever the limit: the group runs already, or is pinned."""
+        self._waiting.pop(key, None)
+        self._admitted.add(key)
+        self.census.count(key)
+        return Verdict.ADMITTED
+
+    def release(self, key: Key) -> list[Key]:
+        """The group is gone: its place is free. The groups that now have one, in their order."""
+        self._admitted.discard(key)
+        self._waiting.pop(key, None)
+        promoted = []
+        while self._waiting and self._has_room():
+            following = next(iter(self._waiting))
+            self.admit(following)
+            promoted.append(following)
+        return promoted
+
+    def _has_room(self) -> bool:
+        return len(self._admitted) < self._max_groups
+
+    def _enqueue(self, key: Key) -> Verdict:
+        self._waiting[key] = None
+        self.census.count(key)
+        self.on_waiting()
+        return Verdict.WAITING
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group that is up, as the choice of who makes room sees it. `busy`: a worker of it has work, or is loading."""
+
+    key: Key
+    record: GroupRecord
+    busy: bool
+    stays: bool
+
+
+def choose_to_end(candidates: Iterable[Candidate], *, waiting: int, now: float, idle_for: float) -> list[Key]:
+    """The least recently used idle groups that should end so that the waiting ones find room.
+
+    Those that are ending already count as room to come, unless they have work to finish. A group that was used within
+    `idle_for` seconds, has work, is pinned or held, never makes room.
+    """
+    found = list(candidates)
+    ending = sum(
+        1 for one in found if one.record.status is GroupStatus.UNBOUND and one.record.stop_at <= now and not one.busy
+    )
+    idle = [
+        one
+        for one in found
+        if not (one.busy or one.stays)
+        and now - one.record.last_activity >= idle_for
+        and not (one.record.status is GroupStatus.UNBOUND and one.record.stop_at <= now)
+    ]
+    idle.sort(key=lambda one: (one.record.last_activity, one.key))
+    return [one.key for one in idle[: max(0, waiting - ending)]]

@@ -1,0 +1,113 @@
+"""What happened to the starts of one group: failures in a row, back-off, and when a failure counts as final. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.pool.state.observed import StartFailure
+from osrdyne.protocol.names import Key
+
+RESTART = Backoff(initial=1.0, maximum=60.0)
+"""Between the end of a worker and the start of the next."""
+RETRY_FAILED = Backoff(initial=10.0, maximum=300.0)
+"""After a start that failed for good, until a request may cause the next attempt."""
+FREE_RESTARTS = 10
+"""Workers in a row that requests ended before they had answered any, until their group backs off all the same."""
+STABLE_AFTER = 60.0
+"""A worker that served for so long, seconds, has made good for the failures before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRecord:
+    """The recent history of one group's starts. `failures`: workers in a row that ended before they were ready;
+    `crashes`: workers in a row that ended soon after; `blamed`: workers in a row that ended while they had requests,
+    and had answered none. `rounds`: final failures in a row. Times are monotonic."""
+
+    failures: int = 0
+    crashes: int = 0
+    blamed: int = 0
+    rounds: int = 0
+    back_off_until: float | None = None
+    failure: StartFailure | None = None
+
+
+def worker_ended(
+    record: StartRecord,
+    *,
+    served: bool,
+    lived: float,
+    reason: str,
+    log_lines: tuple[str, ...],
+    attempts_allowed: int,
+    now: float,
+    had_requests: bool = False,
+    had_answered: bool = False,
+) -> StartRecord:
+    """A worker of a wanted group ended by itself, or was stopped because it did not get ready.
+
+    One that had requests is replaced at once: its successor runs those last, one at a time, and others must not wait
+    for them.
+    """
+    if served and had_requests:
+        blamed = 1 if had_answered or lived >= STABLE_AFTER else record.blamed + 1
+        excess = blamed - FREE_RESTARTS
+        return StartRecord(blamed=blamed, back_off_until=now + RESTART.delay(excess) if excess > 0 else now)
+    if served:
+        crashes = 1 if lived >= STABLE_AFTER else record.crashes + 1
+        # The first crash is made good at once; a crash loop backs off.
+        until = now if crashes == 1 else now + RESTART.delay(crashes - 1)
+        return StartRecord(crashes=crashes, blamed=record.blamed, back_off_until=until)
+    failures = record.failures + 1
+    if failures < attempts_allowed:
+        return replace(record, failures=failures, back_off_until=now + RESTART.delay(failures))
+    return start_refused(record, reason=reason, log_lines=log_lines, attempts=failures, now=now)
+
+
+def start_refused(
+    record: StartRecord, *, reason: str, log_lines: tuple[str, ...], attempts: int, now: float
+) -> StartRecord:
+    """The start failed for good: requests are answered until one comes after the back-off."""
+    rounds = record.rounds + 1
+    failure = StartFailure(reason, log_lines, attempts, retry_at=now + RETRY_FAILED.delay(rounds))
+    return StartRecord(rounds=rounds, failure=failure)
+
+
+def retry_allowed(record: StartRecord) -> StartRecord:
+    """A request came after the back-off: try again, once more from the beginning."""
+    return replace(record, failures=0, back_off_until=None, failure=None)
+
+
+def became_ready(record: StartRecord) -> StartRecord:
+    """A worker serves: failed starts are forgotten, crashes are not (they end only by lasting)."""
+    return StartRecord(crashes=record.crashes, blamed=record.blamed, back_off_until=record.back_off_until)
+
+
+def has_suspects(record: StartRecord) -> StartRecord:
+    """A worker has found requests that its predecessor had: that one did not end without a reason."""
+    return replace(record, crashes=0)
+
+
+class StartRecords:
+    """The start records of all groups of a term; a group without history has none."""
+
+    def __init__(self) -> None:
+        self._records: dict[Key, StartRecord] = {}
+
+    def __getitem__(self, key: Key) -> StartRecord:
+        return self._records.get(key, _CLEAN)
+
+    def apply(self, key: Key, change: Callable[[StartRecord], StartRecord]) -> None:
+        """Replace the record of `key` by what `change` makes of the present one."""
+        record = change(self[key])
+        if record == _CLEAN:
+            self._records.pop(key, None)
+        else:
+            self._records[key] = record
+
+    def clear(self, key: Key) -> None:
+        self._records.pop(key, None)
+
+
+_CLEAN = StartRecord()

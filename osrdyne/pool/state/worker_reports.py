@@ -1,0 +1,256 @@
+"""What workers say of themselves: the state of each, from its activity reports.
+
+The activity processor writes it; the worker groups loop, the API and the start-up check read it. A worker that was
+found at a take-over is STARTING until it has reported (defects: ready-after-restart), which the leader asks it to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from osrdyne.aio.changes import ChangeFeed
+from osrdyne.aio.clock import Clock
+from osrdyne.pool.views import WorkerState
+from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, STUCK_FIELD, SUSPECTS_FIELD, named_requests
+from osrdyne.protocol.names import Key, started_as
+
+_K = TypeVar("_K")
+
+_STATES: dict[Event, WorkerState] = {
+    Event.STARTED: WorkerState.LOADING,
+    Event.READY: WorkerState.READY,
+    Event.REQUEST_RECEIVED: WorkerState.BUSY,
+    Event.BUSY: WorkerState.BUSY,
+    Event.REQUEST_COMPLETED: WorkerState.READY,
+    Event.IDLE: WorkerState.IDLE,
+    Event.STOPPING: WorkerState.STOPPING,
+    Event.FAILED: WorkerState.FAILED,
+}
+_BEST_FIRST = (
+    WorkerState.BUSY,
+    WorkerState.READY,
+    WorkerState.IDLE,
+    WorkerState.LOADING,
+    WorkerState.STARTING,
+    WorkerState.STOPPING,
+    WorkerState.FAILED,
+)
+MAX_TEXT = 64
+"""Characters of a text fingerprint in a report."""
+MAX_COUNT = 1_000_000
+"""What one report may say of completed requests; a claim beyond that is none, and no counter could hold it."""
+WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
+"""Events that mean that requests are taken and worked on."""
+_COMPLETIONS = frozenset({Event.REQUEST_COMPLETED, Event.IDLE, Event.BUSY})
+"""Events of workers that also tell when a request has ended. Those of the reference send none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReportState:
+    """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed;
+    `requests`: fingerprints of what it was running then.
+
+    Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
+    told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
+    `generation`: of the last control message that it believed, if it says so.
+    `completed`: requests that it was heard to have completed. `suspects`: requests that it has put aside, because an
+    earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else; `stuck`: the
+    text of a request whose handler does not end. `is_assumed`: it has said nothing, and somebody seems to consume
+    for it. `reports_completion`: it has told that a request ended, or how many run. While it has not, only its queue
+    shows when it has nothing to do.
+    """
+
+    worker_id: str
+    key: Key
+    state: WorkerState
+    in_flight: int = 0
+    at: float = 0.0
+    reason: str | None = None
+    requests: tuple[str, ...] = ()
+    heard_at: float = -math.inf
+    worked_at: float = -math.inf
+    counts_requests: bool = False
+    paused: bool = False
+    generation: Generation | None = None
+    completed: int = 0
+    suspects: int = 0
+    alone: str | None = None
+    stuck: str | None = None
+    is_assumed: bool = False
+    reports_completion: bool = False
+
+
+def apply_report(
+    before: WorkerReportState | None, report: ActivityReport, *, at: float, now: float
+) -> WorkerReportState:
+    """The state of a worker after a report; `at` on the wall clock, `now` on the monotonic one."""
+    after = before or WorkerReportState(report.worker_id, Key(report.key), WorkerState.STARTING)
+    in_flight = report.details.get("in_flight")
+    reason = report.details.get("reason")
+    state = _STATES[report.event]
+    running = in_flight if isinstance(in_flight, int) else (1 if state is WorkerState.BUSY else 0)
+    if report.event is Event.REQUEST_COMPLETED and running > 0:
+        state = WorkerState.BUSY
+    counts = isinstance(in_flight, int)
+    reports_completion = after.reports_completion or counts or report.event in _COMPLETIONS
+    # Without reports of completed requests, those that were received stand for them: in the long run they are as many.
+    done = completed_requests(report) if reports_completion else received_requests(report)
+    return replace(
+        after,
+        state=state,
+        in_flight=running,
+        at=at,
+        reason=reason if isinstance(reason, str) else after.reason,
+        requests=named_requests(report.details.get(REQUESTS_FIELD)),
+        heard_at=now,
+        worked_at=now if report.event in WORK else after.worked_at,
+        counts_requests=after.counts_requests or counts,
+        paused=report.details.get("paused") is True,
+        generation=_generation(report.details.get(GENERATION_FIELD), before=after.generation),
+        completed=after.completed + done,
+        suspects=suspects if isinstance(suspects := report.details.get(SUSPECTS_FIELD), int) else 0,
+        alone=_text(report.details.get(ALONE_FIELD)),
+        stuck=_text(report.details.get(STUCK_FIELD)),
+        is_assumed=False,
+        reports_completion=reports_completion,
+    )
+
+
+def _text(value: object) -> str | None:
+    """A text fingerprint; anything longer is none, and is not kept."""
+    return value if isinstance(value, str) and len(value) <= MAX_TEXT else None
+
+
+def _generation(value: object, *, before: Generation | None) -> Generation | None:
+    match value:
+        case [int(term), int(counter)]:
+            return Generation(term, counter)
+        case _:
+            return before
+
+
+def completed_requests(report: ActivityReport) -> int:
+    """How many requests a report says were completed; one report may stand for many."""
+    return _count(report) if report.event is Event.REQUEST_COMPLETED else 0
+
+
+def received_requests(report: ActivityReport) -> int:
+    """How many requests a report says were received."""
+    return _count(report) if report.event is Event.REQUEST_RECEIVED else 0
+
+
+def _count(report: ActivityReport) -> int:
+    count = report.details.get("count")
+    return count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
+
+
+class WorkerRegistry:
+    """The reported state of every worker of the pool, in this term."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._workers: dict[str, WorkerReportState] = {}
+        self._by_key: dict[Key, dict[str, None]] = {}
+        self._replicas: dict[str, dict[str, None]] = {}
+        self.feed: ChangeFeed[Key] = ChangeFeed()
+        """Keys with a worker that changed its state."""
+
+    def __getitem__(self, worker_id: str) -> WorkerReportState | None:
+        """The state of a worker. Of an instance that is a whole group, what its workers are together."""
+        replicas = self.replicas(worker_id)
+        return together(worker_id, replicas) if replicas else self._workers.get(worker_id)
+
+    def replicas(self, worker_id: str) -> list[WorkerReportState]:
+        """The workers that a platform has made of the one start that was given this id (decision 0015)."""
+        return [self._workers[name] for name in self._replicas.get(worker_id, ())]
+
+    def of_key(self, key: Key) -> list[WorkerReportState]:
+        return [self._workers[name] for name in self._by_key.get(key, ())]
+
+    def all(self) -> list[WorkerReportState]:
+        return list(self._workers.values())
+
+    def report(self, report: ActivityReport) -> None:
+        before = self._workers.get(report.worker_id)
+        after = apply_report(before, report, at=self._clock.time(), now=self._clock.monotonic())
+        self._put(after)
+        if before is None or before.state is not after.state:
+            self.feed.notify(after.key)
+
+    def assume_ready(self, worker_id: str, key: Key) -> None:
+        """A worker that reports nothing seems to consume its queue (one that only knows part of the protocol)."""
+        now, at = self._clock.monotonic(), self._clock.time()
+        self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=at, heard_at=now, is_assumed=True))
+        self.feed.notify(key)
+
+    def is_in_doubt(self, worker_id: str) -> bool:
+        """Whether only its queue shows if it runs anything: it received requests and never reports the end of one, or
+        it reports nothing at all."""
+        worker = self[worker_id]
+        silent = worker is not None and worker.state is WorkerState.BUSY and not worker.reports_completion
+        return silent or self.is_assumed(worker_id)
+
+    def note_empty_queue(self, key: Key, *, sampled_after: float) -> None:
+        """The queue of a group held nothing, unacknowledged deliveries included, in a sample taken after that moment
+        (monotonic): workers that do not report completion, and have reported nothing since, are idle."""
+        for worker in self.of_key(key):
+            silent = worker.state is WorkerState.BUSY and not worker.reports_completion
+            if silent and worker.heard_at <= sampled_after:
+                self._put(replace(worker, state=WorkerState.IDLE, in_flight=0, requests=()))
+                self.feed.notify(key)
+
+    def is_assumed(self, worker_id: str) -> bool:
+        """Whether it has said nothing since it was assumed to be ready."""
+        worker = self[worker_id]
+        return worker is not None and worker.is_assumed
+
+    def _put(self, worker: WorkerReportState) -> None:
+        self._drop(worker.worker_id)
+        self._workers[worker.worker_id] = worker
+        self._by_key.setdefault(worker.key, {})[worker.worker_id] = None
+        start = started_as(worker.worker_id)
+        if start != worker.worker_id:
+            self._replicas.setdefault(start, {})[worker.worker_id] = None
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker, or all those of an instance."""
+        for name in [worker_id, *self._replicas.get(worker_id, ())]:
+            self._drop(name)
+
+    def _drop(self, worker_id: str) -> None:
+        worker = self._workers.pop(worker_id, None)
+        if worker is not None:
+            _discard(self._by_key, worker.key, worker_id)
+            _discard(self._replicas, started_as(worker_id), worker_id)
+
+    def forget_group(self, key: Key) -> None:
+        """The group is over: forget also workers that no driver listed, and that left without a word."""
+        for worker_id in list(self._by_key.get(key, ())):
+            self.forget(worker_id)
+
+
+def together(worker_id: str, replicas: Sequence[WorkerReportState]) -> WorkerReportState:
+    """Several workers as one: it serves when one of them serves, and runs what all of them run."""
+    best = min(replicas, key=lambda worker: _BEST_FIRST.index(worker.state))
+    return replace(
+        best,
+        worker_id=worker_id,
+        in_flight=sum(worker.in_flight for worker in replicas),
+        requests=tuple(request for worker in replicas for request in worker.requests),
+        completed=sum(worker.completed for worker in replicas),
+        reports_completion=all(worker.reports_completion for worker in replicas),
+        heard_at=max(worker.heard_at for worker in replicas),
+    )
+
+
+def _discard(index: dict[_K, dict[str, None]], key: _K, worker_id: str) -> None:
+    names = index.get(key)
+    if names is not None:
+        names.pop(worker_id, None)
+        if not names:
+            del index[key]

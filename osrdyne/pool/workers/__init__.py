@@ -1,0 +1,1 @@
+"""The worker groups loop: starts, restarts, scales, watches and stops workers."""

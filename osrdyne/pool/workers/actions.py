@@ -1,0 +1,350 @@
+"""Carrying out the actions of the worker groups loop against the driver, and what each outcome means.
+
+Every driver call is decided only while the leader's lease holds (lifecycle: lease). A call that is under way when the
+term
+ends may still land; names are unique and surplus is stopped, so that does no harm (lifecycle: stop-by-instance).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from osrdyne.aio.clock import Clock
+from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.errors import (
+    BrokerError,
+    DriverError,
+    SlotTakenError,
+    StartFailedError,
+)
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop, Update
+from osrdyne.pool.ports import Lease, RequestQueues, WorkerCredentials
+from osrdyne.pool.state import restart_backoff
+from osrdyne.pool.state.crashes import DeathRegister, WorkerDeath
+from osrdyne.pool.state.instances import Entry, InstanceBook
+from osrdyne.pool.state.poison_texts import PoisonTexts
+from osrdyne.pool.state.restart_backoff import StartRecords
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.names import Key
+
+SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
+"""Makes what a worker is given, its credentials among it. Raises `BrokerError`."""
+LOG_LINES = 20
+DRAIN_INTERVAL = 10.0
+"""Seconds until a worker that was asked to end is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Seconds and counts from the configuration; see `LifecycleSettings`. `drain_timeout`: longer than any request."""
+
+    max_concurrent_starts: int
+    start_timeout: float
+    start_attempts: int
+    stop_grace: float
+    resync_interval: float
+    drain_timeout: float = math.inf
+
+
+class WorkerActions:
+    """Starts, stops and removes single workers, and notes in the start records what came of it."""
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        make_spec: SpecFactory,
+        credentials: WorkerCredentials,
+        book: InstanceBook,
+        records: StartRecords,
+        tracker: PoolStateTracker,
+        queues: RequestQueues,
+        registry: WorkerRegistry,
+        control: WorkerControl,
+        deaths: DeathRegister,
+        poison: PoisonTexts,
+        lease: Lease,
+        limits: GroupLimits,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._driver = driver
+        self._make_spec = make_spec
+        self._credentials = credentials
+        self._book = book
+        self._records = records
+        self._tracker = tracker
+        self._queues = queues
+        self._registry = registry
+        self._control = control
+        self._deaths = deaths
+        self._poison = poison
+        self._lease = lease
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+        self._told: dict[Key, str] = {}
+        self._to_tell: dict[Key, None] = {}
+        self._log: Logger = get_logger("worker_actions")
+
+    async def carry_out(self, key: Key, action: GroupAction) -> bool:
+        """Carry out one action. False: the driver could not, and trying again at once would not help."""
+        await self._lease.confirm()
+        try:
+            done = await self._do(key, action)
+        except DriverError as error:
+            done, name = False, type(action).__name__.lower()
+            if self._is_news(key, str(error)):
+                self._log.warning("driver call failed, trying again", key=key, action=name, error=str(error))
+        if done:
+            self.forget_trouble(key)
+        return done
+
+    async def _do(self, key: Key, action: GroupAction) -> bool:
+        match action:
+            case Start(slot):
+                return await self._start(key, slot)
+            case Stop(instance_id, why):
+                await self._stop(key, instance_id, why)
+            case Drain(instance_id, why):
+                await self._drain(key, instance_id, why)
+            case Update(instance_id):
+                return await self._update(key, instance_id)
+            case Remove(instance):
+                await self._remove(instance.instance_id)
+        return True
+
+    def _is_news(self, key: Key, trouble: str) -> bool:
+        """False while the same trouble goes on: what is tried again every few seconds is logged once."""
+        before, self._told[key] = self._told.get(key), trouble
+        return before != trouble
+
+    def forget_trouble(self, key: Key) -> None:
+        """It is over: the next one is told again."""
+        self._told.pop(key, None)
+
+    async def _start(self, key: Key, slot: int) -> bool:
+        try:
+            spec = await self._make_spec(key, slot, self._tracker.generation_of(key))
+        except BrokerError as error:
+            return self._note_missing_credentials(key, error)
+        await self._lease.confirm()  # making credentials may have taken a while (lifecycle: lease)
+        try:
+            instance = await self._driver.start(spec)
+        except SlotTakenError as error:
+            self._credentials.release(spec.worker_id)
+            return await self._find_who_took(key, slot, error)
+        except StartFailedError as error:
+            self._credentials.release(spec.worker_id)
+            self._note_refusal(key, error)
+            return True
+        self._book.note(instance, now=self._clock.monotonic(), started_here=True)
+        self._metrics.worker_starts.labels(outcome="started").inc()
+        self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
+        return True
+
+    async def _find_who_took(self, key: Key, slot: int, error: SlotTakenError) -> bool:
+        """Somebody was faster: note that worker. Anything else of that name is no worker, and stays in the way."""
+        found = [instance for instance in await self._driver.list_instances() if instance.key == key]
+        for instance in found:
+            self._book.note(instance, now=self._clock.monotonic())
+        if any(instance.slot == slot for instance in found):
+            return True
+        if self._is_news(key, str(error)):
+            self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
+        return False
+
+    def _note_missing_credentials(self, key: Key, error: BrokerError) -> bool:
+        """An HTTP API that does not answer is asked again; what it refuses needs a person, and callers an answer."""
+        if error.retryable:
+            if self._is_news(key, str(error)):
+                self._log.warning("credentials of a worker cannot be made, trying again", key=key, error=str(error))
+            return False
+        self._log.error("credentials of a worker cannot be made", key=key, error=str(error))
+        self._note_refusal(key, StartFailedError("The credentials of the worker cannot be made; the log says why."))
+        return True
+
+    def _note_refusal(self, key: Key, error: StartFailedError) -> None:
+        self._metrics.worker_starts.labels(outcome="refused").inc()
+        self._log.error("worker cannot be started", key=key, error=str(error))
+        refused = partial(
+            restart_backoff.start_refused,
+            reason=str(error),
+            log_lines=error.log_lines,
+            attempts=1,
+            now=self._clock.monotonic(),
+        )
+        self._records.apply(key, refused)
+
+    async def _stop(self, key: Key, instance_id: InstanceId, why: str) -> None:
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        if why == OVERDUE and await self._seems_to_serve(entry):
+            self._registry.assume_ready(entry.instance.worker_id, key)
+            return
+        if entry.stopped_for != why:
+            entry.stopped_for = why
+            self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
+        await self._driver.stop(instance_id, grace=self._limits.stop_grace)
+        entry.instance = replace(entry.instance, state=InstanceState.EXITED)
+
+    async def _seems_to_serve(self, entry: Entry) -> bool:
+        """Whether there are more consumers than the other workers account for.
+
+        RabbitMQ may have counted one whose worker was dead already. So a worker that passed is looked at again, and
+        replaced when requests wait and nobody but workers that said that they are ready consumes.
+        """
+        key = entry.instance.key
+        others = [other for other in self._book.of_key(key) if other is not entry and other.served]
+        if not self._registry.is_assumed(entry.instance.worker_id):
+            return await self._queues.consumer_count(key) > len(others)
+        reported = sum(not self._registry.is_assumed(other.instance.worker_id) for other in others)
+        return not await self._queues.waits_for_consumer(key, beside=reported)
+
+    async def _drain(self, key: Key, instance_id: InstanceId, why: str) -> None:
+        """Ask a worker to finish what it runs, however long that takes, and to end: no request is interrupted."""
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        now = self._clock.monotonic()
+        if entry.draining is None:
+            self._log.info("worker may finish and end", key=key, worker_id=entry.instance.worker_id, why=why)
+            self._metrics.workers_drained.inc()
+        until = entry.draining.until if entry.draining else now + self._limits.drain_timeout
+        entry.draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
+        await self._control.drain(entry.instance.worker_id)  # whatever becomes of it: it is asked again
+
+    async def _update(self, key: Key, instance_id: InstanceId) -> bool:
+        """Have the platform replace the workers of a group; they keep the credentials they have."""
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return True
+        try:
+            spec = await self._make_spec(key, entry.instance.slot, self._tracker.generation_of(key))
+        except BrokerError as error:
+            if self._is_news(key, str(error)):
+                self._log.warning("group cannot be given new settings", key=key, error=str(error))
+            return False
+        self._credentials.release(spec.worker_id)
+        await self._lease.confirm()
+        updated = await self._driver.update(instance_id, spec)
+        if updated is not None:
+            entry.instance = updated
+            entry.updated = True
+            self._log.info("group has new settings", key=key, worker_id=updated.worker_id)
+        return True
+
+    async def stop_all(self) -> None:
+        """End every worker of the pool, side by side."""
+        try:
+            instances = await self._driver.list_instances()
+        except DriverError as error:
+            self._log.error("workers cannot be stopped, they go on", error=str(error))
+            return
+        self._log.info("stopping workers", workers=len(instances))
+        await asyncio.gather(*(self._end(instance) for instance in instances))
+
+    async def _end(self, instance: Instance) -> None:
+        try:
+            await self._driver.stop(instance.instance_id, grace=self._limits.stop_grace)
+            await self._driver.remove(instance.instance_id)
+        except DriverError as error:
+            self._log.warning("worker not stopped", key=instance.key, instance=instance.external_id, error=str(error))
+            return
+        self._book.drop(instance.instance_id)
+        self._credentials.release(instance.worker_id)
+
+    async def _remove(self, instance_id: InstanceId) -> None:
+        entry = self._book.get(instance_id)
+        if entry is None:
+            return
+        lines = await self._driver.logs(instance_id, lines=LOG_LINES)
+        await self._driver.remove(instance_id)
+        self._book.drop(instance_id)
+        self.note_end(entry, log_lines=lines)
+        await self.tell_poison(entry.instance.key)
+
+    def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:
+        """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
+        instance, why = entry.instance, entry.stopped_for
+        if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
+            why = entry.draining.why
+        reported = self._registry[instance.worker_id]
+        self._registry.forget(instance.worker_id)
+        self._credentials.release(instance.worker_id)
+        ended_by_itself = why is None or entry.hangs is not None
+        had_requests = reported is not None and bool(reported.requests or reported.suspects or reported.in_flight)
+        if ended_by_itself and reported is not None and reported.requests:
+            self._note_death(entry, reported, log_lines)
+        if ended_by_itself and reported is not None and reported.alone is not None:
+            self._refuse_text(instance.key, reported.alone)
+        elif ended_by_itself and reported is not None and reported.stuck is not None:
+            self._blame_stuck(instance.key, reported.stuck)
+        if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
+            return
+        reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
+        if reported is not None and reported.reason:
+            reason = f"{reason}: {reported.reason}"
+        self._metrics.worker_exits.inc()
+        self._log.warning("worker ended", key=instance.key, worker_id=instance.worker_id, reason=reason)
+        if why is None and not entry.served and not entry.started_here:
+            return  # an earlier leader may have asked it to stop: its end says nothing about the next start
+        now = self._clock.monotonic()
+        ended = partial(
+            restart_backoff.worker_ended,
+            served=entry.served,
+            lived=now - entry.seen_at,
+            reason=reason,
+            log_lines=log_lines,
+            attempts_allowed=self._limits.start_attempts,
+            now=now,
+            had_requests=had_requests,
+            had_answered=reported is not None and reported.completed > 0,
+        )
+        self._records.apply(instance.key, ended)
+
+    def _refuse_text(self, key: Key, text: str) -> None:
+        """A request ended its second worker, this one with nothing else in it: workers refuse its text from now on.
+
+        A worker that is started next has it in its environment. Should this leader end before, the next one knows
+        nothing of it: the request runs again, and RabbitMQ's delivery limit holds.
+        """
+        if self._poison.note(key, text):
+            self._log.warning("request ended two workers, its text is refused", key=key, text=text)
+            self._to_tell[key] = None
+
+    def _blame_stuck(self, key: Key, text: str) -> None:
+        """A worker ended because the handler of this request did not end when it was cancelled.
+
+        The caller has its answer, so the request does not come back as a suspect: its text is refused when the same
+        has happened to a second worker. Should this leader end in between, the next one begins to count again.
+        """
+        if self._poison.note_stuck(key, text):
+            self._refuse_text(key, text)
+
+    async def tell_poison(self, key: Key) -> None:
+        """Tell the workers that run already, if there is news."""
+        if key in self._to_tell and await self._control.tell_poison(key, self._poison.of_key(key)):
+            self._to_tell.pop(key, None)
+
+    def _note_death(self, entry: Entry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+        instance = entry.instance
+        death = WorkerDeath(
+            worker_id=instance.worker_id,
+            ended_with=entry.hangs or str(instance.exit or "an unknown exit code"),
+            said=reported.reason,
+            at=self._clock.time(),
+            log_lines=log_lines,
+            requests=reported.requests,
+        )
+        self._deaths.note(instance.key, death)

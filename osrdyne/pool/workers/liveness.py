@@ -1,0 +1,212 @@
+"""The worker watch: finds workers that are alive and do not work, and has them replaced.
+
+What a driver shows as running may stand still (SIGSTOP, a blocked event loop), be cut off from RabbitMQ, or have lost
+its consumer. A doubt arises when a worker that said it was busy says no more, when requests wait and nobody works, and
+when a worker was quiet for long. Then the group is asked for reports, twice, so that a lost one costs nothing. Who does
+not answer is replaced; so is who answers while requests go on waiting and nobody takes one. A worker that never told
+how much it runs speaks only part of the protocol, and is left to RabbitMQ's consumer timeout.
+
+A worker that is paused, or that follows control messages of a generation that the leader has not reached, obeys someone
+else: it is told to go on, twice, and then replaced. The watch itself stops no worker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.management.listings import ListedQueue
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.state.instances import Entry, InstanceBook
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.views import WorkerState
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.names import Key, started_as
+
+QUIET_AFTER = 300.0
+"""A worker that nothing was heard of for so long is asked, seconds."""
+DOUBT_LASTS = 900.0
+"""A doubt that could not be cleared up is forgotten, seconds: the next one asks anew."""
+ASKED = 2
+"""How often a group is asked before silence means something."""
+SILENT = "it did not answer"
+IDLE_ALL_THE_SAME = "it took no requests although some waited"
+
+STAYS_PAUSED = "it takes no requests and does not resume"
+AHEAD = "it follows control messages that this leader did not send"
+
+Ask = Callable[[Key], Awaitable[bool]]
+"""Ask a group for reports; False: it could not be asked."""
+Replace = Callable[[Key, Mapping[str, str]], None]
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A group that may not work. Times are monotonic: `since` the doubt, `asked_at` the latest question.
+
+    `waiting_since` and `waiting_at`: the first and the latest listing in a row that showed requests that wait.
+    """
+
+    since: float
+    asked: int = 0
+    asked_at: float = 0.0
+    waiting_since: float | None = None
+    waiting_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Disobedience:
+    """A worker that is not in the state that the leader wants: how often it was told, and when last."""
+
+    asked: int = 0
+    asked_at: float = -math.inf
+
+
+def disobeys(worker: WorkerReportState, generation: Generation) -> str | None:
+    """How a worker that serves differs from what a leader of this generation wants; None: not at all.
+
+    No leader wants a worker paused, and none has sent a message of a later generation than its own.
+    """
+    if not worker.state.serves:
+        return None
+    if worker.generation is not None and worker.generation > generation:
+        return AHEAD
+    return STAYS_PAUSED if worker.paused else None
+
+
+def is_doubtful(worker: WorkerReportState, *, now: float, patience: float) -> bool:
+    """Whether the worker should have been heard of by now."""
+    limit = patience if worker.state is WorkerState.BUSY else QUIET_AFTER
+    return is_judged(worker) and now - worker.heard_at > limit
+
+
+def is_judged(worker: WorkerReportState) -> bool:
+    """Whether reports can be expected of it, and requests are for it to take."""
+    return worker.counts_requests and worker.state.serves and not worker.paused
+
+
+def judge(
+    workers: Iterable[WorkerReportState], doubt: Doubt, *, now: float, patience: float
+) -> Mapping[str, str] | None:
+    """Who hangs, by worker id, and how that shows; empty when nobody does, None while nobody can tell."""
+    judged = [worker for worker in workers if is_judged(worker)]
+    silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < doubt.since}
+    if silent:
+        return silent if doubt.asked >= ASKED and now - doubt.asked_at > patience / 2 else None
+    if doubt.waiting_since is None or any(worker.worked_at >= doubt.waiting_since for worker in judged):
+        return {}
+    if doubt.waiting_at - doubt.waiting_since < patience:
+        return None
+    return {worker.worker_id: IDLE_ALL_THE_SAME for worker in judged}
+
+
+class WorkerWatch:
+    """Doubts, asks, and tells who is to be replaced. `patience`: seconds without a word that a busy worker has."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        registry: WorkerRegistry,
+        book: InstanceBook,
+        ask: Ask,
+        replace: Replace,
+        patience: float,
+        clock: Clock,
+    ) -> None:
+        self._tracker = tracker
+        self._registry = registry
+        self._book = book
+        self._ask = ask
+        self._replace = replace
+        self._patience = patience
+        self._clock = clock
+        self._doubts: dict[Key, Doubt] = {}
+        self._disobedient: dict[str, Disobedience] = {}
+        self._log: Logger = get_logger("worker_watch")
+
+    async def run(self) -> None:
+        """Look at what was reported, for ever."""
+        while True:
+            await self._clock.sleep(self._patience / 2)
+            await self.look()
+
+    def take_listing(self, listed: Iterable[ListedQueue]) -> None:
+        """A listing of the request queues: where requests are and nobody has worked for a while, there is a doubt."""
+        now = self._clock.monotonic()
+        for queue in listed:
+            doubt = self._doubts.get(queue.key)
+            if doubt is None and queue.messages and self._is_at_rest(queue.key, now):
+                doubt = self._doubts[queue.key] = Doubt(since=now)
+            if doubt is not None and queue.ready == 0:
+                doubt.waiting_since = None
+            elif doubt is not None:
+                doubt.waiting_at = now
+                doubt.waiting_since = now if doubt.waiting_since is None else doubt.waiting_since
+
+    def _is_at_rest(self, key: Key, now: float) -> bool:
+        judged = [worker for worker in self._registry.of_key(key) if is_judged(worker)]
+        return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
+
+    async def look(self) -> None:
+        """One pass."""
+        await self._correct_disobedient()
+        now = self._clock.monotonic()
+        for worker in self._registry.all():
+            if is_doubtful(worker, now=now, patience=self._patience):
+                self._doubts.setdefault(worker.key, Doubt(since=now))
+        for key, doubt in list(self._doubts.items()):
+            hanging = judge(self._registry.of_key(key), doubt, now=now, patience=self._patience)
+            if hanging is None and self._tracker.status(key) is not None and now - doubt.since < DOUBT_LASTS:
+                await self._ask_group(key, doubt)
+            else:
+                del self._doubts[key]
+                self._give_up(key, hanging or {})
+
+    async def _correct_disobedient(self) -> None:
+        """Resume workers that are paused; have those replaced on which that has no effect."""
+        found = {
+            worker.worker_id: (worker, why)
+            for worker in self._registry.all()
+            if (why := disobeys(worker, self._tracker.generation)) is not None
+        }
+        self._disobedient = {name: self._disobedient.get(name) or Disobedience() for name in found}
+        asked: set[Key] = set()
+        for name, (worker, why) in found.items():
+            disobedience = self._disobedient[name]
+            if self._clock.monotonic() - disobedience.asked_at < self._patience / 2:
+                continue
+            if disobedience.asked >= ASKED:
+                del self._disobedient[name]
+                self._give_up(worker.key, {name: why})
+            elif worker.key in asked or await self._ask(worker.key):
+                asked.add(worker.key)
+                self._log.info("worker is told to go on", key=worker.key, worker_id=name, why=why)
+                disobedience.asked += 1
+                disobedience.asked_at = self._clock.monotonic()
+
+    async def _ask_group(self, key: Key, doubt: Doubt) -> None:
+        if doubt.asked >= ASKED or self._clock.monotonic() - doubt.asked_at < self._patience / 2:
+            return
+        if await self._ask(key):
+            doubt.asked += 1
+            doubt.asked_at = self._clock.monotonic()
+
+    def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
+        """Have instances replaced that a driver can replace; forget workers that somebody else has started."""
+        instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._book.of_key(key)}
+        useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
+        for worker_id, why in hanging.items():
+            self._log.warning("worker does not work", key=key, worker_id=worker_id, why=why)
+            if started_as(worker_id) not in useless:
+                self._registry.forget(worker_id)
+        if useless:
+            self._replace(key, useless)
+
+    def _workers_of(self, entry: Entry) -> list[str]:
+        """The worker of an instance; of one that is a whole group (a Deployment), those that have reported."""
+        name = entry.instance.worker_id
+        return [worker.worker_id for worker in self._registry.replicas(name)] or [name]

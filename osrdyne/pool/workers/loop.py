@@ -1,0 +1,383 @@
+"""The worker groups loop: the only one that starts, restarts and stops workers.
+
+It asks the driver what runs, plans each group whose wish or facts changed (`planning.plan_group`), and hands the
+actions to `WorkerActions`, which carries them out side by side. Nothing is retried inside a pass: an action that
+fails leaves a fact behind (back-off, failure), and the next look decides anew. Woken by wishes, queue facts, worker
+reports and driver events; a slow resync covers what they missed. It writes the worker facts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.changes import Subscription
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.wakeup import Wakeup
+from osrdyne.drivers.base import Driver, InstanceId, InstanceState
+from osrdyne.errors import DriverError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.planning import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Update, Wait, plan_group
+from osrdyne.pool.state import restart_backoff
+from osrdyne.pool.state.admission import Admission
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.instances import Entry, InstanceBook
+from osrdyne.pool.state.observed import QueueBoard, WorkerBoard, WorkerFacts
+from osrdyne.pool.state.restart_backoff import StartRecord, StartRecords
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.workers.actions import GroupLimits, WorkerActions
+from osrdyne.pool.workers.autoscaler import WorkerScaler
+from osrdyne.protocol.names import Key
+
+DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
+DRIVER_PAUSE = 2.0
+"""Seconds a group waits after a driver call that failed."""
+LISTING_SHARE = 4.0
+LONGEST_REST = 5.0
+"""After a listing that an event asked for, the next one waits this many times as long as it took, at most so many
+seconds: a hundred starts at once are not a hundred listings."""
+
+
+class WorkerGroupsLoop:
+    """Converges the workers of one term."""
+
+    def __init__(
+        self,
+        *,
+        tracker: PoolStateTracker,
+        driver: Driver,
+        actions: WorkerActions,
+        book: InstanceBook,
+        records: StartRecords,
+        queue_board: QueueBoard,
+        board: WorkerBoard,
+        registry: WorkerRegistry,
+        admission: Admission,
+        scaler: WorkerScaler,
+        limits: GroupLimits,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._tracker = tracker
+        self._driver = driver
+        self._spec_hash = driver.spec_hash()
+        self._actions = actions
+        self._book = book
+        self._queue_board = queue_board
+        self._board = board
+        self._registry = registry
+        self._admission = admission
+        self._scaler = scaler
+        self._limits = limits
+        self._clock = clock
+        self._metrics = metrics
+        self._records = records
+        self._dirty: dict[Key, None] = {}
+        self._waiting_for_room: dict[Key, None] = {}
+        self._recheck: dict[Key, float] = {}
+        self._acting: dict[Key, list[GroupAction]] = {}
+        self._starts_under_way = 0
+        self._room = 0
+        self._relist = False
+        self._touched: set[Key] = set()
+        self._unread: set[Key] = set()
+        self._wakeup = Wakeup(clock)
+        self._log: Logger = get_logger("worker_groups")
+
+    # --- what others ask
+
+    def look_at(self, key: Key) -> None:
+        """Plan this group again."""
+        self._dirty[key] = None
+        self._wakeup.set()
+
+    def relist(self) -> None:
+        """Ask the driver again."""
+        self._relist = True
+        self._wakeup.set()
+
+    def retry(self, key: Key) -> None:
+        """A request came for a group whose start had failed for good: try again if its back-off is over."""
+        failure = self._records[key].failure
+        if failure is not None and self._clock.monotonic() >= failure.retry_at:
+            self._records.apply(key, restart_backoff.retry_allowed)
+            self.look_at(key)
+
+    def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
+        """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
+        for entry in self._book.of_key(key):
+            entry.hangs = entry.hangs or hanging.get(entry.instance.worker_id)
+        self.look_at(key)
+
+    async def list_instances(self) -> None:
+        """Ask the driver what runs. At the start of a term this comes before anything is decided.
+
+        What the listing says of groups that were acted upon meanwhile may be old, and counts for nothing.
+        """
+        self._touched = set(self._acting)
+        listing = await self._driver.list_instances()
+        changed, vanished = self._book.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
+        for entry in vanished:
+            self._actions.note_end(entry, log_lines=())
+        for key in changed:
+            self._publish(key)  # before anything is bound: a stop of an earlier leader may be under way (18)
+            self.look_at(key)
+        self._unread |= self._touched & self._acting.keys()
+        if self._touched - self._acting.keys():
+            self.relist()
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """List, plan and act, for ever. Ends only with its term."""
+        sources = [
+            self._tracker.subscribe(),
+            self._queue_board.feed.subscribe(already=self._queue_board.keys()),
+            self._registry.feed.subscribe(),
+            self._scaler.feed.subscribe(),
+        ]
+        async with asyncio.TaskGroup() as group:
+            for source in sources:
+                group.create_task(self._mark(source), name="group changes")
+            group.create_task(self._watch_driver(), name="driver events")
+            await self._converge(group)
+
+    async def _mark(self, source: Subscription[Key]) -> None:
+        while True:
+            for key in await source.wait():
+                self.look_at(key)
+
+    async def _watch_driver(self) -> None:
+        """Turn driver events into a new listing; a stream of events that breaks is opened again."""
+        failures = 0
+        while True:
+            try:
+                async for _ in self._driver.events():
+                    failures = 0
+                    self.relist()
+            except DriverError as error:
+                self._log.warning("driver events lost", error=str(error))
+            failures += 1
+            await self._clock.sleep(DRIVER_RETRY.delay(failures))
+            self.relist()
+
+    async def _converge(self, group: asyncio.TaskGroup) -> None:
+        failures = 0
+        rested = self._clock.monotonic()
+        next_listing = rested + self._limits.resync_interval
+        while True:
+            began = self._clock.monotonic()
+            if began >= (rested if self._relist else next_listing):
+                self._relist = False
+                try:
+                    await self.list_instances()
+                    failures, pause = 0, self._limits.resync_interval
+                except DriverError as error:
+                    failures += 1
+                    pause = DRIVER_RETRY.delay(failures)
+                    self._log.warning("driver does not answer", error=str(error), failures=failures)
+                now = self._clock.monotonic()
+                rested = now + min(LONGEST_REST, LISTING_SHARE * (now - began))
+                next_listing = now + pause
+            self._plan_keys(group)
+            due = rested if self._relist else next_listing
+            await self._wakeup.wait(max(0.0, min([due, *self._recheck.values()]) - self._clock.monotonic()))
+            now = self._clock.monotonic()
+            for key in [key for key, at in self._recheck.items() if at <= now]:
+                del self._recheck[key]
+                self._dirty[key] = None
+
+    def _plan_keys(self, group: asyncio.TaskGroup) -> None:
+        """Plan the keys that wait for room, first come first served, then the others that changed."""
+        dirty, self._dirty = self._dirty, {}
+        for key in dirty:
+            self._note_served(key)
+            self._note_mismarked(key)
+        self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._book.loading()
+        waiting, self._waiting_for_room = self._waiting_for_room, {}
+        for key in waiting:
+            if key in dirty or self._room > 0:
+                self._plan(key, group)
+            else:
+                self._waiting_for_room[key] = None
+        for key in dirty:
+            if key not in waiting:
+                self._plan(key, group)
+
+    # --- one group
+
+    def _plan(self, key: Key, group: asyncio.TaskGroup) -> None:
+        """Decide what the group needs now, and start doing it unless something is under way already."""
+        if key not in self._acting:
+            wish = self._tracker.status(key)
+            entries = self._book.of_key(key)
+            if wish is None:
+                self._records.clear(key)
+                if not entries:
+                    self._registry.forget_group(key)
+                    self._actions.forget_trouble(key)
+            self._see_to_place(key, wanted=wish is not None, up=bool(entries))
+            facts = self._group_facts(key, entries)
+            actions = plan_group(wish, facts, slots=self._scaler.wanted(key), now=self._clock.monotonic())
+            self._take_on(key, actions, group)
+        self._publish(key)
+
+    def _see_to_place(self, key: Key, *, wanted: bool, up: bool) -> None:
+        """Take or give back the group's place under `max_groups`; who is up has one, whatever the limit."""
+        if up or (wanted and self._tracker.is_pinned(key)):
+            self._admission.admit(key)
+        elif wanted:
+            self._admission.expect(key)
+        else:
+            for promoted in self._admission.release(key):
+                self.look_at(promoted)
+
+    def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
+        """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
+        waits = [action for action in actions if isinstance(action, Wait)]
+        ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
+        starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
+        chosen = ends or starts
+        for wait in waits:
+            if wait.until is not None:
+                self._recheck_at(key, wait.until)
+            elif wait.for_room:
+                self._waiting_for_room[key] = None
+        if chosen:
+            self._acting[key] = chosen
+            self._touched.add(key)
+            under_way = len(starts) if chosen is starts else 0
+            self._starts_under_way += under_way
+            self._room -= under_way
+            group.create_task(self._act(key, chosen, starts=under_way), name=f"workers of {key!r}")
+
+    async def _act(self, key: Key, actions: list[GroupAction], *, starts: int) -> None:
+        """Carry out the actions one after the other. After a failure the group stays as it is for a moment."""
+        for action in actions:
+            if not await self._actions.carry_out(key, action):
+                await self._clock.sleep(DRIVER_PAUSE)
+                break
+        self._starts_under_way -= starts
+        del self._acting[key]
+        self.look_at(key)
+        if key in self._unread:
+            self._unread.discard(key)
+            self.relist()
+
+    def _group_facts(self, key: Key, entries: list[Entry]) -> GroupFacts:
+        failure = self._records[key].failure
+        running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
+        if failure is not None and (running or self._tracker.is_pinned(key)):
+            self.retry(key)  # nobody waits for an answer that could be the occasion
+            self._recheck_at(key, failure.retry_at)
+        record = self._records[key]
+        for entry in entries:
+            if entry.draining is not None:
+                self._recheck_at(key, min(entry.draining.ask_again_at, entry.draining.until))
+        return GroupFacts(
+            instances=[entry.instance for entry in entries],
+            queue_exists=self._queue_board[key].exists,
+            overdue=self._overdue(key, entries),
+            hanging={entry.instance.instance_id: entry.hangs for entry in entries if entry.hangs},
+            back_off_until=record.back_off_until,
+            failure=record.failure,
+            room=max(0, self._room),
+            admitted=self._admission.is_admitted(key),
+            is_ending=record == StartRecord() and self._is_ending(key),
+            serving=_ids(entry for entry in entries if entry.served),
+            busy=_ids(entry for entry in entries if self._is_busy(entry)),
+            outdated=_ids(entry for entry in entries if entry.is_outdated(self._spec_hash)),
+            draining={entry.instance.instance_id: entry.draining for entry in entries if entry.draining},
+            drains=self._driver.instance_is_worker,
+        )
+
+    def _is_busy(self, entry: Entry) -> bool:
+        reported = self._registry[entry.instance.worker_id]
+        return reported is not None and reported.in_flight > 0
+
+    def _is_ending(self, key: Key) -> bool:
+        """Whether the idle times of the group are over, so that only its emptiness is to be proven."""
+        expected = self._tracker.record(key)
+        if expected is None or expected.status is not GroupStatus.UNBOUND:
+            return False
+        return expected.due_at <= self._clock.monotonic()
+
+    def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
+        overdue = set()
+        for entry in entries:
+            since = self._unready_since(entry)
+            if entry.instance.state is InstanceState.RUNNING and since is not None and entry.draining is None:
+                limit = since + self._limits.start_timeout
+                if limit <= self._clock.monotonic():
+                    overdue.add(entry.instance.instance_id)
+                else:
+                    self._recheck_at(key, limit)
+        return frozenset(overdue)
+
+    def _unready_since(self, entry: Entry) -> float | None:
+        """Since when it could have said that it is ready; None when it has. One that passed for ready is looked at
+        again after the same time."""
+        reported = self._registry[entry.instance.worker_id]
+        if reported is not None and reported.is_assumed:
+            return reported.heard_at
+        return None if entry.served else entry.seen_at
+
+    def _recheck_at(self, key: Key, at: float) -> None:
+        self._recheck[key] = min(at, self._recheck.get(key, at))
+
+    def _note_served(self, key: Key) -> None:
+        """A worker that says it is ready has made good for failed starts before it."""
+        for entry in self._book.of_key(key):
+            reported = self._registry[entry.instance.worker_id]
+            if reported is not None and reported.suspects:
+                self._records.apply(key, restart_backoff.has_suspects)
+            if not entry.served and reported is not None and reported.state.serves:
+                entry.served = True
+                self._metrics.worker_starts.labels(outcome="ready").inc()
+                self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
+                if not entry.is_outdated(self._spec_hash):
+                    self._records.apply(key, restart_backoff.became_ready)
+
+    def _note_mismarked(self, key: Key) -> None:
+        """Tell of workers that got the present settings, and of which the driver says that they have others."""
+        for entry in self._book.of_key(key):
+            got_present = not entry.is_outdated(self._spec_hash)
+            if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
+                entry.is_mismarked = True
+                self._metrics.mismarked_workers.inc()
+                self._log.error(
+                    "driver does not mark a worker with the settings that it was given, leaving it alone",
+                    key=key,
+                    worker_id=entry.instance.worker_id,
+                    driver=self._driver.name,
+                )
+
+    def _publish(self, key: Key) -> None:
+        """Write the group's facts for everybody else."""
+        acting: Iterable[GroupAction] = self._acting.get(key, ())
+        instances = tuple(entry.instance for entry in self._book.of_key(key))
+        facts = WorkerFacts(
+            instances=instances,
+            stopping=any(isinstance(action, Stop) for action in acting)
+            or any(instance.state is InstanceState.STOPPING for instance in instances),
+            starting=any(isinstance(action, Start) for action in acting),
+            failure=self._records[key].failure,
+            waiting_for=self._waiting_for(key),
+        )
+        if facts.is_empty and self._queue_board[key].exists:
+            known = self._board[key].empty_since
+            facts = replace(facts, empty_since=self._clock.monotonic() if known is None else known)
+        self._board.set(key, facts)
+
+    def _waiting_for(self, key: Key) -> str | None:
+        if self._tracker.status(key) is not None and not self._admission.is_admitted(key):
+            return "max_groups"
+        return "max_concurrent_starts" if key in self._waiting_for_room else None
+
+
+def _ids(entries: Iterable[Entry]) -> frozenset[InstanceId]:
+    return frozenset(entry.instance.instance_id for entry in entries)

@@ -1,0 +1,103 @@
+"""From the settings to what workers and their groups are given; used by the term and by `osrdyne groups env`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import ScopedCredentials, SharedCredentials
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
+from osrdyne.pool.ports import WorkerCredentials
+from osrdyne.pool.state.poison_texts import PoisonTexts
+from osrdyne.pool.workers.actions import GroupLimits, SpecFactory
+from osrdyne.pool.workers.scaling import ScalingRules
+from osrdyne.protocol.control import Generation
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+
+
+def group_limits(settings: Settings) -> GroupLimits:
+    lifecycle = settings.lifecycle
+    return GroupLimits(
+        max_concurrent_starts=lifecycle.max_concurrent_starts,
+        start_timeout=lifecycle.start_timeout,
+        start_attempts=lifecycle.start_attempts,
+        stop_grace=settings.worker.stop_grace,
+        resync_interval=lifecycle.resync_interval,
+        drain_timeout=settings.worker.processing_timeout + settings.worker.stop_grace,
+    )
+
+
+def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
+    """How many workers groups have; an instance of a platform that counts workers itself is one, whatever is set."""
+    if not driver.manages_workers or not driver.instance_is_worker:
+        number = 1 if driver.manages_workers else 0
+        return ScalingRules(minimum=number, maximum=number)
+    scaling = settings.worker.scaling
+    return ScalingRules(
+        minimum=scaling.min,
+        maximum=scaling.max,
+        target_lag=scaling.target_lag,
+        cooldown=scaling.cooldown,
+        concurrency=settings.worker.concurrency,
+    )
+
+
+def spec_factory(
+    settings: Settings, layout: QueueLayout, credentials: WorkerCredentials, poison: PoisonTexts
+) -> SpecFactory:
+    """What makes the specification of a worker, with credentials of its own."""
+
+    async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
+        environment = replace(worker_environment(settings, key, layout), poison=poison.of_key(key))
+        uri = await credentials.uri_for(key, environment.worker_id)
+        return WorkerSpec(environment=replace(environment, amqp_uri=uri), generation=generation, slot=slot)
+
+    return make_spec
+
+
+def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> WorkerEnvironment:
+    """What a worker of `key` is told, with a worker id of its own."""
+    names = PoolNames(settings.pool.id)
+    return WorkerEnvironment(
+        worker_id=new_worker_id(),
+        key=key,
+        pool=names.pool,
+        amqp_uri=settings.broker.effective_worker_uri(),
+        requests_queues=tuple(layout.served(key)),
+        activity_exchange=names.activity_exchange,
+        control_exchange=names.control_exchange,
+        retry_exchange=names.retry_exchange if layout.managed else None,
+        max_message_bytes=settings.requests.max_message_bytes,
+        config=settings.worker_config(),
+    )
+
+
+def choose_credentials(
+    settings: Settings,
+    *,
+    layout: QueueLayout,
+    management: ManagementClient,
+    driver: Driver,
+    alive: Callable[[], Set[WorkerId]],
+    clock: Clock,
+) -> SharedCredentials | ScopedCredentials:
+    """With which credentials workers connect; `alive` tells the ids of the workers that exist."""
+    broker, lifecycle = settings.broker, settings.lifecycle
+    if not (broker.scoped_credentials and driver.manages_workers):
+        return SharedCredentials(broker.effective_worker_uri())
+    return ScopedCredentials(
+        names=PoolNames(settings.pool.id),
+        layout=layout,
+        management=management,
+        uri=broker.effective_worker_uri(),
+        alive=alive,
+        start_timeout=lifecycle.start_timeout,
+        interval=lifecycle.resync_interval,
+        clock=clock,
+        workers_of_start=driver.workers_of_start,
+    )

@@ -1,0 +1,1 @@
+"""Expired requests that wait behind others in their queue."""

@@ -1,0 +1,1 @@
+"""Answers to requests that were not served: dead letters and groups that cannot start."""

@@ -1,0 +1,215 @@
+"""The dead letter responder: tells callers why their request was not served.
+
+The status is RabbitMQ's first death reason. What reached the delivery limit goes to the poison inventory first, and so
+does what the controller itself failed on and nobody waits for an answer to. Steps: poison entry with confirm → answer
+with confirm → acknowledge; a crash in between repeats the steps before it, so that an answer may come twice with the
+same status, and none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.amqp import Delivery, Message
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import BrokerSilentError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.ports import Publisher
+from osrdyne.pool.state.observed import WorkerBoard
+from osrdyne.pool.state.poison_texts import PoisonTexts
+from osrdyne.processors.error_boundary import contained
+from osrdyne.processors.forgeries import Forgeries
+from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
+from osrdyne.processors.poison.evidence import EvidenceCollector
+from osrdyne.processors.prefetch import Window
+from osrdyne.processors.replies import Replier
+from osrdyne.protocol.fingerprints import text_fingerprint
+from osrdyne.protocol.messages import ROUTE_HEADER, Request
+from osrdyne.protocol.names import Key, PoolNames, priority_of
+from osrdyne.protocol.statuses import Status, decode_text
+
+RUNS_OF_POISON = 2
+"""How often a request has run whose text is refused."""
+FIRST_QUEUE = "x-first-death-queue"
+FIRST_REASON = "x-first-death-reason"
+POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
+
+_DETAILS: dict[str, str] = {
+    Status.EXPIRED: "The time of the request ran out before a worker took it.",
+    Status.DELIVERY_LIMIT: "The request was given to workers {deliveries} times and none finished it; it is kept in "
+    "the poison inventory. {finding}",
+    Status.POISON: "The request ended the workers that ran it, the last one with nothing else running; it is kept in "
+    "the poison inventory. {finding}",
+    Status.REJECTED: "A consumer of the request queue refused the request for good.",
+    Status.MAXLEN: "The request queue was full, and the request had to make room.",
+}
+_REASONS = frozenset({Status.EXPIRED, Status.DELIVERY_LIMIT, Status.REJECTED, Status.MAXLEN})
+_FAILED = "The controller failed on this request; its log says why. Please report this."
+
+
+def death_reason(headers: Mapping[str, object]) -> Status | None:
+    """RabbitMQ's first death reason; None for a message that was never dead-lettered.
+
+    Only the reasons that RabbitMQ knows: anybody may send a message to the dead letter exchange.
+    """
+    reason = decode_text(headers.get(FIRST_REASON))
+    deaths = headers.get("x-death")
+    if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
+        reason = decode_text(deaths[-1].get("reason"))
+    return Status(reason) if reason in _REASONS else None
+
+
+def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[str, object]:
+    """The headers with the first death that was one: the end of a wait between two attempts is none."""
+
+    def waited(queue: object) -> bool:
+        return names.delay_of_wait_queue(decode_text(queue) or "") is not None
+
+    deaths = headers.get("x-death")
+    if not waited(headers.get(FIRST_QUEUE)) or not isinstance(deaths, list):
+        return headers
+    for death in reversed(deaths):  # the latest comes first
+        if isinstance(death, dict) and not waited(death.get("queue")):
+            return {**headers, FIRST_QUEUE: death.get("queue"), FIRST_REASON: death.get("reason")}
+    return headers
+
+
+class DeadLetterResponder:
+    """Consumes `P-dl`."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        publisher: Publisher,
+        replier: Replier,
+        forgeries: Forgeries,
+        workers: WorkerBoard,
+        evidence: EvidenceCollector,
+        poison_texts: PoisonTexts,
+        delivery_limit: int,
+        on_inventory_missing: Callable[[], None],
+        max_message_bytes: int,
+        clock: Clock,
+        metrics: Metrics,
+    ) -> None:
+        self._names = names
+        self._publisher = publisher
+        self._replier = replier
+        self._forgeries = forgeries
+        self._workers = workers
+        self._evidence = evidence
+        self._poison_texts = poison_texts
+        # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
+        self._deliveries = delivery_limit + 1
+        self._on_inventory_missing = on_inventory_missing
+        self._max_message_bytes = max_message_bytes
+        self._clock = clock
+        self._metrics = metrics
+        self._log: Logger = get_logger("dead_letters")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Answer dead letters until the consumer ends. Those that wait for the poison inventory hold up no others."""
+        window = Window(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
+        async with asyncio.TaskGroup() as group:
+            growing = group.create_task(window.run(), name="window of dead letters")
+            async for delivery in consumer:
+                window.take(delivery)
+                group.create_task(self._process_one(delivery, window), name="dead letter")
+            growing.cancel()
+
+    async def _process_one(self, delivery: Delivery, window: Window) -> None:
+        await contained(self.process, delivery, otherwise=self._give_up, log=self._log)
+        window.finish(delivery)
+
+    async def process(self, delivery: Delivery) -> None:
+        """One dead letter, to its end."""
+        if self._forgeries.is_forged(delivery, self._names.dead_letter_exchange, queue="dead-letters"):
+            await delivery.ack()
+            return
+        request = delivery.to_request(now_ms=now_ms(self._clock))
+        headers = without_waits(delivery.headers, self._names)
+        reason = death_reason(headers)
+        if reason is None:
+            self._metrics.invalid_messages.labels(queue="dead-letters").inc()
+            self._log.warning("message in the dead letter queue that did not die", key=request.key)
+            await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
+            await delivery.ack()
+            return
+        if reason is Status.REJECTED and self._is_poison(request, headers):
+            reason = Status.POISON
+        await self._replier.answer(request, reason, await self._explain(delivery, request, reason, headers))
+        await delivery.ack()
+        self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
+        self._log.info("dead letter answered", key=request.key, status=reason.value)
+
+    def _labels(self, headers: Mapping[str, object]) -> dict[str, str]:
+        """Of which route and class the request was."""
+        queue = decode_text(headers.get(FIRST_QUEUE)) or ""
+        return self._metrics.of_route(decode_text(headers.get(ROUTE_HEADER)), priority_of(queue))
+
+    async def _explain(
+        self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
+    ) -> str:
+        """What to tell the caller; what has to be kept is in the inventory by then."""
+        if reason in {Status.DELIVERY_LIMIT, Status.POISON}:
+            return await self._keep_poison(delivery, reason)
+        if reason is Status.REJECTED and self._died_as_orphan(headers):
+            if request.reply_to is None:
+                await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
+            return _FAILED
+        return _DETAILS[reason] + self._waiting(request.key, reason)
+
+    def _died_as_orphan(self, headers: Mapping[str, object]) -> bool:
+        """Whether no worker has had it: then it was the controller that refused it."""
+        return decode_text(headers.get(FIRST_QUEUE)) == self._names.orphan_queue
+
+    def _is_poison(self, request: Request, headers: Mapping[str, object]) -> bool:
+        """Whether a worker has refused it for good because its text ends workers."""
+        if self._died_as_orphan(headers):
+            return False
+        return text_fingerprint(request.path, request.body) in self._poison_texts.of_key(Key(request.key))
+
+    def _waiting(self, key: str, reason: Status) -> str:
+        waiting_for = self._workers[Key(key)].waiting_for
+        if reason is not Status.EXPIRED or waiting_for is None:
+            return ""
+        return f" Its group was still waiting to be started ({waiting_for})."
+
+    async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
+        """Put the request into the poison inventory; only when it is there, return what to tell the caller."""
+        deaths = await self._evidence.collect(delivery)
+        # A worker has refused it after two runs: the third delivery was the last.
+        deliveries = self._deliveries if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
+        now = now_ms(self._clock)
+        await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
+        return _DETAILS[reason].format(deliveries=deliveries, finding=finding(deliveries, deaths))
+
+    async def _keep(self, entry: Message) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._publisher.publish(
+                    entry, exchange=self._names.poison_exchange, routing_key=self._names.poison_queue, mandatory=True
+                )
+                return
+            except (PublishRefusedError, BrokerSilentError) as error:
+                failures += 1
+                self._on_inventory_missing()
+                self._log.warning("poison inventory does not take a request, trying again", error=str(error))
+                await self._clock.sleep(POISON_RETRY.delay(failures))
+
+    async def _give_up(self, delivery: Delivery) -> None:
+        """Keep and answer a dead letter that cannot be processed, with as little of it as there must be."""
+        await self._keep(bare_entry(delivery, reason=Status.REJECTED, now_ms=now_ms(self._clock)))
+        properties = delivery.properties
+        request = Request(
+            delivery.routing_key, b"", correlation_id=properties.correlation_id, reply_to=properties.reply_to
+        )
+        await self._replier.answer(request, Status.REJECTED, _FAILED)
+        await delivery.ack()
+        self._metrics.invalid_messages.labels(queue="dead-letters").inc()

@@ -1,0 +1,1 @@
+"""The poison inventory: entries, readings, evidence."""

@@ -1,0 +1,243 @@
+"""The shape of a poison entry: made of a dead letter, shown to a person, made into a request again. Pure.
+
+An entry is the request itself, in `P-poison`, with headers of ours added. What else somebody puts into that queue is
+shown as well, and never believed: everything here takes any message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from uuid import uuid4
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.pool.views import PoisonDeath, PoisonView
+from osrdyne.protocol.deadlines import DEADLINE_HEADER
+from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
+from osrdyne.protocol.statuses import Status, decode_text
+
+UNIQUE_HEADER = "x-osrdyne-poison-id"
+KEY_HEADER = "x-osrdyne-poison-key"
+REASON_HEADER = "x-osrdyne-poison-reason"
+DELIVERIES_HEADER = "x-osrdyne-poison-deliveries"
+FIRST_AT_HEADER = "x-osrdyne-poison-first-ms"
+LAST_AT_HEADER = "x-osrdyne-poison-last-ms"
+DEATHS_HEADER = "x-osrdyne-poison-deaths"
+LEFT_OUT_HEADER = "x-osrdyne-poison-left-out"
+_OURS = frozenset(
+    {
+        UNIQUE_HEADER,
+        KEY_HEADER,
+        REASON_HEADER,
+        DELIVERIES_HEADER,
+        FIRST_AT_HEADER,
+        LAST_AT_HEADER,
+        DEATHS_HEADER,
+        LEFT_OUT_HEADER,
+    }
+)
+MAX_PROPERTIES_BYTES = 120_000
+"""All properties of a message travel in one frame of 128 KiB; a larger one would end the connection."""
+MAX_EVIDENCE_BYTES = 32_000
+MAX_DEATHS = 20
+MAX_LINE = 500
+
+
+def poison_entry(
+    delivery: Delivery,
+    *,
+    reason: Status = Status.DELIVERY_LIMIT,
+    deliveries: int,
+    now_ms: int,
+    deaths: Sequence[PoisonDeath] = (),
+) -> Message:
+    """The message that goes into the inventory; it never expires there.
+
+    Log lines, then deaths, and in the end the largest headers of the request make room where there is none.
+    """
+    # Credentials of a caller are not kept for whoever may read the inventory.
+    secret = {name for name in delivery.headers if name.lower() == AUTHORIZATION_HEADER}
+    kept = _without(delivery.headers, _OURS | secret)
+    ours: dict[str, object] = {
+        UNIQUE_HEADER: uuid4().hex,
+        KEY_HEADER: delivery.routing_key,
+        REASON_HEADER: str(reason),
+        DELIVERIES_HEADER: deliveries,
+        LAST_AT_HEADER: now_ms,
+    }
+    first = _first_moment(delivery, deaths)
+    if first is not None:
+        ours[FIRST_AT_HEADER] = first
+    for evidence in _evidence(deaths):
+        entry = delivery.to_message(headers={**kept, **ours, **evidence}, expiration=None)
+        if _properties_bytes(entry) <= MAX_PROPERTIES_BYTES:
+            return entry
+    left_out: list[str] = []
+    while _properties_bytes(entry) > MAX_PROPERTIES_BYTES and kept:
+        largest = max(kept, key=lambda name: len(repr(kept[name])))
+        del kept[largest]
+        left_out.append(largest)
+        ours[LEFT_OUT_HEADER] = ", ".join(left_out)[:1000]
+        entry = delivery.to_message(headers={**kept, **ours}, expiration=None)
+    return entry
+
+
+def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
+    """An entry of a message whose headers are perhaps what nobody can cope with."""
+    return Message(
+        body=delivery.body,
+        correlation_id=delivery.properties.correlation_id,
+        reply_to=delivery.properties.reply_to,
+        headers={
+            UNIQUE_HEADER: uuid4().hex,
+            KEY_HEADER: delivery.routing_key,
+            REASON_HEADER: str(reason),
+            DELIVERIES_HEADER: 0,
+            LAST_AT_HEADER: now_ms,
+            LEFT_OUT_HEADER: "all headers",
+        },
+    )
+
+
+def replayed(delivery: Delivery) -> Message:
+    """The request of an entry as it was, without its old deadline and with one replay more noted."""
+    headers = _without(delivery.headers, _OURS | {DEADLINE_HEADER, HOPS_HEADER})
+    headers[REPLAY_HEADER] = _replays(delivery.headers) + 1
+    return delivery.to_message(headers=headers, expiration=None)
+
+
+def entry_id(delivery: Delivery) -> str:
+    """The name of an entry: a digest of all that does not change while it lies there. Alike entries are named alike."""
+    message = delivery.to_message(headers=delivery.headers, expiration=None)
+    digest = blake2b(digest_size=16)
+    for part in (repr(sorted(message.headers.items())), repr(replace(message, headers={}, body=b""))):
+        digest.update(part.encode("utf-8", "surrogatepass"))
+    digest.update(message.body)
+    return digest.hexdigest()
+
+
+def key_of(headers: Mapping[str, object]) -> str | None:
+    """The raw key of an entry; None for a message that is no entry of ours."""
+    key = headers.get(KEY_HEADER)
+    if isinstance(key, bytes | bytearray):
+        return key.decode("utf-8", "surrogateescape")
+    return key if isinstance(key, str) else None
+
+
+def view_entry(delivery: Delivery, *, name: str) -> PoisonView:
+    """An entry as the API shows it, under its name."""
+    headers, properties = delivery.headers, delivery.properties
+    deliveries = _number(headers.get(DELIVERIES_HEADER))
+    deaths = _read_deaths(headers.get(DEATHS_HEADER))
+    return PoisonView(
+        id=name,
+        key=key_of(headers),
+        path=decode_text(headers.get(PATH_HEADER)) or "",
+        correlation_id=properties.correlation_id,
+        reply_to=properties.reply_to,
+        message_id=properties.message_id,
+        app_id=properties.app_id,
+        content_type=properties.content_type,
+        reason=decode_text(headers.get(REASON_HEADER)) or "unknown",
+        deliveries=deliveries,
+        deaths=deaths,
+        finding=finding(deliveries, deaths),
+        replays=_replays(headers),
+        first_at=_seconds(headers.get(FIRST_AT_HEADER)),
+        last_at=_seconds(headers.get(LAST_AT_HEADER)),
+        size_bytes=len(delivery.body),
+        headers=_without(headers, (_OURS - {LEFT_OUT_HEADER}) | BROKER_HEADERS),
+        body=delivery.body,
+    )
+
+
+def finding(deliveries: int | None, deaths: Sequence[PoisonDeath]) -> str:
+    """What the evidence says, in a sentence or two for a person."""
+    if deliveries is None:
+        return "This message was not put here by osrdyne; nothing is known of it."
+    if deliveries == 0:
+        return "No worker has had this request: the controller failed on it, and its log says why."
+    if not deaths:
+        return (
+            "No worker is known to have died while it ran this request, which may be innocent: RabbitMQ also counts "
+            "cut connections and, before 4.3, requests that were given back."
+        )
+    alone = sum(death.others == 0 for death in deaths)
+    text = f"{len(deaths)} of {deliveries} deliveries ended with the death of the worker that ran it"
+    if alone == len(deaths):
+        text += ", each time with nothing else running."
+    elif alone:
+        text += f", {alone} of them with nothing else running."
+    else:
+        text += ", always with other requests beside it: any of them may be the cause."
+    return f"{text} The last one: {deaths[-1].ended_with}."
+
+
+def _without(headers: Mapping[str, object], names: frozenset[str]) -> dict[str, object]:
+    return {name: value for name, value in headers.items() if name not in names}
+
+
+def _first_moment(delivery: Delivery, deaths: Sequence[PoisonDeath]) -> int | None:
+    """When the request was published, as far as it says so; else when a worker first died of it."""
+    timestamp = delivery.properties.timestamp
+    moments = [] if timestamp is None else [int(timestamp.timestamp() * 1000)]
+    moments += [int(death.at * 1000) for death in deaths]
+    return min(moments, default=None)
+
+
+def _evidence(deaths: Sequence[PoisonDeath]) -> Iterator[dict[str, object]]:
+    """The header with the evidence, in full, then shorter, then not at all."""
+    latest = deaths[-MAX_DEATHS:]
+    for lines in (20, 5, 0) if latest else ():
+        short = [asdict(replace(one, log_lines=_last(one.log_lines, lines))) for one in latest]
+        text = json.dumps(short, separators=(",", ":"))
+        if len(text) <= MAX_EVIDENCE_BYTES:
+            yield {DEATHS_HEADER: text}
+    yield {}
+
+
+def _last(lines: Sequence[str], count: int) -> tuple[str, ...]:
+    return tuple(line[:MAX_LINE] for line in lines[max(0, len(lines) - count) :])
+
+
+def _read_deaths(value: object) -> tuple[PoisonDeath, ...]:
+    try:
+        items = json.loads(decode_text(value) or "[]")
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(_read_death(item) for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
+
+
+def _read_death(item: Mapping[str, object]) -> PoisonDeath:
+    lines, said = item.get("log_lines"), item.get("said")
+    return PoisonDeath(
+        worker_id=str(item.get("worker_id", "")),
+        ended_with=str(item.get("ended_with", "")),
+        said=None if said is None else str(said),
+        at=_moment(item.get("at")),
+        log_lines=tuple(str(line) for line in lines) if isinstance(lines, list) else (),
+        others=_number(item.get("others")) or 0,
+    )
+
+
+def _moment(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e12 else 0.0
+
+
+def _properties_bytes(message: Message) -> int:
+    return len(message.properties().marshal())
+
+
+def _seconds(milliseconds: object) -> float | None:
+    number = _number(milliseconds)
+    return None if number is None else number / 1000
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _replays(headers: Mapping[str, object]) -> int:
+    return max(0, _number(headers.get(REPLAY_HEADER)) or 0)

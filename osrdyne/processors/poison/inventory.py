@@ -1,0 +1,210 @@
+"""Reading and changing the poison inventory, `P-poison`: one for a term, and the only one who reads that queue.
+
+A reading takes every message and gives every message back. That adds to the broker's count of deliveries (on 3.10,
+where giving back counts) and shuffles the queue, on every version. So entries have a place of their own (when they
+came, and their id), lists are answered from an index for as long as the queue has not changed, and an entry that was
+read very often is replaced by a copy long before the delivery limit of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+
+from osrdyne.aio.clock import Clock
+from osrdyne.amqp import Channel, Delivery
+from osrdyne.errors import InvalidKeyError, PoisonNotFoundError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.ports import Publisher
+from osrdyne.pool.views import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.processors.forgeries import Forgeries
+from osrdyne.processors.poison.entries import replayed
+from osrdyne.processors.poison.places import Place, matches, page_of, place_of, resolve
+from osrdyne.processors.poison.reader import Reading
+from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER, SPLIT_HEADER
+from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.statuses import decode_text
+
+MAX_ENTRIES = 10_000
+"""Entries that are looked at; what is beyond them is seen when they are gone."""
+MAX_INDEX_AGE = 60.0
+"""Seconds for which an index is believed when the queue looks as it did."""
+RENEW_AT = 500_000
+"""Deliveries after which an entry is replaced by a copy; the queue's own limit is twice that."""
+RETURN_TIMEOUT = 2.0
+
+Refuse = Callable[[PoisonView, Delivery], Awaitable[str | None]]
+"""Do something with an entry before it is removed; a reason not to remove it, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """All entries in their order, without bodies; how many were ready then, and when (monotonic)."""
+
+    views: tuple[PoisonView, ...]
+    ready: int
+    read_at: float
+
+
+class PoisonInventory:
+    """Every method raises `BrokerError` when the term ends meanwhile; entries are then all where they were."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        publisher: Publisher,
+        open_channel: Callable[[], Awaitable[Channel]],
+        forgeries: Forgeries,
+        clock: Clock,
+        renew_at: int = RENEW_AT,
+    ) -> None:
+        self._names = names
+        self._publisher = publisher
+        self._open_channel = open_channel
+        self._forgeries = forgeries
+        self._clock = clock
+        self._renew_at = renew_at
+        self._lock = asyncio.Lock()
+        self._index: _Index | None = None
+        self._given_back = 0
+        self._log: Logger = get_logger("poison", pool=names.pool)
+
+    async def page(self, query: PoisonQuery) -> PoisonPage:
+        """Entries that match, oldest first. Raises `PoisonNotFoundError` for a place that is none."""
+        after = None if query.after is None else Place.parse(query.after)
+        async with self._lock:
+            index = await self._fresh_index()
+            found = [view for view in index.views if matches(view, query, now=self._clock.time())]
+            chosen = page_of(found, after=after, limit=query.limit, with_bodies=query.bodies)
+            rest = chosen and place_of(chosen[-1]) < place_of(found[-1])
+            following = str(place_of(chosen[-1])) if rest else None
+            if query.bodies and chosen:
+                bodies = await self._bodies({view.id for view in chosen})
+                chosen = [replace(view, body=bodies.get(view.id)) for view in chosen]
+        return PoisonPage(tuple(chosen), len(found), following, complete=index.ready <= MAX_ENTRIES)
+
+    async def entry(self, name: str) -> PoisonView:
+        """One entry with its body. Raises `PoisonNotFoundError`."""
+        async with self._lock:
+            view = resolve(name, (await self._fresh_index()).views)
+            bodies = await self._bodies({view.id})
+        if view.id not in bodies:
+            raise PoisonNotFoundError(f"The entry {name} is not in the poison inventory any more.")
+        return replace(view, body=bodies[view.id])
+
+    async def replay(self, names: Sequence[str]) -> PoisonOutcome:
+        """Publish requests again, with confirm, and then remove their entries: a crash in between duplicates them."""
+        return await self._remove(names, self._publish_again)
+
+    async def drop(self, names: Sequence[str]) -> PoisonOutcome:
+        """Remove entries for good."""
+
+        async def say(view: PoisonView, _: Delivery) -> None:
+            self._log.info("poison entry dropped", key=view.key, entry=view.id, correlation_id=view.correlation_id)
+
+        return await self._remove(names, say)
+
+    async def _publish_again(self, view: PoisonView, delivery: Delivery) -> str | None:
+        if view.key is None:
+            return "It has no key: osrdyne did not put it there. Publish it yourself, or drop it."
+        try:
+            key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
+            message = replayed(delivery)
+            # To the exchange, as any request: the group may be gone by now (lifecycle: forward-to-exchange).
+            await self._publisher.publish(
+                message, exchange=self._names.requests_exchange, routing_key=key, mandatory=True
+            )
+        except (InvalidKeyError, PublishRefusedError) as error:
+            return str(error)
+        self._log.info("poison entry replayed", key=key, entry=view.id, correlation_id=view.correlation_id)
+        return None
+
+    async def _remove(self, names: Iterable[str], act: Refuse) -> PoisonOutcome:
+        done: list[str] = []
+        refused: dict[str, str] = {}
+        async with self._lock:
+            views = (await self._fresh_index()).views
+            asked: dict[str, str] = {}
+            for name in names:
+                with suppress(PoisonNotFoundError):
+                    asked.setdefault(resolve(name, views).id, name)
+            if asked:
+                self._index = None
+                async with self._reading() as reading:
+                    async for view, delivery in reading:
+                        if view.id in asked:
+                            refusal = await act(view, delivery)
+                            if refusal is None:
+                                await reading.remove(delivery)
+                                done.append(asked[view.id])
+                            else:
+                                refused[asked[view.id]] = refusal
+                            if len(done) + len(refused) == len(asked):
+                                break
+        missing = [name for name in dict.fromkeys(names) if name not in done and name not in refused]
+        return PoisonOutcome(tuple(done), tuple(missing), refused)
+
+    # --- reading
+
+    async def _fresh_index(self) -> _Index:
+        channel = await self._open_channel()
+        try:
+            ready = await self._count(channel)
+        finally:
+            await channel.close()
+        now = self._clock.monotonic()
+        index = self._index
+        if index is None or index.ready != ready or now - index.read_at > MAX_INDEX_AGE:
+            async with self._reading() as reading:
+                views = [replace(view, body=None) async for view, _ in reading]
+            index = self._index = _Index(tuple(sorted(views, key=place_of)), ready, now)
+        return index
+
+    async def _count(self, channel: Channel) -> int:
+        """How many are ready; what was given back a moment ago may still be on its way."""
+        patience = RETURN_TIMEOUT
+        while True:
+            ready = (await channel.declare_queue(self._names.poison_queue, passive=True)).ready
+            if ready >= self._given_back or patience <= 0:
+                return ready
+            await self._clock.sleep(0.05)
+            patience -= 0.05
+
+    async def _bodies(self, wanted: set[str]) -> dict[str, bytes]:
+        bodies: dict[str, bytes] = {}
+        async with self._reading() as reading:
+            async for view, delivery in reading:
+                if view.id in wanted:
+                    bodies[view.id] = delivery.body
+                    if len(bodies) == len(wanted):
+                        break
+        return bodies
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[Reading]:
+        """A reading of the whole queue; at its end everything that was not removed goes back."""
+        channel = await self._open_channel()
+        reading = Reading(channel, self._names.poison_queue, self._renew, is_forged=self._is_forged)
+        try:
+            reading.expect(min(await self._count(channel), MAX_ENTRIES))
+            yield reading
+        finally:
+            self._given_back = await reading.give_back()
+
+    def _is_forged(self, delivery: Delivery) -> bool:
+        return self._forgeries.is_forged(delivery, self._names.poison_exchange, queue="poison")
+
+    async def _renew(self, delivery: Delivery) -> bool:
+        """Replace an entry that was read too often: the copy first, so that a crash leaves two."""
+        count = delivery.headers.get(DELIVERY_COUNT_HEADER)
+        if not isinstance(count, int) or count < self._renew_at:
+            return False
+        copy = delivery.to_message(headers=delivery.headers, expiration=None)
+        await self._publisher.publish(
+            copy, exchange=self._names.poison_exchange, routing_key=self._names.poison_queue, mandatory=True
+        )
+        self._log.info("poison entry renewed", deliveries=count)
+        return True

@@ -1,0 +1,137 @@
+"""The cancel processor: clients ask for the end of a request, the controller tells the group's workers.
+
+Knowing the correlation id and the reply address of a request is the right to cancel it (docs/protocol.md, "Control
+messages").
+A cancel that gets lost costs nothing but the work it would have saved. Where requests may wait for another attempt, it
+is kept, for workers that come later and for the ingress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from osrdyne.amqp import Delivery, Message
+from osrdyne.amqp.consumer import Consumer
+from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.metrics import Metrics
+from osrdyne.pool.ports import Publisher
+from osrdyne.pool.routing.routes import RoutesInForce
+from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.processors.error_boundary import contained
+from osrdyne.processors.forgeries import Forgeries
+from osrdyne.processors.requests.kept_cancels import KeptCancels, RequestName
+from osrdyne.protocol.control import Command, ControlMessage
+from osrdyne.protocol.names import Key, PoolNames, WorkerId, parse_key
+
+PREFETCH = 100
+MAX_WORKER_ID_BYTES = 200
+"""What calls itself by a longer name is none of ours, and its routing key would be none."""
+
+
+class CancelProcessor:
+    """Consumes `P-cancel`."""
+
+    def __init__(
+        self,
+        *,
+        names: PoolNames,
+        tracker: PoolStateTracker,
+        routing: RoutesInForce,
+        splitting: SplitterInForce,
+        kept: KeptCancels,
+        publisher: Publisher,
+        forgeries: Forgeries,
+        metrics: Metrics,
+    ) -> None:
+        self._names = names
+        self._tracker = tracker
+        self._routing = routing
+        self._splitting = splitting
+        self._kept = kept
+        self._publisher = publisher
+        self._forgeries = forgeries
+        self._metrics = metrics
+        self._log: Logger = get_logger("cancels")
+
+    async def run(self, consumer: Consumer) -> None:
+        """Pass cancels on until the consumer ends."""
+        async for delivery in consumer:
+            await contained(self.process, delivery, otherwise=self._count_invalid, log=self._log)
+            await delivery.ack()
+
+    async def _count_invalid(self, _: Delivery) -> None:
+        self._metrics.invalid_messages.labels(queue="cancel").inc()
+
+    async def process(self, delivery: Delivery) -> None:
+        """One cancel: to every worker that may run the request; the one that does acts."""
+        if self._forgeries.is_forged(delivery, self._names.cancel_exchange, queue="cancel"):
+            return
+        properties = delivery.properties
+        try:
+            key = parse_key(delivery.routing_key)
+            if not properties.correlation_id or not properties.reply_to:
+                raise InvalidKeyError("A cancel needs the correlation id and the reply address of its request.")
+        except InvalidKeyError as error:
+            await self._count_invalid(delivery)
+            self._log.debug("cancel ignored", error=str(error))
+            return
+        name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait
+        self._kept.keep(name, key, seconds=keep_for)
+        message = self._message(name, keep_for=keep_for)
+        for group in self._groups_of(key):
+            await self._tell(self._names.control_group_routing_key(group), message)
+
+    async def heard_of(self, group: Key, worker: WorkerId) -> None:
+        """A worker of the group has reported: tell it what was cancelled before it was there."""
+        if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
+            return
+        untold = self._kept.untold(worker, self._concerning(group))
+        await asyncio.gather(*(self._tell_worker(worker, name, keep_for) for name, keep_for in untold))
+
+    async def _tell_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
+        message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
+        if await self._tell(routing_key, message, mandatory=True):
+            self._kept.note_told(name, worker)
+            self._log.debug("worker told of a cancel", worker=worker, correlation_id=name.correlation_id)
+
+    def _message(self, name: RequestName, *, keep_for: float) -> ControlMessage:
+        kept = {"keep_for": round(keep_for, 3)} if keep_for > 0 else {}
+        return ControlMessage(Command.CANCEL, self._tracker.generation, {**name._asdict(), **kept})
+
+    def _concerning(self, group: Key) -> Callable[[Key], bool]:
+        """Whether a request with a key may be in this group."""
+        splitter, table = self._splitting.splitter, self._routing.table
+        is_named = table is not None and group in table.manifest.named_keys
+
+        def concerns(key: Key) -> bool:
+            prefix = None if splitter is None else splitter.prefix_of(key)
+            return is_named or group == key or (prefix is not None and group.startswith(prefix))
+
+        return concerns
+
+    def _groups_of(self, key: Key) -> set[Key]:
+        """Where a request with this key may be: in its own group, in one that the splitter makes, in one that a route
+        names."""
+        splitter, table = self._splitting.splitter, self._routing.table
+        prefix = None if splitter is None else splitter.prefix_of(key)
+        known = [] if prefix is None else self._tracker.keys()
+        split = [one for one in known if one.startswith(prefix or "")]
+        return {key, *split, *(() if table is None else table.manifest.named_keys)}
+
+    async def _tell(self, routing_key: str, message: ControlMessage, *, mandatory: bool = False) -> bool:
+        """Whether RabbitMQ has taken the message; if `mandatory`, whether somebody gets it."""
+        try:
+            await self._publisher.publish(
+                Message(body=message.wire_body(), persistent=False),
+                exchange=self._names.control_exchange,
+                routing_key=routing_key,
+                mandatory=mandatory,
+            )
+        except (PublishRefusedError, BrokerSilentError) as error:
+            if not mandatory:
+                self._log.warning("cancel not passed on", to=routing_key, error=str(error))
+            return False
+        return True
