@@ -12,11 +12,11 @@ import aiormq
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
+from osrdyne.amqp.confirm_timeout import SilenceLimit
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.amqp.faults import translated
+from osrdyne.amqp.errors import translated
 from osrdyne.amqp.message import Delivery, Message
-from osrdyne.amqp.silence import SilenceLimit
-from osrdyne.amqp.turns import Turns
+from osrdyne.amqp.publish_order import Turns
 from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
 
 if TYPE_CHECKING:

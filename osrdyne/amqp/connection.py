@@ -13,7 +13,7 @@ from pamqp import commands as spec
 from yarl import URL
 
 from osrdyne.amqp.channel import Channel
-from osrdyne.amqp.faults import translated
+from osrdyne.amqp.errors import translated
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import BrokerError, BrokerUnavailableError, ConfigurationError

@@ -17,7 +17,7 @@ async def publish_reply(publish: Callable[[], Awaitable[None]], *, clock: Clock)
     """Publish an answer with `publish`, again when its queue refuses it: it is full.
 
     Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once. Answers to direct
-    reply-to addresses have had their patience then (`direct_replies`).
+    reply-to addresses have had their patience then (`direct_reply_to`).
     """
     for attempt in range(1, PUBLISH_ATTEMPTS):
         try:

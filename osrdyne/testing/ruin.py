@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osrdyne.amqp import Channel
-from osrdyne.amqp.faults import translated
+from osrdyne.amqp.errors import translated
 
 TIMEOUT = 30.0
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.amqp import Channel, Connection
-from osrdyne.amqp.direct_replies import GuardedChannel
+from osrdyne.amqp.direct_reply_to import GuardedChannel
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, MessageTooLargeError, PublishRefusedError
 
 Send = Callable[[Channel | GuardedChannel], Awaitable[None]]

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, Message
-from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, guarded_channel
 from osrdyne.broker.publishing.isolation import Destinations
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, PublishRefusedError
 from osrdyne.logs import Logger

@@ -9,7 +9,7 @@ import asyncio
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, connect
-from osrdyne.amqp.direct_replies import GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 
 BLOCKED_INTERVAL = 0.5

@@ -12,7 +12,7 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery
-from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED, Event

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
-from osrdyne.amqp.direct_replies import DIRECT_REPLY_TO, GuardedChannel
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel
 from osrdyne.amqp.reply_retry import publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError
 from osrdyne.logs import get_logger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from osrdyne.amqp.turns import Turns
+from osrdyne.amqp.publish_order import Turns
 
 A, B = ("exchange", "a"), ("exchange", "b")
 

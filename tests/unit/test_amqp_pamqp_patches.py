@@ -14,9 +14,9 @@ from pamqp import commands as spec
 from pamqp import decode, encode
 
 import osrdyne.amqp
-from osrdyne.amqp import patches
+from osrdyne.amqp import pamqp_patches
 
-assert osrdyne.amqp.patches is patches  # importing the package has applied them
+assert osrdyne.amqp.pamqp_patches is pamqp_patches  # importing the package has applied them
 
 SHORT = st.binary(max_size=255)
 
@@ -164,6 +164,6 @@ def test_name_that_rabbitmq_takes_is_not_refused(name: str) -> None:
 
 def test_applying_the_patches_again_changes_nothing() -> None:
     before = dict(decode.TABLE_MAPPING), encode.encode_table_value
-    patches.apply()
+    pamqp_patches.apply()
     assert (dict(decode.TABLE_MAPPING), encode.encode_table_value) == before
     assert decode.field_table(encode.field_table({"f": 0.1, "b": b"\xff"}))[1] == {"f": 0.1, "b": b"\xff"}

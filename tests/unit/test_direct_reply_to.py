@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from osrdyne.amqp import Connection, ConnectionOptions, Message
-from osrdyne.amqp.direct_replies import CONNECT_RETRY, PATIENCE, DirectReplies, GuardedChannel, guarded_channel
+from osrdyne.amqp.direct_reply_to import CONNECT_RETRY, PATIENCE, DirectReplies, GuardedChannel, guarded_channel
 from osrdyne.errors import (
     AddressRefusedError,
     BrokerAccessError,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from osrdyne.amqp.silence import SilenceLimit
+from osrdyne.amqp.confirm_timeout import SilenceLimit
 
 SHORT, NEVER = 0.02, 3600.0
 

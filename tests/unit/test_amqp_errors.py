@@ -20,7 +20,7 @@ from yarl import URL
 
 from osrdyne.amqp.connection import ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.amqp.faults import translate_fault, translated
+from osrdyne.amqp.errors import translate_fault, translated
 from osrdyne.amqp.message import Delivery
 from osrdyne.errors import (
     BrokerAccessError,
