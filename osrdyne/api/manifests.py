@@ -19,8 +19,8 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import sample_arrival
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.routing.manifest_view import ManifestInspector
 from osrdyne.pool.routing.routes import RouteChange
+from osrdyne.pool.views import ManifestInspector
 
 _Author = Annotated[str, Query(min_length=1, max_length=200, description="Who makes the change; kept with it.")]
 _Version = Annotated[int, Query(ge=1)]

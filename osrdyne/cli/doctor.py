@@ -66,7 +66,7 @@ async def _examine(settings: Settings) -> list[Finding]:
 async def _routes_in_force(settings: Settings) -> Manifest | None:
     """For which the daemon has declared exchanges and queues."""
     from osrdyne.broker.management.client import ManagementClient
-    from osrdyne.pool.routing.route_store import RouteStore
+    from osrdyne.pool.routing.routes import RouteStore
 
     if settings.pool.is_managed:
         with suppress(OsrdyneError):  # the checks of the HTTP API say what is wrong

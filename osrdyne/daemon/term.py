@@ -39,14 +39,13 @@ from osrdyne.pool.routing.active_manifest import ManifestInForce
 from osrdyne.pool.routing.backlog import ClassBacklog
 from osrdyne.pool.routing.build import build_routing
 from osrdyne.pool.routing.manifest_store import ManifestKind
+from osrdyne.pool.routing.priorities import UnusedStores
 from osrdyne.pool.routing.splitter import SplitterInForce
-from osrdyne.pool.routing.unused_stores import UnusedStores
 from osrdyne.pool.state.admission import Admission, KeyCensus
-from osrdyne.pool.state.crashes import DeathRegister
+from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
 from osrdyne.pool.state.groups import Delays
 from osrdyne.pool.state.instances import InstanceBook
 from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
-from osrdyne.pool.state.poison_texts import PoisonTexts
 from osrdyne.pool.state.restart_backoff import StartRecords
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry

@@ -20,7 +20,7 @@ from osrdyne.pool.groups.idle import IdleJudge
 from osrdyne.pool.queues.depths import FreshTotals
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.queues.resync import Resync
-from osrdyne.pool.routing.unused_stores import UnusedStores
+from osrdyne.pool.routing.priorities import UnusedStores
 from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.instances import InstanceBook
 from osrdyne.pool.state.observed import QueueBoard, WorkerBoard

@@ -23,7 +23,7 @@ from osrdyne.config.models import BrokerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile

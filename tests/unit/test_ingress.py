@@ -15,7 +15,7 @@ from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError,
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
 from osrdyne.pool.routing.priorities import SILENT_FOR, TELL_AGAIN_AFTER
-from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER

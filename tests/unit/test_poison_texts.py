@@ -8,7 +8,7 @@ import math
 import pytest
 
 from osrdyne.drivers.base import Exit
-from osrdyne.pool.state.poison_texts import MAX_KEYS, MAX_OF_KEY, PoisonTexts
+from osrdyne.pool.state.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
 from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, StartRecord, worker_ended
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire

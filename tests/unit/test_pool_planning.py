@@ -6,20 +6,10 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
-from osrdyne.pool.planning import (
-    GroupFacts,
-    QueueStep,
-    Remove,
-    Start,
-    Stop,
-    Wait,
-    delete_evidence_after,
-    plan_group,
-    plan_queue,
-    stop_evidence_after,
-)
+from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue, stop_evidence_after
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueFacts, StartFailure, WorkerFacts
+from osrdyne.pool.workers.plan import GroupFacts, Remove, Start, Stop, Wait, plan_group
 from osrdyne.protocol.names import Key, WorkerId
 
 ACTIVE, UNBOUND, ABSENT = GroupStatus.ACTIVE, GroupStatus.UNBOUND, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.routing.returned_requests import MARGIN, MAX_KNOWN, ReturnedRequests
+from osrdyne.pool.routing.retries import MARGIN, MAX_KNOWN, ReturnedRequests
 from osrdyne.protocol.names import Key
 
 A, B = (Key("a"), None), (Key("a"), 3)

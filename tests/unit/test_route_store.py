@@ -14,7 +14,7 @@ from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
-from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.pool.routing.splitter import SplitterInForce
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.parameters import Parameters

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.pool.workers.scaling import GroupScale, Sample, ScalingRules, begin, rescale
+from osrdyne.pool.workers.autoscaler import GroupScale, Sample, ScalingRules, begin, rescale
 
 RULES = ScalingRules(minimum=1, maximum=8, target_lag=30.0, cooldown=300.0)
 STEP = 5.0

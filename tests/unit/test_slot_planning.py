@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.pool.planning import (
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.instances import Draining
+from osrdyne.pool.workers.plan import (
     NOT_NEEDED,
     REPLACED,
     Drain,
-    Draining,
     GroupFacts,
     Remove,
     Start,
@@ -18,7 +19,6 @@ from osrdyne.pool.planning import (
     Wait,
     plan_group,
 )
-from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.protocol.names import Key, WorkerId
 
 ACTIVE, UNBOUND = GroupStatus.ACTIVE, GroupStatus.UNBOUND

@@ -22,10 +22,12 @@ from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.safe_delete import judge_cheaply
 from osrdyne.errors import DriverError, StartFailedError
-from osrdyne.pool import planning
-from osrdyne.pool.planning import GroupAction, QueueStep, Start
+from osrdyne.pool.queues import plan as queue_plan
+from osrdyne.pool.queues.plan import QueueStep
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueBoard, QueueFacts
+from osrdyne.pool.workers import plan as worker_plan
+from osrdyne.pool.workers.plan import GroupAction, Start
 from osrdyne.processors.failures.start_failures import StartFailureResponder
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command
@@ -60,7 +62,7 @@ def no_hold(_: World) -> Callable[..., None]:
 
 
 def unsettled_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda *facts, settle_delay, **known: planning.plan_queue(*facts, settle_delay=0.0, **known)
+    return lambda *facts, settle_delay, **known: queue_plan.plan_queue(*facts, settle_delay=0.0, **known)
 
 
 def unsettled_evidence(_: World) -> Callable[..., float | None]:
@@ -75,18 +77,18 @@ def believed(queue: QueueFacts) -> QueueFacts:
 
 
 def believing_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda wish, queue, *rest, **times: planning.plan_queue(wish, believed(queue), *rest, **times)
+    return lambda wish, queue, *rest, **times: queue_plan.plan_queue(wish, believed(queue), *rest, **times)
 
 
 def believing_evidence(_: World) -> Callable[..., float | None]:
-    return lambda queue, *_, settle_delay: planning.stop_evidence_after(believed(queue), settle_delay=settle_delay)
+    return lambda queue, *_, settle_delay: queue_plan.stop_evidence_after(believed(queue), settle_delay=settle_delay)
 
 
 def hasty_plan(_: World) -> Callable[..., QueueStep]:
     """Binds although a stop is under way."""
 
     def plan(*facts: Any, **times: Any) -> QueueStep:
-        step = planning.plan_queue(*facts, **times)
+        step = queue_plan.plan_queue(*facts, **times)
         return QueueStep.BIND if step is QueueStep.WAIT_FOR_STOP else step
 
     return plan
@@ -99,7 +101,7 @@ def plan_once(_: World) -> Callable[..., list[GroupAction]]:
     def plan(*facts: Any, **limits: Any) -> list[GroupAction]:
         nonlocal started
         actions = [
-            action for action in planning.plan_group(*facts, **limits) if not (isinstance(action, Start) and started)
+            action for action in worker_plan.plan_group(*facts, **limits) if not (isinstance(action, Start) and started)
         ]
         started = started or any(isinstance(action, Start) for action in actions)
         return actions
@@ -110,7 +112,7 @@ def plan_once(_: World) -> Callable[..., list[GroupAction]]:
 def plan_known_only(_: World) -> Callable[..., list[GroupAction]]:
     """Stops workers only of groups that it knows."""
     return lambda wish, facts, **limits: (
-        [] if wish is None and not facts.queue_exists else planning.plan_group(wish, facts, **limits)
+        [] if wish is None and not facts.queue_exists else worker_plan.plan_group(wish, facts, **limits)
     )
 
 
@@ -135,7 +137,7 @@ def blind_judge(_: World) -> Callable[..., None]:
 
 def no_last_total(_: World) -> Callable[..., QueueStep]:
     """The probe alone decides about a queue."""
-    return lambda *facts, messages, **known: planning.plan_queue(*facts, messages=0, **known)
+    return lambda *facts, messages, **known: queue_plan.plan_queue(*facts, messages=0, **known)
 
 
 def busy_not_full(_: World) -> Callable[[QueueInfo], DeleteOutcome | None]:

@@ -12,8 +12,8 @@ import asyncio
 from osrdyne.aio.changes import Subscription
 from osrdyne.aio.clock import Clock
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.planning import stop_evidence_after
 from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.plan import stop_evidence_after
 from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key

@@ -20,9 +20,9 @@ from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.planning import QueueStep, delete_evidence_after, plan_queue
 from osrdyne.pool.ports import RequestQueues
 from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.observed import Binding, QueueBoard, WorkerBoard
 from osrdyne.pool.state.tracker import PoolStateTracker

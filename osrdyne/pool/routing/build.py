@@ -14,8 +14,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.routing.priorities import PriorityClasses
 from osrdyne.pool.routing.retries import RetryQueuesLoop
-from osrdyne.pool.routing.route_store import RouteStore
-from osrdyne.pool.routing.routes import RoutesInForce
+from osrdyne.pool.routing.routes import RoutesInForce, RouteStore
 from osrdyne.pool.state.observed import QueueBoard
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.control import WorkerControl

@@ -1,19 +1,25 @@
-"""The priority classes that the groups of a managed pool have: adds what is missing, and tells workers.
+"""Priority levels of the groups of a managed pool: which queues a group has, and when one of them goes.
 
-The request queues loop makes the queues; this says which, and has every group looked at again. Used by the ingress, and
-by the managed pool when its routes change. In a direct pool only workers of groups that still have stores are told.
+`PriorityClasses` selects the levels in use, has the request queues loop reconcile every group, and sends workers the
+list of their queues. `UnusedStores` removes the queue of a level that no route uses any more (lifecycle:
+several-queues-per-group; docs/ingress.md): the request queues loop unbinds it and workers go on serving it until a
+listing from after the settle time shows that it is empty. Then workers are asked to stop consuming it, and the request
+queues loop proves again that it is empty before it deletes it. In a direct pool, only groups that still have such
+queues from an earlier managed pool are handled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.wakeup import Wakeup
 from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.ports import StoreTotals
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.observed import Binding, QueueBoard
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
@@ -27,8 +33,6 @@ TELL_AGAIN_AFTER = 60.0
 """Seconds until a worker is told the same again: a control message may get lost."""
 NEEDED_FOR = 60.0
 """How long a class is kept that no route uses and that requests came back for, seconds."""
-
-
 SILENT_FOR = 60.0
 """How long a worker that serves may go without a report of what it runs before it is warned about, seconds."""
 
@@ -162,3 +166,69 @@ class PriorityClasses:
     def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
         told = self._told.get(worker)
         return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER
+
+
+class UnusedStores:
+    """The stores on their way out. `look_at`: have the request queues loop look at a group."""
+
+    def __init__(
+        self,
+        *,
+        layout: QueueLayout,
+        board: QueueBoard,
+        totals: StoreTotals,
+        control: WorkerControl,
+        look_at: Callable[[Key], None],
+        settle_delay: float,
+        clock: Clock,
+    ) -> None:
+        self._layout = layout
+        self._board = board
+        self._totals = totals
+        self._control = control
+        self._look_at = look_at
+        self._settle_delay = settle_delay
+        self._clock = clock
+        self._count = 0
+        self._log: Logger = get_logger("unused_stores")
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            await self._clock.sleep(LOOK_INTERVAL)
+            try:
+                await self.look()
+            except BrokerError as error:
+                self._log.warning("unused queues cannot be looked at", error=str(error))
+
+    async def look(self) -> None:
+        """One pass."""
+        unused = self._layout.unused()
+        if len(unused) != self._count:
+            self._count = len(unused)
+            self._log.info("serving queues that no route uses until they are empty", queues=self._count)
+        for key, priority in unused:
+            if priority not in self._board[key].disposable and self._layout.serve_again(key, priority):
+                await self._tell(key)
+        if any(self._settled_at(key) <= self._clock.monotonic() for key, _ in unused):
+            await self._dispose_of_empty_ones()
+
+    def _settled_at(self, key: Key) -> float:
+        """From when on nothing can come into an unused store of the group; never while the group is not bound: its
+        end takes all of its queues."""
+        facts = self._board[key]
+        return facts.bound_at + self._settle_delay if facts.is_bound and facts.bound_at is not None else float("inf")
+
+    async def _dispose_of_empty_ones(self) -> None:
+        totals = await self._totals.list_store_totals()
+        for key, priority in self._layout.unused():  # may be others by now
+            total, disposable = totals.get((key, priority)), self._board[key].disposable
+            if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:
+                continue
+            self._layout.let_go(key, priority)
+            self._board.update(key, disposable=(*disposable, priority))
+            self._look_at(key)
+            await self._tell(key)
+
+    async def _tell(self, key: Key) -> None:
+        await self._control.tell_queues(key, self._layout.served(key))

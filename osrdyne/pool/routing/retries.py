@@ -1,13 +1,15 @@
-"""The queues where failed requests wait for their next attempt: there while a route needs them, and as long after that
-as a request may need them that was accepted before; then gone as soon as they are empty.
+"""Wait queues, where failed requests wait for their next attempt.
 
-`RoutesInForce` says which delays are used; what else there is, RabbitMQ tells. Built by the term. It never looks into a
-request: workers send them there, and RabbitMQ takes them out.
+`plan_wait_queue` decides about a queue that no route uses any more. `ReturnedRequests` records into which request
+queues RabbitMQ may have put requests back after their wait. `RetryQueuesLoop` declares a wait queue for each delay of
+the active routes, keeps it for as long as a request accepted earlier may need it, and then deletes it once it is empty.
+Workers publish to the wait queues and RabbitMQ expires requests out of them; this module never reads a request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,7 +19,43 @@ from osrdyne.broker.management.models import QueueTotals
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.ports import WaitQueues
-from osrdyne.pool.routing.returned_requests import ReturnedRequests
+from osrdyne.pool.routing.deadlines import Store
+
+MARGIN = 10.0
+"""Seconds that a report may be late, and a request on its way out of a wait queue."""
+MAX_KNOWN = 10_000
+
+
+class ReturnedRequests:
+    """Queues into which requests may have come back from a wait queue, in one term. Times are monotonic.
+
+    A worker reports that it has sent a request to a wait queue; it comes back to the queue that it was taken from,
+    after the longest delay of its route at the latest. Reports may get lost. Requests that wait since before this term
+    are known from the first listings of the wait queues. Used by the queue cleaner.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[Store, float] = {}
+        self._from_before = math.inf
+
+    def note_sent(self, store: Store, *, at: float, delay: float) -> None:
+        """A request of this queue waits for `delay` seconds at most."""
+        if len(self._until) >= MAX_KNOWN:
+            self._until = {one: until for one, until in self._until.items() if until >= at}
+        self._until[store] = max(self._until.get(store, -math.inf), at + delay + MARGIN)
+
+    def note_from_before(self, until: float) -> None:
+        """What waits since before this term has come back by then."""
+        self._from_before = until + MARGIN
+
+    @property
+    def knows_from_before(self) -> bool:
+        return self._from_before < math.inf
+
+    def may_have_come(self, store: Store, *, since: float) -> bool:
+        """Whether one may have come back to this queue since."""
+        return since < max(self._from_before, self._until.get(store, -math.inf))
+
 
 LOOK_INTERVAL = 60.0
 """Seconds between two looks at the wait queues that there are."""

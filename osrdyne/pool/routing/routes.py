@@ -19,17 +19,25 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.ingress.acceptance import TtlLimits, longest_ttl, warn_of_capped_ttls
 from osrdyne.ingress.documents.problems import Problem
-from osrdyne.ingress.routes.manifest import Manifest
+from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.routes.retries import different_delays
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.metrics import Metrics
 from osrdyne.pool.routing.active_manifest import ManifestInForce
 from osrdyne.pool.routing.deadlines import Store
-from osrdyne.pool.routing.manifest_store import ManifestChange
+from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
 from osrdyne.pool.routing.priorities import PriorityClasses
 from osrdyne.pool.routing.retries import RetryQueuesLoop
-from osrdyne.pool.routing.route_store import RouteStore
+from osrdyne.pool.state.pins import Parameters
 from osrdyne.protocol.names import Key
+
+
+class RouteStore(ManifestStore[Manifest]):
+    """The route manifests of one pool."""
+
+    def __init__(self, parameters: Parameters, *, pool: str) -> None:
+        super().__init__(parameters, pool=pool, kind=ManifestKind.ROUTES, load=load_manifest_json)
+
 
 _NO_ROUTES = Manifest()
 

@@ -6,8 +6,16 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.pool.planning import Draining
 from osrdyne.protocol.names import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """A worker that was asked to end. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
+
+    why: str
+    until: float
+    ask_again_at: float
 
 
 @dataclass(slots=True)

@@ -23,16 +23,15 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.planning import OVERDUE, Drain, Draining, GroupAction, Remove, Start, Stop, Update
 from osrdyne.pool.ports import Lease, RequestQueues, WorkerCredentials
 from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.crashes import DeathRegister, WorkerDeath
-from osrdyne.pool.state.instances import Entry, InstanceBook
-from osrdyne.pool.state.poison_texts import PoisonTexts
+from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts, WorkerDeath
+from osrdyne.pool.state.instances import Draining, Entry, InstanceBook
 from osrdyne.pool.state.restart_backoff import StartRecords
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 

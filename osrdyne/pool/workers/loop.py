@@ -1,6 +1,6 @@
 """The worker groups loop: the only one that starts, restarts and stops workers.
 
-It asks the driver what runs, plans each group whose wish or facts changed (`planning.plan_group`), and hands the
+It asks the driver what runs, plans each group whose wish or facts changed (`plan.plan_group`), and hands the
 actions to `WorkerActions`, which carries them out side by side. Nothing is retried inside a pass: an action that
 fails leaves a fact behind (back-off, failure), and the next look decides anew. Woken by wishes, queue facts, worker
 reports and driver events; a slow resync covers what they missed. It writes the worker facts.
@@ -20,7 +20,6 @@ from osrdyne.drivers.base import Driver, InstanceId, InstanceState
 from osrdyne.errors import DriverError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.planning import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Update, Wait, plan_group
 from osrdyne.pool.state import restart_backoff
 from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.groups import GroupStatus
@@ -31,6 +30,7 @@ from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import GroupLimits, WorkerActions
 from osrdyne.pool.workers.autoscaler import WorkerScaler
+from osrdyne.pool.workers.plan import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Update, Wait, plan_group
 from osrdyne.protocol.names import Key
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)

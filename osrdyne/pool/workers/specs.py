@@ -12,9 +12,9 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
 from osrdyne.pool.ports import WorkerCredentials
-from osrdyne.pool.state.poison_texts import PoisonTexts
+from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.workers.actions import GroupLimits, SpecFactory
-from osrdyne.pool.workers.scaling import ScalingRules
+from osrdyne.pool.workers.autoscaler import ScalingRules
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId

@@ -19,8 +19,8 @@ from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
+from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.state.observed import WorkerBoard
-from osrdyne.pool.state.poison_texts import PoisonTexts
 from osrdyne.processors.error_boundary import contained
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry

@@ -1,6 +1,6 @@
-"""The decisions of the two loops, as pure functions: facts in, the next step out.
+"""Plan the workers of one group, as a pure function: what is observed in, the next actions out.
 
-Each step prevents a counterexample of the model (docs/design/lifecycle.md); the numbers name the step.
+Each rule prevents a counterexample of the model (docs/design/lifecycle.md).
 """
 
 from __future__ import annotations
@@ -9,100 +9,15 @@ import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueFacts, StartFailure, WorkerFacts
+from osrdyne.pool.state.instances import Draining
+from osrdyne.pool.state.observed import StartFailure
 
 OVERDUE = "not ready within start_timeout"
 REPLACED = "its settings have changed"
 NOT_NEEDED = "fewer workers are needed"
-
-# --- request queues
-
-
-class QueueStep(StrEnum):
-    """What the actor of a key does next."""
-
-    DECLARE = "declare"
-    CHECK = "check"
-    BIND = "bind"
-    UNBIND = "unbind"
-    DELETE = "delete"
-    DISPOSE = "dispose of a store"
-    WAIT_FOR_STOP = "wait for stop"
-    WAIT_FOR_SETTLE = "wait for settle"
-    WAIT_FOR_WORKERS = "wait for workers"
-    WAIT_FOR_TOTAL = "wait for total"
-    KEEP = "keep"
-    DONE = "done"
-
-
-def plan_queue(
-    wish: GroupStatus | None,
-    queue: QueueFacts,
-    workers: WorkerFacts,
-    *,
-    now: float,
-    settle_delay: float,
-    messages: int | None,
-) -> QueueStep:
-    """The next step for one request queue (lifecycle: one-actor-per-key, bind-waits-for-stop, always-unbind, settle,
-    delete-preconditions, total-for-hidden-messages, delete-runs-to-its-end, several-queues-per-group).
-
-    `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
-    """
-    if wish is GroupStatus.ACTIVE:
-        return _plan_bound(queue, workers)
-    if not queue.exists:
-        return QueueStep.DONE
-    if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
-        return QueueStep.UNBIND  # always sent, whatever is believed (19)
-    if wish is GroupStatus.UNBOUND:
-        return QueueStep.DONE
-    if now < queue.unbound_at + settle_delay:
-        return QueueStep.WAIT_FOR_SETTLE
-    if not workers.is_empty:
-        return QueueStep.WAIT_FOR_WORKERS
-    if messages is None:
-        return QueueStep.WAIT_FOR_TOTAL
-    return QueueStep.KEEP if messages else QueueStep.DELETE
-
-
-def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
-    if not queue.exists:
-        return QueueStep.DECLARE
-    if queue.doubted:
-        return QueueStep.CHECK  # before a bind: to bind a queue that is gone costs the leader its token (3)
-    if queue.is_bound:
-        return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE
-    # A stop in flight would hit a worker that has just got a request (18).
-    return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
-
-
-def stop_evidence_after(queue: QueueFacts, *, settle_delay: float) -> float | None:
-    """Monotonic time after which a sample shows that an UNBOUND queue is empty: its workers may be stopped (21).
-
-    None: nothing shows it yet, because its unbind has not been answered in this term.
-    """
-    if not queue.exists or queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
-        return None
-    return queue.unbound_at + settle_delay
-
-
-def delete_evidence_after(queue: QueueFacts, workers: WorkerFacts, *, settle_delay: float) -> float | None:
-    """Monotonic time after which a sample shows that the queue may be deleted, or None: settled, no worker left (28).
-
-    The probe alone does not see dead letters that wait for their confirm, nor delayed messages.
-    """
-    settled = stop_evidence_after(queue, settle_delay=settle_delay)
-    if settled is None or workers.empty_since is None:
-        return None
-    return max(settled, workers.empty_since)
-
-
-# --- worker groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +60,6 @@ class Update:
     """Give a group that the platform looks after the present settings; it replaces the workers itself."""
 
     instance_id: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """A worker that was asked to end. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
-
-    why: str
-    until: float
-    ask_again_at: float
 
 
 GroupAction = Start | Stop | Drain | Update | Remove | Wait
