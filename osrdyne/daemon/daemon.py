@@ -36,6 +36,7 @@ from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.daemon.systemd_notify import Service, tell_service_manager
 from osrdyne.daemon.term import StopRequest, Term
+from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import Driver
 from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
 from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
@@ -183,16 +184,18 @@ class Daemon:
             self._state.note("management", ok=True, detail="the HTTP API answers")
             await self._note_rights_of_workers()
             term = Term(
-                self._settings,
-                session=session,
-                token=token,
-                driver=self._driver,
-                management=self._management,
-                pinned=pinned,
-                parameters=(self._pins, self._leader),
-                census=self._census,
-                clock=self._clock,
-                metrics=self._metrics,
+                Resources(
+                    settings=self._settings,
+                    session=session,
+                    token=token,
+                    driver=self._driver,
+                    management=self._management,
+                    pinned=pinned,
+                    parameters=(self._pins, self._leader),
+                    census=self._census,
+                    clock=self._clock,
+                    metrics=self._metrics,
+                )
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))
             return True
@@ -226,8 +229,8 @@ class Daemon:
         self._state.term = term
         self._leading.set()
         self._metrics.leading.set(1)
-        self._metrics.term.set(term.tracker.generation.term)
-        self._state.note("leadership", ok=True, detail=f"leading in term {term.tracker.generation.term}")
+        self._metrics.term.set(term.state.tracker.generation.term)
+        self._state.note("leadership", ok=True, detail=f"leading in term {term.state.tracker.generation.term}")
         self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
 
     def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:

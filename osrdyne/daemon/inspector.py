@@ -87,7 +87,7 @@ class DaemonInspector:
         if term is None:
             waiting = self._state.components.get("leadership")
             return LeadershipView(False, None, None, waiting.detail if waiting else "starting")
-        return LeadershipView(True, term.tracker.generation.term, term.since, "leading")
+        return LeadershipView(True, term.state.tracker.generation.term, term.since, "leading")
 
     async def leader(self) -> str | None:
         own = self._own_url()
@@ -101,40 +101,40 @@ class DaemonInspector:
 
     def components(self) -> list[ComponentView]:
         found = [*self._state.components.values()]
-        if self._state.term is not None and (off := self._state.term.routing.retries_off):
+        if self._state.term is not None and (off := self._state.term.routing.routes.retries_off):
             reason = " ".join(sorted(set(off.values())))
             found.append(
                 ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
             )
-        if self._state.term is not None and (silent := self._state.term.routing.classes.silent):
+        if self._state.term is not None and (silent := self._state.term.routing.routes.classes.silent):
             keys = ", ".join(sorted({repr(key) for key in silent.values()})[:5])
             reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
             found.append(ComponentView("worker priorities", False, reason, fatal=False))
         if self._state.term is not None:
-            found.append(self._state.term.topology.component())
+            found.append(self._state.term.routing.topology.component())
         return sorted(found, key=lambda component: component.name)
 
     def groups(self) -> list[GroupView]:
         term = self._state.term
         if term is None:
             return []
-        keys = {*term.tracker.keys(), *term.queue_board.keys(), *term.worker_board.keys()}
+        keys = {*term.state.tracker.keys(), *term.state.queue_status.keys(), *term.state.worker_status.keys()}
         return [self._view(term, key) for key in sorted(keys)]
 
     def group(self, key: Key) -> GroupView | None:
         term = self._state.term
         if term is None:
             return None
-        known = term.tracker.status(key) is not None or term.queue_board[key] != QueueFacts()
-        return self._view(term, key) if known or term.worker_board[key] != WorkerFacts() else None
+        known = term.state.tracker.status(key) is not None or term.state.queue_status[key] != QueueFacts()
+        return self._view(term, key) if known or term.state.worker_status[key] != WorkerFacts() else None
 
     def waiting(self) -> list[WaitingView]:
         term = self._state.term
-        return [] if term is None else self._waiting(term.backlog.waiting())
+        return [] if term is None else self._waiting(term.state.backlog.waiting())
 
     def retrying(self) -> Mapping[int, int]:
         term = self._state.term
-        return {} if term is None else term.routing.retrying
+        return {} if term is None else term.routing.routes.retrying
 
     def _waiting(self, classes: Mapping[int | None, Waiting]) -> list[WaitingView]:
         """The most urgent class first."""
@@ -158,11 +158,11 @@ class DaemonInspector:
 
     async def start_group(self, key: Key) -> None:
         term = await self._leading()
-        term.tracker.require_worker_group(key)
-        term.groups_loop.retry(key)
+        term.state.tracker.require_worker_group(key)
+        term.workers.loop.retry(key)
 
     async def stop_group(self, key: Key) -> None:
-        tracker = (await self._leading()).tracker
+        tracker = (await self._leading()).state.tracker
         if tracker.is_pinned(key):
             raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
         if tracker.status(key) is not None and not tracker.retire(key):
@@ -171,41 +171,41 @@ class DaemonInspector:
     async def pin(self, key: Key) -> None:
         await self._leading()
         await self._pins.add(key)
-        (await self._leading()).tracker.pin(key)  # another term may have begun, which had read the pins before
+        (await self._leading()).state.tracker.pin(key)  # another term may have begun, which had read the pins before
 
     async def unpin(self, key: Key) -> None:
         await self._leading()
         await self._pins.remove(key)
-        (await self._leading()).tracker.unpin(key)
+        (await self._leading()).state.tracker.unpin(key)
 
     async def logs(self, key: Key, *, lines: int) -> dict[str, tuple[str, ...]]:
-        instances = (await self._leading()).worker_board[key].instances
+        instances = (await self._leading()).state.worker_status[key].instances
         return {
             instance.worker_id: await self._driver.logs(instance.instance_id, lines=lines) for instance in instances
         }
 
     async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
-        return await (await self._leading()).manifests[kind].current()
+        return await (await self._leading()).routing.manifests[kind].current()
 
     async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
-        return await (await self._leading()).manifests[kind].history()
+        return await (await self._leading()).routing.manifests[kind].history()
 
     async def change_manifest(
         self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
     ) -> ManifestChange:
-        return await (await self._leading()).manifests[kind].change_text(text, author=author, expected=expected)
+        return await (await self._leading()).routing.manifests[kind].change_text(text, author=author, expected=expected)
 
     async def restore_manifest(
         self, kind: ManifestKind, version: int, *, author: str, expected: int | None = None
     ) -> ManifestChange:
-        return await (await self._leading()).manifests[kind].restore(version, author=author, expected=expected)
+        return await (await self._leading()).routing.manifests[kind].restore(version, author=author, expected=expected)
 
     async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
-        return await (await self._leading()).manifests[kind].clear(author=author, expected=expected)
+        return await (await self._leading()).routing.manifests[kind].clear(author=author, expected=expected)
 
     async def explain(self, arrival: Arrival) -> Explanation:
         term = await self._leading()
-        routing, splitter = term.routing, term.splitting.splitter
+        routing, splitter = term.routing.routes, term.routing.splitter.splitter
         routing.require_managed()
         return explain(
             arrival,
@@ -217,35 +217,35 @@ class DaemonInspector:
         )
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
-        return await (await self._leading()).poison.page(query)
+        return await (await self._leading()).processors.poison.page(query)
 
     async def poison_entry(self, entry: str) -> PoisonView:
-        return await (await self._leading()).poison.entry(entry)
+        return await (await self._leading()).processors.poison.entry(entry)
 
     async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        return await (await self._leading()).poison.replay(entries)
+        return await (await self._leading()).processors.poison.replay(entries)
 
     async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        return await (await self._leading()).poison.drop(entries)
+        return await (await self._leading()).processors.poison.drop(entries)
 
     # --- one group
 
     def _view(self, term: Term, key: Key) -> GroupView:
-        record = term.tracker.record(key)
-        queue, workers = term.queue_board[key], term.worker_board[key]
+        record = term.state.tracker.record(key)
+        queue, workers = term.state.queue_status[key], term.state.worker_status[key]
         transition, due = _next_transition(term, key)
         return GroupView(
             key=key,
             state=_STATES[record.status] if record is not None else GroupState.STOPPING,
-            generation=term.tracker.generation_of(key),
+            generation=term.state.tracker.generation_of(key),
             queue=QueueView(self._names.request_queue(key), queue.exists, queue.is_bound),
             workers=self._workers(term, key, workers),
-            pinned=term.tracker.is_pinned(key),
+            pinned=term.state.tracker.is_pinned(key),
             last_activity_at=None if record is None else self._wall(record.last_activity),
             next_transition=transition,
             next_transition_at=None if due is None else self._wall(due),
             reason=_reason(term, key, queue, workers),
-            waiting=tuple(self._waiting(term.backlog.of_group(key))),
+            waiting=tuple(self._waiting(term.state.backlog.of_group(key))),
         )
 
     def _wall(self, monotonic: float) -> float:
@@ -253,11 +253,12 @@ class DaemonInspector:
 
     def _workers(self, term: Term, key: Key, facts: WorkerFacts) -> tuple[WorkerView, ...]:
         by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
-        reported = {worker.worker_id for worker in term.registry.of_key(key)}
-        listed = [worker_id for worker_id in by_id if not term.registry.replicas(worker_id)]  # else those are shown
+        reported = {worker.worker_id for worker in term.state.worker_reports.of_key(key)}
+        # A worker that has started replicas is shown by their reports.
+        listed = [worker_id for worker_id in by_id if not term.state.worker_reports.replicas(worker_id)]
         views = []
         for worker_id in [*listed, *sorted(reported - by_id.keys())]:
-            instance, report = by_id.get(started_as(worker_id)), term.registry[worker_id]
+            instance, report = by_id.get(started_as(worker_id)), term.state.worker_reports[worker_id]
             views.append(
                 WorkerView(
                     worker_id=worker_id,
@@ -285,8 +286,8 @@ def _worker_state(instance: Instance | None, reported: WorkerState | None) -> Wo
 
 
 def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
-    record = term.tracker.record(key)
-    if record is None or term.tracker.is_pinned(key) or term.tracker.is_held(key):
+    record = term.state.tracker.record(key)
+    if record is None or term.state.tracker.is_pinned(key) or term.state.tracker.is_held(key):
         return None, None
     if record.status is GroupStatus.ACTIVE:
         return GroupState.UNBOUND.value, record.due_at
@@ -295,7 +296,7 @@ def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
 
 def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> str:
     """Why the group is where it is, in a sentence; the most pressing fact first."""
-    tracker = term.tracker
+    tracker = term.state.tracker
     status = tracker.status(key)
     if queue.fault is not None:
         return str(queue.fault)

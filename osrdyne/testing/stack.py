@@ -21,6 +21,7 @@ from osrdyne.amqp import Consumer, Delivery, Message
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.daemon.term import StopRequest, Term
+from osrdyne.daemon.wiring import Resources
 from osrdyne.metrics import Metrics
 from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.protocol.activity import ActivityReport, Event
@@ -132,15 +133,17 @@ class Stack:
         ) as session:
             _, token = await session.token.acquire()
             self.term = Term(
-                self.settings,
-                session=session,
-                token=token,
-                driver=self.driver,
-                management=self.management,
-                pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
-                census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
-                clock=self.clock,
-                metrics=self.metrics,
+                Resources(
+                    settings=self.settings,
+                    session=session,
+                    token=token,
+                    driver=self.driver,
+                    management=self.management,
+                    pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
+                    census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
+                    clock=self.clock,
+                    metrics=self.metrics,
+                )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)
 

@@ -17,6 +17,7 @@ from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, DriverSettings, LifecycleSettings, PoolSettings, Settings
 from osrdyne.daemon.term import StopRequest, Term
+from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
@@ -128,15 +129,17 @@ async def leader(
         session.publisher = NotingPublisher(channel, session.publishing, activations)
         _, token = await session.token.acquire()
         term = Term(
-            settings,
-            session=session,
-            token=token,
-            driver=AskedDriver(settings, activations),
-            management=management,
-            pinned=[],
-            census=KeyCensus(settings.lifecycle.max_distinct_keys),
-            clock=clock,
-            metrics=Metrics(),
+            Resources(
+                settings=settings,
+                session=session,
+                token=token,
+                driver=AskedDriver(settings, activations),
+                management=management,
+                pinned=[],
+                census=KeyCensus(settings.lifecycle.max_distinct_keys),
+                clock=clock,
+                metrics=Metrics(),
+            )
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(term.run(stop, on_leading=leading.set), name="term")

@@ -66,10 +66,10 @@ class Running:
     async def leads(self, *, after: int = 0) -> int:
         """Wait until it leads in a later term; its number."""
         async with asyncio.timeout(SOON):
-            while self.daemon._state.term is None or self.term.tracker.generation.term <= after:
+            while self.daemon._state.term is None or self.term.state.tracker.generation.term <= after:
                 assert not self.task.done()
                 await asyncio.sleep(0.02)
-        return self.term.tracker.generation.term
+        return self.term.state.tracker.generation.term
 
 
 @asynccontextmanager
@@ -163,7 +163,7 @@ async def test_two_hundred_new_keys_at_once_are_all_bound(
     keys = [Key(f"k/{number}") for number in range(200)]
     async with daemon_of(settings) as running:
         await asyncio.gather(*(publish(channel, names, key) for key in keys))
-        await eventually(lambda: all(running.term.queue_board[key].is_bound for key in keys))
+        await eventually(lambda: all(running.term.state.queue_status[key].is_bound for key in keys))
 
 
 async def test_leader_that_loses_its_connection_leads_again_and_loses_nothing(
@@ -197,7 +197,7 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
     found: set[bytes] = set()
     keys = [Key(f"k{number}") for number in range(min(20, count))]
     await running.leads()
-    await eventually(lambda: all(running.term.queue_board[key].is_bound for key in keys))
+    await eventually(lambda: all(running.term.state.queue_status[key].is_bound for key in keys))
     reading = await channel._connection.channel()
     async with asyncio.timeout(SOON):
         while len(found) < count:
@@ -230,7 +230,7 @@ async def test_idle_group_goes_and_its_queue_with_it(
         await publish(channel, names, "a")
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
         async with asyncio.timeout(SOON):
-            while running.term.tracker.keys() or running.term.queue_board.keys():
+            while running.term.state.tracker.keys() or running.term.state.queue_status.keys():
                 await asyncio.sleep(0.1)
         with pytest.raises(BrokerNotFoundError):
             await (await channel._connection.channel()).declare_queue(names.request_queue(Key("a")), passive=True)
@@ -243,8 +243,8 @@ async def test_idle_queue_with_requests_is_kept_for_ever(
 ) -> None:
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
         await publish(channel, names, "a")
-        await eventually(lambda: running.term.tracker.status(Key("a")) is GroupStatus.UNBOUND)
-        await eventually(lambda: running.term.tracker.status(Key("a")) is GroupStatus.ACTIVE)
+        await eventually(lambda: running.term.state.tracker.status(Key("a")) is GroupStatus.UNBOUND)
+        await eventually(lambda: running.term.state.tracker.status(Key("a")) is GroupStatus.ACTIVE)
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
 
 
@@ -253,7 +253,7 @@ async def test_graceful_stop_hands_over_and_leaves_everything_in_place(
 ) -> None:
     async with daemon_of(settings) as first:
         await publish(channel, names, "a")
-        await eventually(lambda: first.term.queue_board[Key("a")].is_bound)
+        await eventually(lambda: first.term.state.queue_status[Key("a")].is_bound)
         async with daemon_of_standby(settings) as standby:
             first.stop.requested.set()
             await asyncio.wait_for(first.task, SOON)
@@ -293,13 +293,13 @@ async def test_state_of_the_groups_survives_a_restart(
         while [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))] != [1]:
             await asyncio.sleep(0.2)
     async with daemon_of(settings) as running:
-        keys = running.term.tracker.keys()
-        assert {key: running.term.tracker.status(key) for key in keys} == {
+        keys = running.term.state.tracker.keys()
+        assert {key: running.term.state.tracker.status(key) for key in keys} == {
             "bound": GroupStatus.ACTIVE,
             "full": GroupStatus.ACTIVE,
             "empty": GroupStatus.UNBOUND,
         }
-        await eventually(lambda: running.term.queue_board[Key("full")].is_bound)
+        await eventually(lambda: running.term.state.queue_status[Key("full")].is_bound)
 
 
 async def test_foreign_queue_of_the_name_costs_only_its_own_key(
@@ -366,10 +366,10 @@ class TestHostileRequests:
         """RabbitMQ's CC header delivers to further queues; forwarding must not do so for a client."""
         async with daemon_of(settings) as running:
             await publish(channel, names, "b")
-            await eventually(lambda: running.term.queue_board[Key("b")].is_bound)
+            await eventually(lambda: running.term.state.queue_status[Key("b")].is_bound)
             await take(channel, names.request_queue(Key("b")), 1)
-            running.term.tracker.retire(Key("b"))
-            await eventually(lambda: not running.term.queue_board[Key("b")].is_bound)
+            running.term.state.tracker.retire(Key("b"))
+            await eventually(lambda: not running.term.state.queue_status[Key("b")].is_bound)
             await publish(channel, names, "a", b"1", headers={"CC": [names.poison_queue]})
             assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
             assert (await channel.declare_queue(names.poison_queue, passive=True)).ready == 0

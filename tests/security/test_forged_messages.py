@@ -75,7 +75,7 @@ class Attack:
     async def groups(self) -> set[str]:
         """The keys that have a group."""
         assert self.daemon._state.term is not None
-        return set(map(str, self.daemon._state.term.tracker.keys()))
+        return set(map(str, self.daemon._state.term.state.tracker.keys()))
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ async def test_message_that_did_not_come_through_the_pools_own_exchange_is_count
         message = Message(json.dumps(command).encode())
         await channel.publish(message, exchange="", routing_key=names.control_queue(attack.victim))
     assert daemon._state.term is not None
-    poisoned = await daemon._state.term.poison.page(PoisonQuery(limit=10))
+    poisoned = await daemon._state.term.processors.poison.page(PoisonQuery(limit=10))
     for place in places:
         await attack.until_counted(1, "osrdyne_forged_messages", queue=place)
     await attack.until_counted(len(FORGED_COMMANDS), "osrdyne_forged_messages", queue="control")
@@ -214,7 +214,7 @@ async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
     for _ in range(2):
         async with running_daemon(settings) as daemon:
             assert daemon._state.term is not None
-            led.append(daemon._state.term.tracker.generation.term)
+            led.append(daemon._state.term.state.tracker.generation.term)
             for message in forged:  # dropped by the daemon that leads
                 await channel.publish(message, exchange="", routing_key=queue)
         for message in forged:  # found by the one that comes next
@@ -229,7 +229,7 @@ async def test_worker_paused_by_somebody_else_serves_again(
     worker = settings.worker.model_copy(update={"silence_timeout": 6.0, "stop_grace": 1.0})
     async with attack_on(settings.model_copy(update={"worker": worker}), management) as attack:
         assert attack.daemon._state.term is not None
-        term, _ = attack.daemon._state.term.tracker.generation
+        term, _ = attack.daemon._state.term.state.tracker.generation
         body = json.dumps({"command": "pause", "generation": [term + 1, 0]}).encode()
         routing_key = attack.names.control_group_routing_key(Key(VICTIM))
         await channel.publish(Message(body), exchange=attack.names.control_exchange, routing_key=routing_key)

@@ -248,11 +248,11 @@ class HistoryWorld:
 
     def pin(self, key: Key) -> None:
         self.pinned.add(key)
-        self.with_leader(lambda leader: leader.term.tracker.pin(key))
+        self.with_leader(lambda leader: leader.term.state.tracker.pin(key))
 
     def unpin(self, key: Key) -> None:
         self.pinned.discard(key)
-        self.with_leader(lambda leader: leader.term.tracker.unpin(key))
+        self.with_leader(lambda leader: leader.term.state.tracker.unpin(key))
 
     # --- what is true
 
@@ -296,7 +296,7 @@ class HistoryWorld:
         bound-is-reported-late)."""
         if self.leader is None:
             return []
-        board, busy = self.leader.term.queue_board, self.leader.term.queues_loop.busy_keys()
+        board, busy = self.leader.term.state.queue_status, self.leader.term.queues.loop.busy_keys()
         known, found = board.keys(), []
         for key in known:
             bound = self.broker.route(NAMES.requests_exchange, key) == [NAMES.request_queue(key)]
@@ -321,10 +321,10 @@ class HistoryWorld:
         if self.leader is not None:
             term = self.leader.term
             found |= {
-                "groups": term.tracker.keys(),
-                "places": [*term.admission.up(), *term.admission.waiting()],
-                "facts": [*term.queue_board.keys(), *term.worker_board.keys()],
-                "holds": [key for key in KEYS if term.tracker.is_held(key)],
+                "groups": term.state.tracker.keys(),
+                "places": [*term.state.admission.up(), *term.state.admission.waiting()],
+                "facts": [*term.state.queue_status.keys(), *term.state.worker_status.keys()],
+                "holds": [key for key in KEYS if term.state.tracker.is_held(key)],
             }
         return {what: evidence for what, evidence in found.items() if evidence}
 
@@ -374,7 +374,7 @@ class HistoryWorld:
 
 def _unpin_all(leader: Stack) -> None:
     for key in KEYS:
-        leader.term.tracker.unpin(key)
+        leader.term.state.tracker.unpin(key)
 
 
 def _is_foreseen(error: BaseException) -> bool:

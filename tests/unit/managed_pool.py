@@ -33,7 +33,7 @@ async def managing(clock: VirtualClock, broker: FakeBroker, **routes: object) ->
 
 
 async def change(stack: Stack, **routes: object) -> RouteChange:
-    changed = await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+    changed = await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
     assert isinstance(changed, RouteChange)
     return changed
 

@@ -84,7 +84,7 @@ async def test_request_that_expired_while_its_group_waited_for_room_is_told_so(
 ) -> None:
     async with leading(clock, broker=broker) as stack:
         for key in ("1", "2", "3", "4"):  # as many as start at once
-            stack.term.tracker.require_worker_group(Key(key))
+            stack.term.state.tracker.require_worker_group(Key(key))
         await clock.settle()
         await stack.publish("a", reply_to=REPLIES)
         await clock.settle()

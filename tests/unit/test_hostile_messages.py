@@ -128,7 +128,7 @@ async def suffer(messages: Sequence[HostileMessage], log: list[dict[str, Any]]) 
         await clock.advance(10.0)
         await stack.publish("good", b"good")
         await clock.settle()
-        poison = await stack.term.poison.page(PoisonQuery(limit=1000, bodies=True))
+        poison = await stack.term.processors.poison.page(PoisonQuery(limit=1000, bodies=True))
         wrong = {
             "good request not served": stack.waiting("good") != [b"good"],
             "left": {name: len(stack.broker.bodies(name)) for name in CONSUMED if stack.broker.bodies(name)},

@@ -71,11 +71,11 @@ class TestClasses:
         wait."""
         bodies = [b"%d" % number for number in range(1000)]
         async with managing(clock, broker) as stack:
-            stack.term.tracker.require_worker_group(A)
+            stack.term.state.tracker.require_worker_group(A)
             await clock.settle()
             stack.driver.workers_of(A)[0].stubborn = True
-            stack.term.tracker.retire(A)
-            while not stack.term.worker_board[A].stopping:
+            stack.term.state.tracker.retire(A)
+            while not stack.term.state.worker_status[A].stopping:
                 await clock.advance(0.5)
             for body in bodies:
                 await stack.publish("a", body)
@@ -177,7 +177,7 @@ class TestAcceptance:
         async with managing(clock, broker, rest=REST, copy=copy) as stack:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.advance(1.0)
-            held = [key for key in ("a", "b") if stack.term.tracker.is_held(Key(key))]
+            held = [key for key in ("a", "b") if stack.term.state.tracker.is_held(Key(key))]
             assert (waiting(stack, None), answers(broker), stack.orphans(), held) == ([b"1"], [], [], [])
 
     async def test_place_of_a_copy_is_free_again_when_its_request_was_refused(
@@ -188,7 +188,7 @@ class TestAcceptance:
         async with managing(clock, broker, rest=REST, copy=copy) as stack:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.advance(7200.0)
-            places = [*stack.term.admission.up(), *stack.term.admission.waiting()]
+            places = [*stack.term.state.admission.up(), *stack.term.state.admission.waiting()]
             assert (answers(broker), places) == ([("c", "start-failed")], [])
 
     async def test_copies_keep_the_order_of_the_requests(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -367,12 +367,12 @@ class TestChange:
             await stack.report("old", Event.REQUEST_RECEIVED)
             await stack.report("new", Event.IDLE, in_flight=0)
             await clock.advance(SILENT_FOR / 2)
-            assert stack.term.routing.classes.silent == {}
+            assert stack.term.routing.routes.classes.silent == {}
             await clock.advance(SILENT_FOR)
-            assert [*stack.term.routing.classes.silent.values()] == ["old"]
+            assert [*stack.term.routing.routes.classes.silent.values()] == ["old"]
             await stack.report("old", Event.IDLE, in_flight=0)
             await clock.advance(SILENT_FOR)
-            assert stack.term.routing.classes.silent == {}
+            assert stack.term.routing.routes.classes.silent == {}
 
     async def test_worker_is_told_once_and_again_after_a_while(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
@@ -398,8 +398,8 @@ class TestChange:
             delivery = await stack.take("a")
             await delivery.ack()
             await delivery.channel.close()
-            stack.term.tracker.retire(A)
-            while stack.term.tracker.status(A) is not None:
+            stack.term.state.tracker.retire(A)
+            while stack.term.state.tracker.status(A) is not None:
                 await clock.advance(1.0)
             broker.declare_queue("pool-req-a_Pri0", {"x-queue-type": "classic"})
             await change(stack, alerts=ALERTS, rest=REST)
@@ -465,7 +465,7 @@ class TestChange:
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
-            exchanges = stack.term._layout.exchanges.exchanges
+            exchanges = stack.term.state.layout.exchanges.exchanges
             assert [one.name for one in exchanges if isinstance(one, Exchange)] == [
                 "pool-work-xchg",
                 "pool-work-xchg_Pri0",

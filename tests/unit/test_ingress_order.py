@@ -95,4 +95,4 @@ async def test_lanes_are_gone_with_the_last_request(clock: VirtualClock, broker:
         fail_publishes(broker, NOT_CONFIRMED)
         await publish(stack, b"1", b"2")
         await clock.advance(LONG)
-        assert len(stack.term._orphans._lanes) == 0  # type: ignore[union-attr]
+        assert len(stack.term.processors.orphans._lanes) == 0  # type: ignore[union-attr]

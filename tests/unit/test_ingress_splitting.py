@@ -42,7 +42,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 
 async def split_by(stack: Stack, rules: object) -> None:
-    await stack.term.splitting.change(load_splitter(json.dumps(rules)), author="me")
+    await stack.term.routing.splitter.change(load_splitter(json.dumps(rules)), author="me")
 
 
 async def publish(stack: Stack, key: str, *bodies: bytes, **properties: object) -> None:
@@ -85,11 +85,11 @@ async def test_group_that_has_to_wait_holds_back_no_other_group_of_its_key(
     slow = Key("camera-A")
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)
-        stack.term.tracker.require_worker_group(slow)
+        stack.term.state.tracker.require_worker_group(slow)
         await clock.settle()
         stack.driver.workers_of(slow)[0].stubborn = True
-        stack.term.tracker.retire(slow)
-        while not stack.term.worker_board[slow].stopping:
+        stack.term.state.tracker.retire(slow)
+        while not stack.term.state.worker_status[slow].stopping:
             await clock.advance(0.5)
         await publish(stack, "camera", b"1", b"2", b"3", b"4")
         assert (waiting(stack, "camera-A"), waiting(stack, "camera-B")) == ([], [b"2", b"4"])
@@ -139,7 +139,7 @@ async def test_routes_see_the_split_key(clock: VirtualClock, broker: FakeBroker)
     routes = {"first": first, "rest": "FROM /* INTO $upstream"}
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)
-        await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+        await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
         await publish(stack, "camera", b"1", b"2")
         high = stack.names.request_queue(Key("camera-A"), 3)
         assert (broker.bodies(high), waiting(stack, "camera-B")) == ([b"1"], [b"2"])
@@ -179,7 +179,7 @@ async def test_request_that_the_splitter_fails_on_ends_no_term(
 ) -> None:
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)
-        monkeypatch.setattr(stack.term.splitting.splitter, "split", lambda _: [][1])
+        monkeypatch.setattr(stack.term.routing.splitter.splitter, "split", lambda _: [][1])
         with structlog.testing.capture_logs() as logs:
             await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
         assert (answers(broker), stack.task.done()) == ([("c", "rejected")], False)
@@ -210,7 +210,7 @@ async def test_cancel_reaches_every_group_that_may_have_the_request(clock: Virtu
         await split_by(stack, TURNS)
         await publish(stack, "camera", b"1", b"2")
         await publish(stack, "cam", b"3")
-        await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+        await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
         for key in ("camera", "camera-A", "camera-B", "named", "cam"):
             broker.declare_queue(f"ctl {key}", {})
             topic = stack.names.control_group_routing_key(Key(key))
@@ -230,7 +230,7 @@ async def test_poison_request_is_replayed_with_the_key_of_its_client(clock: Virt
         while stack.broker.bodies(stack.names.poison_queue) == []:
             await (await consumer.get()).reject()
             await clock.settle()
-        [entry] = (await stack.term.poison.page(PoisonQuery())).entries
-        await stack.term.poison.replay([entry.id])
+        [entry] = (await stack.term.processors.poison.page(PoisonQuery())).entries
+        await stack.term.processors.poison.replay([entry.id])
         await clock.settle()
         assert waiting(stack, "camera-x") == [b"1"]

@@ -71,7 +71,7 @@ class Pool:
         await self.stack.clock.settle()
 
     async def entries(self) -> list[PoisonView]:
-        return list((await self.stack.term.poison.page(PoisonQuery(bodies=True))).entries)
+        return list((await self.stack.term.processors.poison.page(PoisonQuery(bodies=True))).entries)
 
     async def detail(self) -> str | None:
         answer = await FakeChannel(self.stack.broker).get("replies")
@@ -136,6 +136,6 @@ async def test_two_readings_at_once_both_see_everything() -> None:
                 Message(b"%d" % number), exchange=stack.names.poison_exchange, routing_key=""
             )
         query = PoisonQuery(bodies=True)
-        pages = await asyncio.gather(*(stack.term.poison.page(query) for _ in range(3)))
+        pages = await asyncio.gather(*(stack.term.processors.poison.page(query) for _ in range(3)))
         assert [len(page.entries) for page in pages] == [3, 3, 3]
         assert pages[0] == pages[1] == pages[2]

@@ -103,7 +103,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
     async with leading(clock) as stack:
         stack.broker.declare_queue("control", {})
         stack.broker.bind("control", stack.names.control_exchange, stack.names.control_group_routing_key(A))
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.settle()
         for _ in range(deaths):
             assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
@@ -117,7 +117,7 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
 
 async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock: VirtualClock) -> None:
     async with leading(clock) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.settle()
         for text in ("one", "two", None, 7, "x" * 65, "x" * 65):
             await worker_dies(stack, clock, **{STUCK_FIELD: text})

@@ -72,7 +72,7 @@ async def test_orphan_that_nobody_waits_for_is_kept_in_the_poison_inventory(
         break_(monkeypatch, "requests.orphans.forwarded")
         await stack.publish("a", b"one way")
         await clock.settle()
-        [entry] = (await stack.term.poison.page(PoisonQuery(bodies=True))).entries
+        [entry] = (await stack.term.processors.poison.page(PoisonQuery(bodies=True))).entries
         assert (entry.key, entry.body, entry.reason, entry.deliveries) == ("a", b"one way", "rejected", 0)
         assert entry.finding == finding(0, ())
 
@@ -90,7 +90,7 @@ async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others
         await stack.publish("b", b"2")
         await clock.settle()
         assert (answers(broker), stack.orphans(), waiting(stack, None, "b")) == ([("c", "rejected")], [], [b"2"])
-        assert (broker.bodies("pool-poison"), stack.term.tracker.is_held(Key("a"))) == ([b"one way"], False)
+        assert (broker.bodies("pool-poison"), stack.term.state.tracker.is_held(Key("a"))) == ([b"one way"], False)
 
 
 async def test_dead_letter_that_cannot_be_processed_is_kept_and_answered(

@@ -205,7 +205,7 @@ class TestCleaning:
         high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
         routes = {"high": high, "rest": "FROM /* INTO $upstream"}
         async with managing(clock, broker) as stack:
-            await stack.term.routing.change(load_manifest(json.dumps({"routes": routes})), author="me")
+            await stack.term.routing.routes.change(load_manifest(json.dumps({"routes": routes})), author="me")
             await publish(stack, "1", "x1", "2")
             await publish(stack, "h1", "xh", "h2", level="high")
             await clock.advance(CLEANED)

@@ -138,7 +138,7 @@ async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) ->
 
     broker.hook = refuse
     async with leading(clock, broker=broker) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.advance(10.0)
     done = [target for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
     assert done == ["pool-req-a", "pool-register-2", "pool-req-a"]
@@ -154,7 +154,7 @@ async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down(
 
     broker.hook = delay
     async with leading(clock, broker=broker) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.advance(1.0)
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
@@ -162,7 +162,7 @@ async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down(
 async def test_deletion_of_a_queue_is_written_down() -> None:
     clock = VirtualClock()
     async with leading(clock) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         while stack.broker.count("delete", "pool-req-a") == 0:
             await clock.advance(60.0)
         await clock.settle()
@@ -174,7 +174,7 @@ async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_be
     clock = VirtualClock()
     broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.advance(10.0)
         await stack.kill()
     broker.commands.clear()

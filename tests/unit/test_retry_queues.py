@@ -144,7 +144,7 @@ class TestWayBack:
             await clock.settle()
             deadline = headers_of(stack, 3)[DEADLINE_HEADER]
             await fail(stack, priority=3, attempts=2)
-            stack.term.tracker.retire(A)
+            stack.term.state.tracker.retire(A)
             await clock.advance(120.0)
             assert not stack.has_queue("a")
             await time_out(stack)
@@ -235,7 +235,7 @@ class TestQueues:
         async with managing(clock, broker, rest=REST) as stack:
             with pytest.raises(BrokerConflictError, match="pool-retry-1000"):
                 await change(stack, plain=PLAIN)
-            assert [kept.version for kept in await stack.term.routing.history()] == [1]
+            assert [kept.version for kept in await stack.term.routing.routes.history()] == [1]
             await stack.publish("a", b"1")
             await clock.settle()
             assert waiting(stack, None) == [b"1"]
@@ -253,7 +253,7 @@ class TestQueues:
                 await clock.settle()
                 urgent, told = waiting(stack, 3), headers_of(stack, 3)
         assert (urgent, TERMS_HEADER in told) == ([b"1"], True)
-        assert stack.term.routing.retries_off.keys() == {"plain"}
+        assert stack.term.routing.routes.retries_off.keys() == {"plain"}
         assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
 
     async def test_status_says_which_retries_are_off_and_why(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -283,13 +283,13 @@ class TestQueues:
             broker.delete_queue(WAIT)
             broker.declare_queue(WAIT, {"x-queue-type": "classic"})
         async with managing(clock, broker) as stack:
-            assert "pool-retry-1000" in stack.term.routing.retries_off["plain"]
+            assert "pool-retry-1000" in stack.term.routing.routes.retries_off["plain"]
             broker.delete_queue(WAIT)
             await clock.advance(LOOK_INTERVAL + 1)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
             await stack.publish("a", b"1")
             await clock.settle()
-            assert (TERMS_HEADER in headers_of(stack), stack.term.routing.retries_off) == (True, {})
+            assert (TERMS_HEADER in headers_of(stack), stack.term.routing.routes.retries_off) == (True, {})
 
     async def test_change_of_another_route_is_made_and_warns(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, plain=PLAIN):
@@ -356,7 +356,7 @@ class TestQueues:
             await clock.settle()
             await fail(stack)
             await clock.advance(LOOK_INTERVAL)
-            assert stack.term.routing.retrying == {1000: 1, 30_000: 0}
+            assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
 
     async def test_wait_queue_that_somebody_deleted_is_made_again(
         self, clock: VirtualClock, broker: FakeBroker

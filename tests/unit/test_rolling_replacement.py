@@ -53,7 +53,7 @@ async def one_worker(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     """What a leader leaves behind: a ready worker for each key."""
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         for key in keys or (A,):
-            stack.term.tracker.require_worker_group(key)
+            stack.term.state.tracker.require_worker_group(key)
             await clock.settle()
             await ready(stack, *driver.workers_of(key))
     driver.calls.clear()
@@ -155,7 +155,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
     driver.fail_next_start(StartFailedError("No such image."))
     async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
         await ready(stack, driver.workers_of(A)[0])
-        assert stack.term.worker_board[A].failure is not None
+        assert stack.term.state.worker_status[A].failure is not None
         await clock.advance(600.0)
         assert [worker.instance.spec_hash for worker in driver.workers_of(A)] == ["spec", "changed"]
 
@@ -181,7 +181,7 @@ async def test_worker_that_its_driver_does_not_mark_is_left_alone_by_who_started
     driver = ForgetfulDriver(clock, pool=POOL)
     with capture_logs() as logs:
         async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-            stack.term.tracker.require_worker_group(A)
+            stack.term.state.tracker.require_worker_group(A)
             await clock.settle()
             await ready(stack, *driver.workers_of(A))
             await clock.advance(3600.0)

@@ -101,7 +101,11 @@ async def test_failed_group_ends_like_any_other(clock: VirtualClock, broker: Fak
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         await ask(stack)
         await clock.advance(1_400.0)
-        assert (stack.has_queue("a"), stack.term.worker_board.keys(), stack.term.tracker.keys()) == (False, [], [])
+        assert (stack.has_queue("a"), stack.term.state.worker_status.keys(), stack.term.state.tracker.keys()) == (
+            False,
+            [],
+            [],
+        )
 
 
 async def test_other_keys_do_not_notice(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -122,7 +126,7 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(clock: Virtu
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         broker.hook = hang
         await ask(stack)
-        stack.term.tracker.pin(A)  # pinned, it starts again by itself
+        stack.term.state.tracker.pin(A)  # pinned, it starts again by itself
         await clock.advance(12.0)
         assert stack.running("a") == 1
         allowed.set()
@@ -166,6 +170,6 @@ async def test_failed_groups_take_turns_when_there_are_too_many(
 async def test_thousand_failed_groups_do_not_take_all_channels(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, driver=broken_driver(clock, starts=1_000)) as stack:
         for number in range(1_000):
-            stack.term.tracker.require_worker_group(Key(str(number)))
+            stack.term.state.tracker.require_worker_group(Key(str(number)))
         await clock.settle()
         assert len([channel for channel in stack.connections[0].channels if not channel.is_closed]) < 600

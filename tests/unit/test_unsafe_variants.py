@@ -386,7 +386,7 @@ async def answer_of_bind_lost(world: World) -> None:
     world.retire()
     await world.clock.advance(5)
     world.once(lambda command: command == ("bind", QUEUE, True), cut)
-    world.leader.term.tracker.require_worker_group(KEY)
+    world.leader.term.state.tracker.require_worker_group(KEY)
     await world.clock.advance(1)
     send_at_deletion(world)
     await world.lead()
@@ -548,7 +548,7 @@ VARIANTS = [
     Variant(
         "keepstate",
         answer_of_bind_lost,
-        [("osrdyne.daemon.term.QueueBoard", one_board)],
+        [("osrdyne.daemon.wiring.QueueBoard", one_board)],
         Fault.LOST,
         given=[SEEDED_IDLE],
     ),

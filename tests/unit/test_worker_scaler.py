@@ -96,7 +96,7 @@ async def test_worker_that_went_is_no_crash_and_is_not_started_again(stack: Stac
     await all_ready(stack)
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()
     await clock.advance(900.0)
-    for entry in stack.term.book.of_key(A):
+    for entry in stack.term.state.instances.of_key(A):
         if entry.draining:
             stack.driver.exit_instance(entry.instance.instance_id, code=0)
     await clock.advance(60.0)
@@ -112,7 +112,7 @@ async def test_busy_workers_are_spared(stack: Stack, clock: VirtualClock) -> Non
         for worker in (first, second):
             await busy(stack, worker)
         await clock.advance(5.0)
-    draining = {entry.instance.instance_id for entry in stack.term.book.of_key(A) if entry.draining}
+    draining = {entry.instance.instance_id for entry in stack.term.state.instances.of_key(A) if entry.draining}
     assert len(draining) == 2
     assert not draining & {first.instance.instance_id, second.instance.instance_id}
 
@@ -127,7 +127,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(
     if reports:
         await stack.report("a", Event.READY, worker.spec.worker_id)
     else:
-        stack.term.registry.assume_ready(worker.spec.worker_id, A)
+        stack.term.state.worker_reports.assume_ready(worker.spec.worker_id, A)
     for number in range(50):
         await stack.publish("a", str(number).encode())
     consumer = await stack.consume("a")
@@ -142,7 +142,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()
     hear(stack)
     for one in stack.driver.workers_of(A):
-        stack.term.registry.assume_ready(one.spec.worker_id, A)
+        stack.term.state.worker_reports.assume_ready(one.spec.worker_id, A)
     await clock.advance(900.0)
     assert told(stack)[:3] == [Command.DRAIN] * 3
 
@@ -181,10 +181,14 @@ def told(stack: Stack) -> list[Command]:
 async def test_groups_that_are_over_are_forgotten(clock: VirtualClock, driver: FakeDriver, most: int) -> None:
     async with leading(clock, driver=driver, settings=settings(max=most)) as stack:
         for number in range(20):
-            stack.term.tracker.require_worker_group(Key(str(number)))
+            stack.term.state.tracker.require_worker_group(Key(str(number)))
         await clock.advance(1.0)
         for number in range(20):
-            stack.term.tracker.retire(Key(str(number)))
+            stack.term.state.tracker.retire(Key(str(number)))
         await clock.advance(120.0)
-        known = (stack.term.tracker.keys(), stack.term.queue_board.keys(), stack.term.worker_board.keys())
-        assert (known, stack.term._scaler._scales) == (([], [], []), {})
+        known = (
+            stack.term.state.tracker.keys(),
+            stack.term.state.queue_status.keys(),
+            stack.term.state.worker_status.keys(),
+        )
+        assert (known, stack.term.workers.autoscaler._scales) == (([], [], []), {})

@@ -29,7 +29,7 @@ def clock() -> VirtualClock:
 async def stack(clock: VirtualClock) -> AsyncIterator[Stack]:
     """A leader with one worker that has loaded its data."""
     async with leading(clock) as stack:
-        stack.term.tracker.require_worker_group(A)
+        stack.term.state.tracker.require_worker_group(A)
         await clock.settle()
         await stack.report("a", Event.STARTED)
         await stack.report("a", Event.READY, in_flight=0)
@@ -79,7 +79,7 @@ async def test_worker_whose_reports_got_lost_answers_and_stays(stack: Stack, clo
 
 
 async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stack, clock: VirtualClock) -> None:
-    stack.term.registry.forget(first_worker(stack))
+    stack.term.state.worker_reports.forget(first_worker(stack))
     await stack.report("a", Event.REQUEST_RECEIVED)
     await clock.advance(500.0)
     assert stack.driver.count("stop") == 0
@@ -121,7 +121,7 @@ async def test_paused_worker_is_resumed_and_stays(stack: Stack, clock: VirtualCl
     answering(stack, Event.READY, in_flight=0, paused=False)
     await stack.report("a", Event.READY, in_flight=0, paused=True)
     await clock.advance(LONG_ENOUGH)
-    assert (stack.driver.count("stop"), stack.term.registry[first_worker(stack)].paused) == (0, False)  # type: ignore[union-attr]
+    assert (stack.driver.count("stop"), stack.term.state.worker_reports[first_worker(stack)].paused) == (0, False)  # type: ignore[union-attr]
 
 
 async def test_request_held_by_a_connection_that_is_dead_replaces_nobody(stack: Stack, clock: VirtualClock) -> None:
@@ -169,7 +169,7 @@ async def test_worker_of_nobody_knows_whom_is_forgotten_when_it_says_nothing(sta
     answering(stack, Event.READY, in_flight=0)
     await stack.report("a", Event.READY, "by-hand", in_flight=0)
     await clock.advance(2 * QUIET_AFTER + LONG_ENOUGH)
-    assert [worker.worker_id for worker in stack.term.registry.of_key(A)] == [first_worker(stack)]
+    assert [worker.worker_id for worker in stack.term.state.worker_reports.of_key(A)] == [first_worker(stack)]
 
 
 @pytest.mark.parametrize(("silent", "stops"), [(1, 0), (2, 1)], ids=["one of two", "both"])
@@ -178,7 +178,7 @@ async def test_deployment_is_replaced_when_none_of_its_workers_answers(
 ) -> None:
     """One of several is for the platform to replace; it is forgotten."""
     instance = first_worker(stack)
-    stack.term.registry.forget(instance)
+    stack.term.state.worker_reports.forget(instance)
     for name in ("x", "y"):
         await stack.report("a", Event.BUSY, f"{instance}.{name}", in_flight=1)
     for _ in range(24):
@@ -186,12 +186,14 @@ async def test_deployment_is_replaced_when_none_of_its_workers_answers(
             await stack.report("a", Event.BUSY, f"{instance}.y", in_flight=1)
         await clock.advance(5.0)
     assert stack.driver.count("stop") == stops
-    assert [worker.worker_id for worker in stack.term.registry.of_key(A)] == ([f"{instance}.y"] if silent == 1 else [])
+    assert [worker.worker_id for worker in stack.term.state.worker_reports.of_key(A)] == (
+        [f"{instance}.y"] if silent == 1 else []
+    )
 
 
 async def test_request_that_ran_in_a_hanging_worker_is_told_apart(stack: Stack, clock: VirtualClock) -> None:
     """Should it reach the delivery limit, the evidence names the worker that hung with it."""
     await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
     await clock.advance(LONG_ENOUGH)
-    (death,) = stack.term.deaths.of_request(A, "print")
+    (death,) = stack.term.state.crashes.of_request(A, "print")
     assert death.ended_with == "it did not answer"

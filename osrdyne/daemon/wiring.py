@@ -1,0 +1,564 @@
+"""The composition root of a leader's term: builds every object, one function for each subsystem.
+
+Each function takes what the subsystems below it have built; `wire_term` is the order. Nothing here decides or runs
+anything: `daemon.term` runs what is built, in the order of the lifecycle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from osrdyne.aio.clock import Clock
+from osrdyne.broker.leadership.token import Token
+from osrdyne.broker.management.apply import apply_policies
+from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import ScopedCredentials, SharedCredentials
+from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
+from osrdyne.broker.queues.request_queues import RequestQueueCommands
+from osrdyne.broker.session import LeaderSession
+from osrdyne.broker.topology.layout import QueueLayout
+from osrdyne.broker.topology.policies import PolicySpec, pool_policy
+from osrdyne.config.models import Settings
+from osrdyne.drivers.base import Driver, InstanceState
+from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.metrics import Metrics
+from osrdyne.pool.groups.eviction import RoomMaker
+from osrdyne.pool.groups.idle import IdleJudge
+from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.loop import RequestQueuesLoop
+from osrdyne.pool.queues.resync import Resync
+from osrdyne.pool.queues.topology_watch import KeptParameter, TopologyWatch
+from osrdyne.pool.routing.active_manifest import ManifestInForce
+from osrdyne.pool.routing.backlog import ClassBacklog
+from osrdyne.pool.routing.deadlines import PassedDeadlines
+from osrdyne.pool.routing.manifest_store import ManifestKind
+from osrdyne.pool.routing.priorities import PriorityClasses, UnusedStores
+from osrdyne.pool.routing.retries import RetryQueuesLoop
+from osrdyne.pool.routing.routes import RoutesInForce, RouteStore
+from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.state.admission import Admission, KeyCensus
+from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.groups import Delays
+from osrdyne.pool.state.instances import InstanceBook
+from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
+from osrdyne.pool.state.restart_backoff import StartRecords
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
+from osrdyne.pool.workers.actions import WorkerActions
+from osrdyne.pool.workers.autoscaler import WorkerScaler
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.pool.workers.liveness import WorkerWatch
+from osrdyne.pool.workers.loop import WorkerGroupsLoop
+from osrdyne.pool.workers.specs import choose_credentials, group_limits, scaling_rules, spec_factory
+from osrdyne.processors import activity
+from osrdyne.processors.consumers import ControllerConsumers, Processor
+from osrdyne.processors.expiry.sweeper import QueueCleaner
+from osrdyne.processors.failures.dead_letters import DeadLetterResponder
+from osrdyne.processors.failures.start_failures import StartFailureResponder
+from osrdyne.processors.forgeries import Forgeries
+from osrdyne.processors.poison.evidence import EvidenceCollector
+from osrdyne.processors.poison.inventory import PoisonInventory
+from osrdyne.processors.prefetch import first_prefetch
+from osrdyne.processors.publish_order import Lanes
+from osrdyne.processors.replies import Replier
+from osrdyne.processors.requests import cancellations
+from osrdyne.processors.requests.ingress import IngressProcessor
+from osrdyne.processors.requests.kept_cancels import KeptCancels
+from osrdyne.processors.requests.orphans import OrphanProcessor
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.reply_addresses import ReplyAddresses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What the daemon gives to a term: its settings, its connections, and what outlives the term.
+
+    `parameters`: global parameters of RabbitMQ that the topology watch keeps. `census`: all keys the pool has seen.
+    """
+
+    settings: Settings
+    session: LeaderSession
+    token: Token
+    driver: Driver
+    management: ManagementClient
+    pinned: Sequence[Key]
+    parameters: Sequence[KeptParameter] = ()
+    census: KeyCensus
+    clock: Clock
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the term knows. Each part has one writer."""
+
+    tracker: PoolStateTracker
+    admission: Admission
+    layout: QueueLayout
+    queue_status: QueueBoard
+    worker_status: WorkerBoard
+    worker_reports: WorkerRegistry
+    instances: InstanceBook
+    crashes: DeathRegister
+    poison_texts: PoisonTexts
+    backlog: ClassBacklog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """The request queues: commands on them, listings of them, and the loop that makes them as desired."""
+
+    commands: RequestQueueCommands
+    listing: RequestQueueListing
+    depths: FreshTotals
+    loop: RequestQueuesLoop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The workers: their credentials, the control messages to them, and the loop that starts and stops them."""
+
+    credentials: SharedCredentials | ScopedCredentials
+    control: WorkerControl
+    actions: WorkerActions
+    autoscaler: WorkerScaler
+    loop: WorkerGroupsLoop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Routes and splitter of a managed pool, and the topology that they need."""
+
+    routes: RoutesInForce
+    splitter: SplitterInForce
+    unused_stores: UnusedStores
+    topology: TopologyWatch
+
+    @property
+    def manifests(self) -> Mapping[ManifestKind, ManifestInForce[Any]]:
+        return {ManifestKind.ROUTES: self.routes, ManifestKind.SPLITTER: self.splitter}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The slow loops over all groups: eviction, the end of idle groups, liveness of workers, the resync."""
+
+    eviction: RoomMaker
+    idle: IdleJudge
+    liveness: WorkerWatch
+    resync: Resync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processors:
+    """The consumers of the controller's queues, and what answers without a queue of its own."""
+
+    consumers: ControllerConsumers
+    orphans: OrphanProcessor | IngressProcessor
+    poison: PoisonInventory
+    start_failures: StartFailureResponder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Every object of one term."""
+
+    resources: Resources
+    state: State
+    queues: Queues
+    workers: Workers
+    routing: Routing
+    groups: Groups
+    processors: Processors
+
+    async def apply_policy(self, longest_ttl: float) -> None:
+        """Put the policy of the request queues on the broker; `longest_ttl` in seconds is the longest of the routes."""
+        await _apply_policy(self.resources, longest_ttl)
+
+
+def wire_term(resources: Resources) -> Wiring:
+    """Build every object of a term. Nothing runs yet, and nothing has been sent to RabbitMQ."""
+    state = wire_state(resources)
+    queues = wire_queues(resources, state)
+    workers = wire_workers(resources, state, queues)
+    routing = wire_routing(resources, state, queues, workers)
+    groups = wire_groups(resources, state, queues, workers)
+    processors = wire_processors(resources, state, queues, workers, routing)
+    return Wiring(
+        resources=resources,
+        state=state,
+        queues=queues,
+        workers=workers,
+        routing=routing,
+        groups=groups,
+        processors=processors,
+    )
+
+
+def wire_state(resources: Resources) -> State:
+    settings, clock = resources.settings, resources.clock
+    lifecycle = settings.lifecycle
+    layout = QueueLayout(resources.session.names, managed=settings.pool.is_managed)
+    return State(
+        tracker=PoolStateTracker(
+            term=resources.token.term,
+            delays=Delays(unbind=lifecycle.unbind_delay, stop=lifecycle.stop_delay),
+            clock=clock,
+            pinned=resources.pinned,
+        ),
+        # A driver that starts no workers fills no host: only the number of keys is limited then.
+        admission=Admission(
+            max_groups=lifecycle.max_groups if resources.driver.manages_workers else math.inf,
+            max_waiting=lifecycle.max_waiting_groups,
+            census=resources.census,
+        ),
+        layout=layout,
+        queue_status=QueueBoard(),
+        worker_status=WorkerBoard(),
+        worker_reports=WorkerRegistry(clock),
+        instances=InstanceBook(),
+        crashes=DeathRegister(),
+        poison_texts=PoisonTexts(clock, seconds=settings.requests.poison_time),
+        backlog=ClassBacklog(since=clock.monotonic() if layout.managed else None),
+    )
+
+
+def wire_queues(resources: Resources, state: State) -> Queues:
+    session, management, clock = resources.session, resources.management, resources.clock
+    commands = session.request_queues(management, state.layout)
+    listing = RequestQueueListing(management, session.names, state.layout)
+    depths = FreshTotals(listing, clock=clock)
+    loop = RequestQueuesLoop(
+        tracker=state.tracker,
+        queues=commands,
+        board=state.queue_status,
+        workers=state.worker_status,
+        totals=depths,
+        settle_delay=resources.settings.lifecycle.settle_delay,
+        clock=clock,
+        metrics=resources.metrics,
+    )
+    return Queues(commands=commands, listing=listing, depths=depths, loop=loop)
+
+
+def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
+    settings, session, driver = resources.settings, resources.session, resources.driver
+    clock, metrics = resources.clock, resources.metrics
+
+    def workers_alive() -> set[WorkerId]:
+        instances = (entry.instance for entry in state.instances.entries())
+        return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
+
+    credentials = choose_credentials(
+        settings,
+        layout=state.layout,
+        management=resources.management,
+        driver=driver,
+        alive=workers_alive,
+        clock=clock,
+    )
+    control = WorkerControl(names=session.names, tracker=state.tracker, publisher=session.publisher)
+    records, limits = StartRecords(), group_limits(settings)
+    actions = WorkerActions(
+        driver=driver,
+        make_spec=spec_factory(settings, state.layout, credentials, state.poison_texts),
+        credentials=credentials,
+        book=state.instances,
+        records=records,
+        tracker=state.tracker,
+        queues=queues.commands,
+        registry=state.worker_reports,
+        control=control,
+        deaths=state.crashes,
+        poison=state.poison_texts,
+        lease=session.token,
+        limits=limits,
+        clock=clock,
+        metrics=metrics,
+    )
+    autoscaler = WorkerScaler(
+        scaling_rules(settings, driver),
+        book=state.instances,
+        registry=state.worker_reports,
+        backlogs=queues.listing,
+        clock=clock,
+        metrics=metrics,
+    )
+    loop = WorkerGroupsLoop(
+        tracker=state.tracker,
+        driver=driver,
+        actions=actions,
+        book=state.instances,
+        records=records,
+        queue_board=state.queue_status,
+        board=state.worker_status,
+        registry=state.worker_reports,
+        admission=state.admission,
+        scaler=autoscaler,
+        limits=limits,
+        clock=clock,
+        metrics=metrics,
+    )
+    return Workers(credentials=credentials, control=control, actions=actions, autoscaler=autoscaler, loop=loop)
+
+
+def wire_routing(resources: Resources, state: State, queues: Queues, workers: Workers) -> Routing:
+    settings, session, management = resources.settings, resources.session, resources.management
+    clock, metrics = resources.clock, resources.metrics
+    routes = RoutesInForce(
+        layout=state.layout,
+        classes=PriorityClasses(
+            layout=state.layout,
+            board=state.queue_status,
+            registry=state.worker_reports,
+            queues=queues.loop,
+            control=workers.control,
+            clock=clock,
+        ),
+        retries=RetryQueuesLoop(
+            session.wait_queues(management),
+            needed_for=settings.requests.ttl,
+            settle_delay=settings.lifecycle.settle_delay,
+            clock=clock,
+        ),
+        store=RouteStore(management, pool=session.names.pool),
+        declare=session.declare,
+        count_ready=queues.commands.count_ready,
+        ttl_limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
+        keep_for=lambda longest_ttl: _apply_policy(resources, longest_ttl),
+        clock=clock,
+        metrics=metrics,
+    )
+    splitter = SplitterInForce(management, pool=session.names.pool, managed=state.layout.managed, clock=clock)
+    unused_stores = UnusedStores(
+        layout=state.layout,
+        board=state.queue_status,
+        totals=queues.listing,
+        control=workers.control,
+        look_at=queues.loop.look_at,
+        settle_delay=settings.lifecycle.settle_delay,
+        clock=clock,
+    )
+    topology = TopologyWatch(
+        names=session.names,
+        expected=routes.expected_topology,
+        policy=lambda: _policy(resources, routes.longest_ttl),
+        parameters=[*resources.parameters, routes, splitter],
+        management=management,
+        declare=session.declare,
+        declare_waits=routes.declare_waits,
+        doubt_bindings=queues.loop.doubt_all,
+        lease=session.token,
+        interval=settings.lifecycle.topology_interval,
+        clock=clock,
+        metrics=metrics,
+    )
+    return Routing(routes=routes, splitter=splitter, unused_stores=unused_stores, topology=topology)
+
+
+async def _apply_policy(resources: Resources, longest_ttl: float) -> None:
+    await apply_policies(resources.management, _policy(resources, longest_ttl))
+
+
+def _policy(resources: Resources, longest_ttl: float) -> PolicySpec:
+    return pool_policy(resources.settings, resources.session.version, longest_ttl=longest_ttl)
+
+
+def wire_groups(resources: Resources, state: State, queues: Queues, workers: Workers) -> Groups:
+    lifecycle, clock = resources.settings.lifecycle, resources.clock
+    eviction = RoomMaker(
+        tracker=state.tracker,
+        admission=state.admission,
+        board=state.worker_status,
+        registry=state.worker_reports,
+        totals=queues.depths,
+        idle_for=lifecycle.make_room_after,
+        clock=clock,
+        metrics=resources.metrics,
+    )
+    idle = IdleJudge(
+        tracker=state.tracker,
+        board=state.queue_status,
+        workers=state.worker_status,
+        totals=queues.depths,
+        settle_delay=lifecycle.settle_delay,
+        clock=clock,
+    )
+    liveness = WorkerWatch(
+        tracker=state.tracker,
+        registry=state.worker_reports,
+        book=state.instances,
+        ask=workers.control.ask_for_reports,
+        replace=workers.loop.replace_hanging,
+        patience=resources.settings.worker.silence_timeout,
+        clock=clock,
+    )
+
+    def note_empty_queues(listed: Sequence[ListedQueue]) -> None:
+        for queue in listed:
+            if queue.messages == 0 and queue.whole:
+                state.worker_reports.note_empty_queue(queue.key, sampled_after=queue.sampled_after)
+
+    resync = Resync(
+        tracker=state.tracker,
+        board=state.queue_status,
+        queues=queues.loop,
+        listing=queues.listing,
+        commands=queues.commands,
+        on_listing=(liveness.take_listing, state.backlog.take_listing, note_empty_queues),
+        interval=lifecycle.resync_interval,
+        clock=clock,
+    )
+    return Groups(eviction=eviction, idle=idle, liveness=liveness, resync=resync)
+
+
+def wire_processors(
+    resources: Resources, state: State, queues: Queues, workers: Workers, routing: Routing
+) -> Processors:
+    settings, session = resources.settings, resources.session
+    names, publisher, clock, metrics = session.names, session.publisher, resources.clock, resources.metrics
+    requests = settings.requests
+    addresses = ReplyAddresses(names, requests.reply_to_prefixes)
+    forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
+    replier = Replier(
+        publisher,
+        forgeries=forgeries,
+        clock=clock,
+        metrics=metrics,
+        reference_statuses=requests.statuses == "reference",
+    )
+    kept_cancels = KeptCancels(clock)
+    orphans = wire_orphans(resources, state, queues, routing, kept_cancels, replier, forgeries)
+    dead_letters = DeadLetterResponder(
+        names=names,
+        publisher=publisher,
+        replier=replier,
+        forgeries=forgeries,
+        workers=state.worker_status,
+        evidence=EvidenceCollector(registry=state.worker_reports, deaths=state.crashes, clock=clock),
+        poison_texts=state.poison_texts,
+        delivery_limit=requests.delivery_limit,
+        on_inventory_missing=routing.topology.check_soon,
+        max_message_bytes=requests.max_message_bytes,
+        clock=clock,
+        metrics=metrics,
+    )
+    cancels = cancellations.CancelProcessor(
+        names=names,
+        tracker=state.tracker,
+        routing=routing.routes,
+        splitting=routing.splitter,
+        kept=kept_cancels,
+        publisher=publisher,
+        forgeries=forgeries,
+        metrics=metrics,
+    )
+    reports = activity.ActivityProcessor(
+        names=names,
+        forgeries=forgeries,
+        tracker=state.tracker,
+        board=state.queue_status,
+        registry=state.worker_reports,
+        on_report=cancels.heard_of,
+        on_retried=routing.routes.note_retried,
+        window=settings.lifecycle.extra_lifetime,
+        clock=clock,
+        metrics=metrics,
+    )
+    bounded = first_prefetch(requests.max_message_bytes)
+    consumers = ControllerConsumers(
+        [  # orphans last: the reports and dead letters that they cause find their consumers open
+            Processor(names.activity_queue, activity.PREFETCH, reports.run),
+            Processor(names.dead_letter_queue, bounded, dead_letters.run),
+            Processor(names.cancel_queue, cancellations.PREFETCH, cancels.run),
+            Processor(names.orphan_queue, bounded, orphans.run),
+        ],
+        open_channel=session.channel,
+    )
+    poison = PoisonInventory(
+        names=names, publisher=publisher, open_channel=session.channel, forgeries=forgeries, clock=clock
+    )
+    start_failures = StartFailureResponder(
+        layout=state.layout,
+        board=state.worker_status,
+        queues=state.queue_status,
+        replier=replier,
+        open_channel=session.channel,
+        retry=workers.loop.retry,
+        clock=clock,
+    )
+    return Processors(consumers=consumers, orphans=orphans, poison=poison, start_failures=start_failures)
+
+
+def wire_orphans(
+    resources: Resources,
+    state: State,
+    queues: Queues,
+    routing: Routing,
+    kept_cancels: KeptCancels,
+    replier: Replier,
+    forgeries: Forgeries,
+) -> OrphanProcessor | IngressProcessor:
+    """The consumer of the orphan queue. Every request of a managed pool comes there: its ingress, with the sweeper of
+    expired requests, which shares the order of what goes into a queue."""
+    requests, session = resources.settings.requests, resources.session
+    clock, metrics = resources.clock, resources.metrics
+    if not state.layout.managed:
+        return OrphanProcessor(
+            names=session.names,
+            tracker=state.tracker,
+            board=state.queue_status,
+            admission=state.admission,
+            doubt=queues.loop.doubt,
+            publisher=session.publisher,
+            replier=replier,
+            forgeries=forgeries,
+            ttl=requests.ttl,
+            max_clock_skew=requests.max_clock_skew,
+            max_message_bytes=requests.max_message_bytes,
+            clock=clock,
+            metrics=metrics,
+        )
+    lanes = Lanes()
+    sweeper = None
+    if requests.check_entire_queue_on_cleanup:
+        sweeper = QueueCleaner(
+            layout=state.layout,
+            tracker=state.tracker,
+            board=state.queue_status,
+            lanes=lanes,
+            deadlines=PassedDeadlines(skew_ms=int(requests.max_clock_skew * 1000)),
+            ready=RequestQueueListing(resources.management, session.names, state.layout),
+            count_ready=queues.commands.count_ready,
+            publisher=session.publisher,
+            open_channel=session.channel,
+            may_have_returned=routing.routes.may_have_returned,
+            delivery_limit=requests.delivery_limit,
+            interval=requests.cleanup_interval,
+            max_clock_skew=requests.max_clock_skew,
+            clock=clock,
+            metrics=metrics,
+        )
+    return IngressProcessor(
+        names=session.names,
+        tracker=state.tracker,
+        board=state.queue_status,
+        admission=state.admission,
+        doubt=queues.loop.doubt,
+        backlog=state.backlog,
+        routing=routing.routes,
+        splitting=routing.splitter,
+        lanes=lanes,
+        cleaner=sweeper,
+        cancels=kept_cancels,
+        publisher=session.publisher,
+        replier=replier,
+        forgeries=forgeries,
+        max_clock_skew=requests.max_clock_skew,
+        max_message_bytes=requests.max_message_bytes,
+        clock=clock,
+        metrics=metrics,
+    )
