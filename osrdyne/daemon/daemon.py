@@ -42,6 +42,7 @@ from osrdyne.drivers.registry import create_driver, driver_context, environment_
 from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.protocol.names import PoolNames
@@ -185,7 +186,7 @@ class Daemon:
             await self._note_rights_of_workers()
             term = Term(
                 Resources(
-                    settings=self._settings,
+                    context=TermContext(session.names, self._settings, self._clock, self._metrics),
                     session=session,
                     token=token,
                     driver=self._driver,
@@ -193,8 +194,6 @@ class Daemon:
                     pinned=pinned,
                     parameters=(self._pins, self._leader),
                     census=self._census,
-                    clock=self._clock,
-                    metrics=self._metrics,
                 )
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))

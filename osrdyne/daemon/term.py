@@ -36,7 +36,7 @@ class Term:
         self._session = resources.session
         self._token = resources.token
         self.names = resources.session.names
-        self.since = resources.clock.time()
+        self.since = resources.context.clock.time()
         self.state = wiring.state
         self.queues = wiring.queues
         self.workers = wiring.workers

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from osrdyne.aio.clock import Clock
 from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.management.apply import apply_policies
 from osrdyne.broker.management.client import ManagementClient
@@ -21,10 +20,9 @@ from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
-from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, InstanceState
 from osrdyne.ingress.acceptance import TtlLimits
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.groups.eviction import RoomMaker
 from osrdyne.pool.groups.idle import IdleJudge
 from osrdyne.pool.queues.depths import FreshTotals
@@ -74,12 +72,12 @@ from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What the daemon gives to a term: its settings, its connections, and what outlives the term.
+    """What the daemon gives to a term: what its components share, its connections, and what outlives it.
 
     `parameters`: global parameters of RabbitMQ that the topology watch keeps. `census`: all keys the pool has seen.
     """
 
-    settings: Settings
+    context: TermContext
     session: LeaderSession
     token: Token
     driver: Driver
@@ -87,8 +85,6 @@ class Resources:
     pinned: Sequence[Key]
     parameters: Sequence[KeptParameter] = ()
     census: KeyCensus
-    clock: Clock
-    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +195,7 @@ def wire_term(resources: Resources) -> Wiring:
 
 
 def wire_state(resources: Resources) -> State:
-    settings, clock = resources.settings, resources.clock
+    settings, clock = resources.context.settings, resources.context.clock
     lifecycle = settings.lifecycle
     layout = QueueLayout(resources.session.names, managed=settings.pool.is_managed)
     return State(
@@ -227,7 +223,7 @@ def wire_state(resources: Resources) -> State:
 
 
 def wire_queues(resources: Resources, state: State) -> Queues:
-    session, management, clock = resources.session, resources.management, resources.clock
+    session, management, clock = resources.session, resources.management, resources.context.clock
     commands = session.request_queues(management, state.layout)
     listing = RequestQueueListing(management, session.names, state.layout)
     depths = FreshTotals(listing, clock=clock)
@@ -237,16 +233,16 @@ def wire_queues(resources: Resources, state: State) -> Queues:
         board=state.queue_status,
         workers=state.worker_status,
         totals=depths,
-        settle_delay=resources.settings.lifecycle.settle_delay,
+        settle_delay=resources.context.settings.lifecycle.settle_delay,
         clock=clock,
-        metrics=resources.metrics,
+        metrics=resources.context.metrics,
     )
     return Queues(commands=commands, listing=listing, depths=depths, loop=loop)
 
 
 def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
-    settings, session, driver = resources.settings, resources.session, resources.driver
-    clock, metrics = resources.clock, resources.metrics
+    settings, session, driver = resources.context.settings, resources.session, resources.driver
+    clock, metrics = resources.context.clock, resources.context.metrics
 
     def workers_alive() -> set[WorkerId]:
         instances = (entry.instance for entry in state.instances.entries())
@@ -306,8 +302,8 @@ def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
 
 
 def wire_routing(resources: Resources, state: State, queues: Queues, workers: Workers) -> Routing:
-    settings, session, management = resources.settings, resources.session, resources.management
-    clock, metrics = resources.clock, resources.metrics
+    settings, session, management = resources.context.settings, resources.session, resources.management
+    clock, metrics = resources.context.clock, resources.context.metrics
     routes = RoutesInForce(
         layout=state.layout,
         classes=PriorityClasses(
@@ -364,11 +360,11 @@ async def _apply_policy(resources: Resources, longest_ttl: float) -> None:
 
 
 def _policy(resources: Resources, longest_ttl: float) -> PolicySpec:
-    return pool_policy(resources.settings, resources.session.version, longest_ttl=longest_ttl)
+    return pool_policy(resources.context.settings, resources.session.version, longest_ttl=longest_ttl)
 
 
 def wire_groups(resources: Resources, state: State, queues: Queues, workers: Workers) -> Groups:
-    lifecycle, clock = resources.settings.lifecycle, resources.clock
+    lifecycle, clock = resources.context.settings.lifecycle, resources.context.clock
     eviction = RoomMaker(
         tracker=state.tracker,
         admission=state.admission,
@@ -377,7 +373,7 @@ def wire_groups(resources: Resources, state: State, queues: Queues, workers: Wor
         totals=queues.depths,
         idle_for=lifecycle.make_room_after,
         clock=clock,
-        metrics=resources.metrics,
+        metrics=resources.context.metrics,
     )
     idle = IdleJudge(
         tracker=state.tracker,
@@ -393,7 +389,7 @@ def wire_groups(resources: Resources, state: State, queues: Queues, workers: Wor
         book=state.instances,
         ask=workers.control.ask_for_reports,
         replace=workers.loop.replace_hanging,
-        patience=resources.settings.worker.silence_timeout,
+        patience=resources.context.settings.worker.silence_timeout,
         clock=clock,
     )
 
@@ -418,8 +414,13 @@ def wire_groups(resources: Resources, state: State, queues: Queues, workers: Wor
 def wire_processors(
     resources: Resources, state: State, queues: Queues, workers: Workers, routing: Routing
 ) -> Processors:
-    settings, session = resources.settings, resources.session
-    names, publisher, clock, metrics = session.names, session.publisher, resources.clock, resources.metrics
+    settings, session = resources.context.settings, resources.session
+    names, publisher, clock, metrics = (
+        session.names,
+        session.publisher,
+        resources.context.clock,
+        resources.context.metrics,
+    )
     requests = settings.requests
     addresses = ReplyAddresses(names, requests.reply_to_prefixes)
     forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
@@ -504,8 +505,8 @@ def wire_orphans(
 ) -> OrphanProcessor | IngressProcessor:
     """The consumer of the orphan queue. Every request of a managed pool comes there: its ingress, with the sweeper of
     expired requests, which shares the order of what goes into a queue."""
-    requests, session = resources.settings.requests, resources.session
-    clock, metrics = resources.clock, resources.metrics
+    requests, session = resources.context.settings.requests, resources.session
+    clock, metrics = resources.context.clock, resources.context.metrics
     if not state.layout.managed:
         return OrphanProcessor(
             names=session.names,

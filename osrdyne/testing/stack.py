@@ -23,6 +23,7 @@ from osrdyne.config.models import BrokerSettings, LifecycleSettings, PoolSetting
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
@@ -134,15 +135,13 @@ class Stack:
             _, token = await session.token.acquire()
             self.term = Term(
                 Resources(
-                    settings=self.settings,
+                    context=TermContext(session.names, self.settings, self.clock, self.metrics),
                     session=session,
                     token=token,
                     driver=self.driver,
                     management=self.management,
                     pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
                     census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
-                    clock=self.clock,
-                    metrics=self.metrics,
                 )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)

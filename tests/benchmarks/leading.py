@@ -22,6 +22,7 @@ from osrdyne.drivers.base import DriverOptions, Instance, InstanceId, InstanceSt
 from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.protocol.names import Key
 
@@ -130,15 +131,13 @@ async def leader(
         _, token = await session.token.acquire()
         term = Term(
             Resources(
-                settings=settings,
+                context=TermContext(session.names, settings, clock, Metrics()),
                 session=session,
                 token=token,
                 driver=AskedDriver(settings, activations),
                 management=management,
                 pinned=[],
                 census=KeyCensus(settings.lifecycle.max_distinct_keys),
-                clock=clock,
-                metrics=Metrics(),
             )
         )
         async with asyncio.TaskGroup() as group:
