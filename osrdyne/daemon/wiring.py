@@ -62,9 +62,9 @@ from osrdyne.processors.poison.inventory import PoisonInventory
 from osrdyne.processors.prefetch import first_prefetch
 from osrdyne.processors.publish_order import Lanes
 from osrdyne.processors.replies import Replier
-from osrdyne.processors.requests import cancellations
+from osrdyne.processors.requests.cancellations import PREFETCH as CANCEL_PREFETCH
+from osrdyne.processors.requests.cancellations import CancelProcessor, KeptCancels
 from osrdyne.processors.requests.ingress import IngressProcessor
-from osrdyne.processors.requests.kept_cancels import KeptCancels
 from osrdyne.processors.requests.orphans import OrphanProcessor
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.reply_addresses import ReplyAddresses
@@ -447,7 +447,7 @@ def wire_processors(
         clock=clock,
         metrics=metrics,
     )
-    cancels = cancellations.CancelProcessor(
+    cancels = CancelProcessor(
         names=names,
         tracker=state.tracker,
         routing=routing.routes,
@@ -474,7 +474,7 @@ def wire_processors(
         [  # orphans last: the reports and dead letters that they cause find their consumers open
             Processor(names.activity_queue, activity.PREFETCH, reports.run),
             Processor(names.dead_letter_queue, bounded, dead_letters.run),
-            Processor(names.cancel_queue, cancellations.PREFETCH, cancels.run),
+            Processor(names.cancel_queue, CANCEL_PREFETCH, cancels.run),
             Processor(names.orphan_queue, bounded, orphans.run),
         ],
         open_channel=session.channel,

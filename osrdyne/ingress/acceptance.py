@@ -46,7 +46,7 @@ class Deadline:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class RoutedRequest:
     """One delivery of a request: to the group of `key`, as a request for `path`, in the class of `priority`.
 
     `route` is None in a pool without a manifest. Only the first passage of a request keeps its reply address.
@@ -66,7 +66,7 @@ class Passage:
     failed_deliveries: int = 0
 
 
-def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> list[Passage]:
+def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> list[RoutedRequest]:
     """The passages of a request whose key is valid; none when no route takes it.
 
     `table` is None where there is no manifest: then everything goes to its own group in the default class.
@@ -122,7 +122,7 @@ def warn_of_capped_ttls(manifest: Manifest, limits: TtlLimits) -> Iterator[Probl
         yield Problem(f"{manifest.ttl} s; {remedy}", path="storeAndForwardConfiguration.timeToLiveSecs")
 
 
-def _upstream(arrival: Arrival, limits: TtlLimits) -> Passage:
+def _upstream(arrival: Arrival, limits: TtlLimits) -> RoutedRequest:
     request = arrival.request
     deadline = deadline_of(
         route_ttl=0,
@@ -131,12 +131,12 @@ def _upstream(arrival: Arrival, limits: TtlLimits) -> Passage:
         own_ms=request.deadline_ms,
         accepted_ms=arrival.accepted_ms,
     )
-    return Passage(Key(request.key), request.path, None, deadline, None, split_from=arrival.split_from)
+    return RoutedRequest(Key(request.key), request.path, None, deadline, None, split_from=arrival.split_from)
 
 
 def _along(
     route: Route, arrival: Arrival, manifest_ttl: int | None, limits: TtlLimits, *, keeps_reply: bool
-) -> Passage:
+) -> RoutedRequest:
     request, endpoint = arrival.request, route.statement.endpoint
     deadline = deadline_of(
         route_ttl=route.ttl,
@@ -147,6 +147,6 @@ def _along(
     )
     key = Key(request.key) if endpoint.key is None else endpoint.key
     path = request.path if endpoint.path is None else endpoint.path
-    return Passage(
+    return RoutedRequest(
         key, path, route.priority, deadline, route.name, keeps_reply, route.retry, split_from=arrival.split_from
     )

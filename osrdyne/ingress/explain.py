@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from osrdyne.errors import InvalidKeyError
-from osrdyne.ingress.acceptance import Limiter, Passage, TtlLimits, accept
+from osrdyne.ingress.acceptance import Limiter, RoutedRequest, TtlLimits, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.conditions.causes import undefined_part
 from osrdyne.ingress.requests import Arrival
@@ -164,7 +164,7 @@ def _why(route: ExplainedRoute) -> str:
     return "it matches and decides."
 
 
-def _told_passage(passage: Passage, names: PoolNames) -> Iterator[Step]:
+def _told_passage(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
     reply = "" if passage.keeps_reply else ", as a one-way copy"
     yield Step("delivery", f"To the group {passage.key!r} with the path {passage.path!r}{reply}.")
     yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")
@@ -176,11 +176,11 @@ def _class_name(priority: int | None) -> str:
     return "The default class, below priority 9" if priority is None else f"Priority {priority}"
 
 
-def _queue(passage: Passage, names: PoolNames) -> str:
+def _queue(passage: RoutedRequest, names: PoolNames) -> str:
     return names.request_queue(passage.key, passage.priority)
 
 
-def _shown(passage: Passage, names: PoolNames) -> ExplainedPassage:
+def _shown(passage: RoutedRequest, names: PoolNames) -> ExplainedPassage:
     return ExplainedPassage(
         route=passage.route,
         key=passage.key,

@@ -34,8 +34,7 @@ from osrdyne.pool.views import (
     WorkerState,
     WorkerView,
 )
-from osrdyne.processors.poison.entries import finding
-from osrdyne.processors.poison.places import Place, matches, page_of, place_of, resolve
+from osrdyne.processors.poison.entries import Cursor, cursor_of, finding, matches, page_of, resolve
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
 
@@ -154,12 +153,12 @@ class FakeInspector:
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         self._fail()
-        after = None if query.after is None else Place.parse(query.after)
-        found = sorted((view for view in self.poison_views if matches(view, query, now=2000.0)), key=place_of)
+        after = None if query.after is None else Cursor.parse(query.after)
+        found = sorted((view for view in self.poison_views if matches(view, query, now=2000.0)), key=cursor_of)
         chosen = page_of(found, after=after, limit=query.limit, with_bodies=query.bodies)
         rest = chosen and chosen[-1] != found[-1]
         entries = chosen if query.bodies else [replace(view, body=None) for view in chosen]
-        return PoisonPage(tuple(entries), len(found), str(place_of(chosen[-1])) if rest else None)
+        return PoisonPage(tuple(entries), len(found), str(cursor_of(chosen[-1])) if rest else None)
 
     async def poison_entry(self, entry: str) -> PoisonView:
         self._fail()

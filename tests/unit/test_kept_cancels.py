@@ -8,7 +8,7 @@ from replies import REPLIES, answers, broker_with_replies
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Message
-from osrdyne.processors.requests.kept_cancels import MAX_KEPT, KeptCancels, RequestName
+from osrdyne.processors.requests.cancellations import MAX_KEPT, KeptCancels, RequestName
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.messages import Request

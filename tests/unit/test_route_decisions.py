@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from osrdyne.ingress.acceptance import (
     Deadline,
     Limiter,
-    Passage,
+    RoutedRequest,
     TtlLimits,
     accept,
     deadline_of,
@@ -52,7 +52,7 @@ def arrival(
     return sample_arrival(key, path, headers=headers or {}, body=body, app_id=app, timeout=timeout, now=NOW)
 
 
-def passages(routes: dict[str, object], request: Arrival) -> list[Passage]:
+def passages(routes: dict[str, object], request: Arrival) -> list[RoutedRequest]:
     return accept(request, table(routes), limits=LIMITS)
 
 
@@ -94,7 +94,7 @@ def test_source_matches_by_whole_segments(source: str, *, matches: bool) -> None
 
 def test_without_a_manifest_everything_goes_upstream_in_the_default_class() -> None:
     found = accept(arrival(), None, limits=LIMITS)
-    assert found == [Passage("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
+    assert found == [RoutedRequest("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
 
 
 def test_no_route_takes_it() -> None:

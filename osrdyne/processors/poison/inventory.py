@@ -20,8 +20,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.views import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.processors.forgeries import Forgeries
-from osrdyne.processors.poison.entries import replayed
-from osrdyne.processors.poison.places import Place, matches, page_of, place_of, resolve
+from osrdyne.processors.poison.entries import Cursor, cursor_of, matches, page_of, replayed, resolve
 from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER, SPLIT_HEADER
 from osrdyne.protocol.names import PoolNames, parse_key
@@ -74,13 +73,13 @@ class PoisonInventory:
 
     async def page(self, query: PoisonQuery) -> PoisonPage:
         """Entries that match, oldest first. Raises `PoisonNotFoundError` for a place that is none."""
-        after = None if query.after is None else Place.parse(query.after)
+        after = None if query.after is None else Cursor.parse(query.after)
         async with self._lock:
             index = await self._fresh_index()
             found = [view for view in index.views if matches(view, query, now=self._clock.time())]
             chosen = page_of(found, after=after, limit=query.limit, with_bodies=query.bodies)
-            rest = chosen and place_of(chosen[-1]) < place_of(found[-1])
-            following = str(place_of(chosen[-1])) if rest else None
+            rest = chosen and cursor_of(chosen[-1]) < cursor_of(found[-1])
+            following = str(cursor_of(chosen[-1])) if rest else None
             if query.bodies and chosen:
                 bodies = await self._bodies({view.id for view in chosen})
                 chosen = [replace(view, body=bodies.get(view.id)) for view in chosen]
@@ -160,7 +159,7 @@ class PoisonInventory:
         if index is None or index.ready != ready or now - index.read_at > MAX_INDEX_AGE:
             async with self._reading() as reading:
                 views = [replace(view, body=None) async for view, _ in reading]
-            index = self._index = _Index(tuple(sorted(views, key=place_of)), ready, now)
+            index = self._index = _Index(tuple(sorted(views, key=cursor_of)), ready, now)
         return index
 
     async def _count(self, channel: Channel) -> int:

@@ -20,7 +20,7 @@ from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerConflictError, BrokerError, BrokerSilentError, InvalidKeyError, PublishRefusedError
-from osrdyne.ingress.acceptance import Passage, accept
+from osrdyne.ingress.acceptance import RoutedRequest, accept
 from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.splitter.rules import split_arrival
 from osrdyne.logs import Logger, get_logger
@@ -38,10 +38,19 @@ from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.prefetch import Window
 from osrdyne.processors.publish_order import Lanes, Place
 from osrdyne.processors.replies import Replier
+from osrdyne.processors.requests.cancellations import KeptCancels
 from osrdyne.processors.requests.delivery import NOT_BOUND, deliver
-from osrdyne.processors.requests.forwarding import Doubt, Refusal, hops_of, refuse_for, refuse_orphan
-from osrdyne.processors.requests.kept_cancels import KeptCancels
-from osrdyne.processors.requests.passing import arrival_of, passage_again, passed_on, was_accepted
+from osrdyne.processors.requests.forwarding import (
+    Doubt,
+    Refusal,
+    arrival_of,
+    hops_of,
+    passed_on,
+    refuse_for,
+    refuse_orphan,
+    routed_again,
+    was_accepted,
+)
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, PoolNames
@@ -167,12 +176,12 @@ class IngressProcessor:
         if passages:
             await self._start(delivery, request, passages, group)
 
-    def _decide(self, delivery: Delivery, arrival: Arrival) -> list[Passage] | Refusal:
+    def _decide(self, delivery: Delivery, arrival: Arrival) -> list[RoutedRequest] | Refusal:
         request, limits = arrival.request, self._routing.ttl_limits
         refusal = self._refusal(arrival, known=self._tracker.status(Key(request.key)) is not None)
         if refusal is not None and not (delivery.redelivered and refusal.status is Status.EXPIRED):
             return refusal
-        again = passage_again(delivery, request, self._names, pool_ttl=limits.default, now_ms=arrival.accepted_ms)
+        again = routed_again(delivery, request, self._names, pool_ttl=limits.default, now_ms=arrival.accepted_ms)
         if again is None:
             self._cancels.forget(request)
         elif self._cancels.was_cancelled(request):
@@ -203,7 +212,7 @@ class IngressProcessor:
             return Refusal(Status.INVALID, str(error))
         return refuse_orphan(arrival.request, known=known, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
-    async def _admit(self, delivery: Delivery, request: Request, passages: list[Passage]) -> list[Passage]:
+    async def _admit(self, delivery: Delivery, request: Request, passages: list[RoutedRequest]) -> list[RoutedRequest]:
         """The passages whose groups have a place; the caller is told when that of the answer has none."""
         admitted = []
         for passage in passages:
@@ -219,7 +228,7 @@ class IngressProcessor:
         return admitted
 
     async def _start(
-        self, delivery: Delivery, request: Request, passages: list[Passage], group: asyncio.TaskGroup
+        self, delivery: Delivery, request: Request, passages: list[RoutedRequest], group: asyncio.TaskGroup
     ) -> None:
         """Wait for the groups in the order of the key's requests; what follows the write needs no order."""
         held = list(passages)
@@ -244,11 +253,11 @@ class IngressProcessor:
             attempts.append(group.create_task(passing, name=f"request of {request.key!r}"))
         group.create_task(self._finish(delivery, request, held, attempts), name=f"end of {request.key!r}")
 
-    def _release(self, passages: list[Passage]) -> None:
+    def _release(self, passages: list[RoutedRequest]) -> None:
         for passage in passages:
             self._tracker.release(passage.key)
 
-    async def _wait_or_refuse(self, passage: Passage) -> Refusal | None:
+    async def _wait_or_refuse(self, passage: RoutedRequest) -> Refusal | None:
         """Wait until the group of the passage is bound; why it cannot be."""
         try:
             await self._wait_bound(passage)
@@ -258,7 +267,7 @@ class IngressProcessor:
             return NOT_BOUND
         return None
 
-    async def _wait_bound(self, passage: Passage) -> None:
+    async def _wait_bound(self, passage: RoutedRequest) -> None:
         self._tracker.require_worker_group(passage.key)
         await self._routing.require_class(passage.priority)
         if not self._board[passage.key].is_bound:
@@ -270,7 +279,7 @@ class IngressProcessor:
         self,
         delivery: Delivery,
         request: Request,
-        passages: list[Passage],
+        passages: list[RoutedRequest],
         attempts: list[asyncio.Task[Refusal | None]],
     ) -> None:
         """Acknowledge the request when all of its passages are confirmed, or refused."""
@@ -290,7 +299,9 @@ class IngressProcessor:
             self._release(passages)
         self._metrics.forward_seconds.observe(self._clock.monotonic() - started)
 
-    async def _pass_on(self, delivery: Delivery, request: Request, passage: Passage, place: Place) -> Refusal | None:
+    async def _pass_on(
+        self, delivery: Delivery, request: Request, passage: RoutedRequest, place: Place
+    ) -> Refusal | None:
         """Publish until it is confirmed; a refusal that no further try changes."""
         perhaps_there = delivery.redelivered
 
@@ -317,10 +328,12 @@ class IngressProcessor:
                 self._log.exception("request that cannot be passed on", key=passage.key)
                 return FAILED
 
-    def _is_late(self, passage: Passage) -> bool:
+    def _is_late(self, passage: RoutedRequest) -> bool:
         return is_past(passage.deadline.at_ms, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
-    async def _publish(self, delivery: Delivery, request: Request, passage: Passage, *, perhaps_there: bool) -> None:
+    async def _publish(
+        self, delivery: Delivery, request: Request, passage: RoutedRequest, *, perhaps_there: bool
+    ) -> None:
         now, skew = now_ms(self._clock), self._skew_ms
         message = passed_on(delivery, request, passage, perhaps_there=perhaps_there, now_ms=now, skew_ms=skew)
         # To the exchange and never to the queue: unbound meanwhile, the alternate exchange takes it back (14).
@@ -328,7 +341,7 @@ class IngressProcessor:
         await self._publisher.publish(message, exchange=exchange, routing_key=passage.key, mandatory=True)
 
     async def _refuse(
-        self, delivery: Delivery, request: Request, refusal: Refusal, passage: Passage | None = None
+        self, delivery: Delivery, request: Request, refusal: Refusal, passage: RoutedRequest | None = None
     ) -> None:
         await self._replier.answer(request, refusal.status, refusal.detail, retry_after=refusal.retry_after)
         await self._done(delivery)
@@ -346,10 +359,10 @@ class IngressProcessor:
         await delivery.ack()
         self._window.finish(delivery)
 
-    def _count(self, passage: Passage | None, outcome: str) -> None:
+    def _count(self, passage: RoutedRequest | None, outcome: str) -> None:
         """`passage` None: it is not known yet which way the request would have taken."""
         labels = {"route": "", "priority": ""} if passage is None else self._labels(passage)
         self._metrics.ingress.labels(outcome=outcome, **labels).inc()
 
-    def _labels(self, passage: Passage) -> dict[str, str]:
+    def _labels(self, passage: RoutedRequest) -> dict[str, str]:
         return self._metrics.of_route(passage.route, passage.priority)
