@@ -196,8 +196,8 @@ async def story() -> None:
         await idle_groups(api)
     chapter("Everything is stopped. Where to look next")
     tell("osrdyne dev                  the same stack, to play with: osrdyne call, osrdyne groups")
-    tell("docs/quickstart.md           from here to a worker of your own")
-    tell("docs/architecture.md         why no request is lost")
+    tell("docs/tutorials/first-worker.md     from here to a worker of your own")
+    tell("docs/explanation/architecture.md   why no request is lost")
 
 
 def main() -> int:

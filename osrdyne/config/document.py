@@ -1,4 +1,4 @@
-"""Writes the table of settings into `docs/configuration.md`, from the models: `python -m osrdyne.config.document`.
+"""Write the tables of settings into `docs/reference/configuration`: `python -m osrdyne.config.document`.
 
 A test fails when the page is not what this would write.
 """
@@ -93,7 +93,7 @@ def _is(setting: Setting, alias: Any) -> bool:
 
 
 def main() -> None:
-    page = FilePath(sys.argv[1] if len(sys.argv) > 1 else "docs/configuration.md")
+    page = FilePath(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/configuration/index.md")
     page.write_text(update(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The Python examples of docs/client.md, run as they are printed, against a responder."""
+"""The Python examples of docs/reference/python-client.md, run as they are printed, against a responder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from client_responder import responder_in_a_thread
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
 
-PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python-client.md"
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 

@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "deploy" / "config" / "osrdyne.yaml"
 
 
 def page(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
 
 
 def commands(group: Any, above: str) -> Iterator[str]:
@@ -49,8 +49,9 @@ def metrics() -> Iterator[str]:
 
 
 def test_settings_page_is_what_the_models_say() -> None:
-    assert page("configuration.md") == update(page("configuration.md")), "run `python -m osrdyne.config.document`"
-    assert all(f"| `{setting.name}` |" in page("configuration.md") for setting in all_settings().values())
+    settings = page("configuration/index.md")
+    assert settings == update(settings), "run `python -m osrdyne.config.document`"
+    assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
 
 def test_every_command_is_documented() -> None:
@@ -62,11 +63,11 @@ def test_every_command_is_documented() -> None:
 def test_every_endpoint_is_documented() -> None:
     found = list(endpoints())
     assert len(found) > 15
-    assert [endpoint for endpoint in found if endpoint not in page("http-api.md")] == []
+    assert [endpoint for endpoint in found if endpoint not in page("http-api/index.md")] == []
 
 
 def test_every_metric_is_documented() -> None:
-    assert [metric for metric in metrics() if metric not in page("http-api.md")] == []
+    assert [metric for metric in metrics() if metric not in page("http-api/index.md")] == []
 
 
 def test_example_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

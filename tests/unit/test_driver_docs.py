@@ -12,7 +12,7 @@ from osrdyne.config.models import Settings
 from osrdyne.drivers.registry import known_drivers, load_driver_class
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "drivers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "drivers" / "index.md").read_text(encoding="utf-8")
 EXAMPLES = [ROOT / "deploy" / "config" / f"{name}.yaml" for name in ("compose", "docker", "kubernetes", "systemd")]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "failure-modes.md").read_text(encoding="utf-8")
+PAGE = (TESTS.parent / "docs" / "reference" / "failure-modes" / "index.md").read_text(encoding="utf-8")
 SOURCES = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
 ROWS = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.endswith("Proven by |")]
 

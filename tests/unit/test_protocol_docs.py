@@ -17,9 +17,9 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName, WorkerId
 from osrdyne.protocol.statuses import CODES, Status
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "protocol"
 DOCUMENT: dict[str, Any] = yaml.safe_load((DOCS / "asyncapi.yaml").read_text(encoding="utf-8"))
-PAGE = (DOCS / "protocol.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
 MESSAGES = DOCUMENT["components"]["messages"]
 
 HEADERS = {
