@@ -40,7 +40,7 @@ ANSWER_MARGIN = 3.0
 message runs up to a second longer, because `timestamp` has whole seconds."""
 ANSWER_SLACK = 5.0 + ANSWER_MARGIN
 """Seconds a call waits beyond its deadline for the `expired` answer, which says more than a time-out. A pool calls a
-request expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/protocol.md)."""
+request expired only `requests.max_clock_skew` after its deadline, 5 s by default (docs/reference/python-client.md)."""
 
 
 class ConnectionStatus(StrEnum):

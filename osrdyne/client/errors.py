@@ -1,7 +1,7 @@
 """What a request can end with other than `ok`: one class per `x-status`, and what the client itself finds out.
 
 Raised by `aio` and `blocking`; built from a reply by `error_from_reply`, which is pure. `retryable` says whether the
-same request may succeed later. Source: docs/protocol.md, "Response".
+same request may succeed later. Source: docs/reference/protocol/responses.md.
 """
 
 from __future__ import annotations

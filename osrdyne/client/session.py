@@ -158,7 +158,7 @@ class Session:
 
     async def _publish_cancel(self, request: OutgoingRequest) -> None:
         """Published on the channel of the request, the broker writes the same concrete address into `reply-to` as
-        into the request's: that pair is the right to cancel (docs/protocol.md)."""
+        into the request's: that pair is the right to cancel (docs/reference/protocol/requests.md)."""
         await self._require_exchange(self._names.cancel_exchange)
         message = Message(correlation_id=request.correlation_id, reply_to=DIRECT_REPLY_TO, persistent=False)
         await self._publish(message, self._names.cancel_exchange, request.key)

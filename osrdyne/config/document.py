@@ -45,7 +45,7 @@ def _section(path: Path, settings: list[Setting]) -> str:
         for setting in settings
     ]
     return "\n".join(
-        (f"### `{'.'.join(path)}`", description, "", "| setting | default | meaning |", "|---|---|---|", *rows, "")
+        (f"## `{'.'.join(path)}`", description, "", "| setting | default | meaning |", "|---|---|---|", *rows, "")
     )
 
 
@@ -93,7 +93,7 @@ def _is(setting: Setting, alias: Any) -> bool:
 
 
 def main() -> None:
-    page = FilePath(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/configuration/index.md")
+    page = FilePath(sys.argv[1] if len(sys.argv) > 1 else "docs/reference/configuration/settings.md")
     page.write_text(update(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """The settings, by subject. Every field has a default, a unit and the reason for the default.
 
 `Settings` is what the rest of the program sees: frozen, complete, validated. Reading files, environment and flags is
-`loading`'s work. Defaults: docs/architecture.md "Defaults".
+`loading`'s work. Defaults: docs/reference/configuration.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 The worker groups loop calls a driver; a driver never decides anything. Every method may be called again with the same
 arguments, at any time, also after a restart of the controller: a driver keeps nothing that it cannot find again by
 asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
-Source: docs/architecture.md "Drivers", lifecycle: start-when-slot-is-free, unique-instance-names, stop-by-instance.
+Source: docs/reference/drivers, lifecycle: start-when-slot-is-free, unique-instance-names, stop-by-instance.
 `registry` finds and builds drivers;
-`docs/writing-a-driver.md` says how to write one.
+`docs/how-to/write-a-driver.md` says how to write one.
 """
 
 from __future__ import annotations

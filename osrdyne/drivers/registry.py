@@ -1,7 +1,7 @@
 """Finds driver classes by entry-point name and builds the one that the settings name.
 
 Called by the composition root and by `doctor`. A package adds a driver with an entry point in the group
-`osrdyne.drivers`; nothing else is needed (`docs/writing-a-driver.md`).
+`osrdyne.drivers`; nothing else is needed (`docs/how-to/write-a-driver.md`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What becomes of a request when it is accepted: where it goes, in which class, and until when.
 
 Pure. Fixed here and never again: a later change of the manifest does not touch a request that was accepted.
-Source: docs/ingress.md; Azure IoT Edge routes, "Handling TTL".
+Source: docs/reference/routes/manifest.md; Azure IoT Edge routes, "Handling TTL".
 """
 
 from __future__ import annotations

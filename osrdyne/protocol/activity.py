@@ -1,4 +1,4 @@
-"""Activity reports: what workers tell the controller. Source: docs/protocol.md, "Activity reports".
+"""Activity reports: what workers tell the controller. Source: docs/reference/protocol/reports.md, "Activity reports".
 
 Reports may be lost: nothing that protects a request rests on them.
 """

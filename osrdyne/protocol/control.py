@@ -1,4 +1,4 @@
-"""Control messages from the controller to workers. Source: docs/protocol.md, "Control messages"."""
+"""Control messages from the controller to workers. Source: docs/reference/protocol/reports.md, "Control messages"."""
 
 from __future__ import annotations
 

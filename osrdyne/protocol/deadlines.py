@@ -1,4 +1,4 @@
-"""The deadline of a request. Source: docs/protocol.md, "Request", headers `expiration` and `x-deadline`."""
+"""The deadline of a request. Source: docs/reference/protocol/requests.md, headers `expiration` and `x-deadline`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of a worker. Source: docs/protocol.md, "Worker environment"."""
+"""The environment of a worker. Source: docs/reference/protocol/workers.md."""
 
 from __future__ import annotations
 

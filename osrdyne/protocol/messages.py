@@ -1,4 +1,4 @@
-"""Headers and the request and response values. Source: docs/protocol.md, "Request" and "Response"."""
+"""Headers and the request and response values. Source: docs/reference/protocol/requests.md and responses.md."""
 
 from __future__ import annotations
 

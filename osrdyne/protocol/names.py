@@ -2,7 +2,7 @@
 
 A key is data, never syntax: every UTF-8 string of at most 255 bytes is a key. `encode_key` maps it to ASCII letters,
 digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* stays the
-raw key. Source: docs/protocol.md, "Names".
+raw key. Source: docs/reference/protocol/names.md.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def is_pool_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PoolNames:
-    """Every name that a pool uses on the broker. Source: docs/protocol.md, "Names"."""
+    """Every name that a pool uses on the broker. Source: docs/reference/protocol/names.md."""
 
     pool: str
 

@@ -1,4 +1,6 @@
-"""How failed requests of a route are tried again, and how that travels with a request. Source: docs/ingress.md.
+"""How failed requests of a route are tried again, and how that travels with a request.
+
+Source: docs/reference/routes/retries.md.
 
 The ingress writes the terms into headers when it accepts a request, so that a later change of the routes does not touch
 it; the worker that fails decides by them alone. Pure.

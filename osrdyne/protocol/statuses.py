@@ -1,4 +1,4 @@
-"""Outcomes of a request: `x-status` and `x-code`. Source: docs/protocol.md, "Response"."""
+"""Outcomes of a request: `x-status` and `x-code`. Source: docs/reference/protocol/responses.md."""
 
 from __future__ import annotations
 

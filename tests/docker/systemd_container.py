@@ -1,4 +1,4 @@
-"""A container whose first process is systemd, with osrdyne installed in it as `docs/drivers.md` says.
+"""A container whose first process is systemd, with osrdyne installed in it as `docs/how-to/run-under-systemd.md` says.
 
 The network is the host's, so that the container sees the tests' broker. Needs a Docker engine; nothing is skipped.
 """

@@ -102,7 +102,7 @@ def test_what_only_systemd_does(machine: SystemdContainer) -> None:
     assert run_inside(machine, "specifics.py", user="root", manager="system", bus="auto") >= 19
 
 
-# --- a pool of Spark workers, as docs/drivers.md installs it
+# --- a pool of Spark workers, as docs/how-to/run-under-systemd.md installs it
 
 
 class Pool:

@@ -1,4 +1,4 @@
-"""A RabbitMQ user for clients as docs/security.md describes it, and a managed pool that demands a user id."""
+"""A RabbitMQ user for clients (docs/how-to/create-client-users.md), and a managed pool that demands a user id."""
 
 from __future__ import annotations
 

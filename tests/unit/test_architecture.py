@@ -52,9 +52,10 @@ def test_sources_cite_only_documents_of_the_repository() -> None:
 
 
 def test_steps_and_rules_that_are_cited_exist() -> None:
-    """`lifecycle: settle` in a comment names a heading of docs/design/lifecycle.md."""
+    """`lifecycle: settle` in a comment names a heading of docs/design/lifecycle*.md."""
     for page in ("lifecycle", "broker"):
-        text = (ROOT / "docs" / "design" / f"{page}.md").read_text(encoding="utf-8")
+        pages = sorted((ROOT / "docs" / "design").glob(f"{page}*.md"))
+        text = "\n".join(path.read_text(encoding="utf-8") for path in pages)
         known = set(re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE))
         citing = re.compile(rf"(?:\(|Source: |; ){page}: ([a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)+)*)")
         cited = {

@@ -49,7 +49,7 @@ def metrics() -> Iterator[str]:
 
 
 def test_settings_page_is_what_the_models_say() -> None:
-    settings = page("configuration/index.md")
+    settings = page("configuration/settings.md")
     assert settings == update(settings), "run `python -m osrdyne.config.document`"
     assert all(f"| `{setting.name}` |" in settings for setting in all_settings().values())
 
@@ -67,7 +67,7 @@ def test_every_endpoint_is_documented() -> None:
 
 
 def test_every_metric_is_documented() -> None:
-    assert [metric for metric in metrics() if metric not in page("http-api/index.md")] == []
+    assert [metric for metric in metrics() if metric not in page("metrics.md")] == []
 
 
 def test_example_configuration_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

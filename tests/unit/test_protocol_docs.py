@@ -1,4 +1,4 @@
-"""The AsyncAPI document and the protocol page name everything that the code sends and understands."""
+"""The AsyncAPI document and the protocol pages name everything that the code sends and understands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from osrdyne.protocol.statuses import CODES, Status
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "protocol"
 DOCUMENT: dict[str, Any] = yaml.safe_load((DOCS / "asyncapi.yaml").read_text(encoding="utf-8"))
-PAGE = (DOCS / "index.md").read_text(encoding="utf-8")
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
 MESSAGES = DOCUMENT["components"]["messages"]
 
 HEADERS = {

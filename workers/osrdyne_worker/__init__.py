@@ -1,6 +1,6 @@
 """The worker side of osrdyne: a runtime that answers the requests of one key, and the pipelines that run in it.
 
-A worker is a Python module with an `App`; `osrdyne-worker module:app` runs it. See `docs/workers.md`.
+A worker is a Python module with an `App`; `osrdyne-worker module:app` runs it. See `docs/reference/workers`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps a queue that confirms nothing from holding up what is published to others. Used by the leader's publisher.
 
-A channel is held up whole in two cases (measured on 3.10.8; docs/failure-modes.md):
+A channel is held up whole in two cases (measured on 3.10.8; docs/reference/failure-modes/broker.md):
 
 - The first message of a channel for a quorum queue has RabbitMQ ask the leader of the queue. When there is none, all
   that comes behind it on this channel waits for 65 s, and then that message is refused.

@@ -76,7 +76,7 @@ class Topology:
 
 
 def pool_topology(pool: str) -> Topology:
-    """The exchanges, queues and bindings of a pool. Source: docs/protocol.md, "Names"."""
+    """The exchanges, queues and bindings of a pool. Source: docs/reference/protocol/names.md."""
     names = PoolNames(pool)
     return Topology(
         (

@@ -1,5 +1,5 @@
 """Which queues a group has and what they are bound to: one in a direct pool, one for each priority class in a managed
-pool. Source: docs/protocol.md, "Names"; docs/ingress.md.
+pool. Source: docs/reference/protocol/names.md; docs/reference/routes/priorities.md.
 
 A group keeps a store that no route uses any more, as when its pool becomes a direct one, until that is proven empty:
 workers serve it, and nothing comes into it. One layout a term: the term says which priorities are used, listings and

@@ -1,4 +1,4 @@
-"""The condition language of routes. Source: docs/ingress.md; Azure IoT Edge routes."""
+"""The condition language of routes. Source: docs/reference/routes/conditions.md; Azure IoT Edge routes."""
 
 from osrdyne.ingress.conditions.compiler import Condition, compile_condition, reader_of
 from osrdyne.ingress.conditions.samples import Sample

@@ -1,6 +1,7 @@
 """The functions of conditions: what they take, what they give, and what they do.
 
-A new function is one entry of `FUNCTIONS`, and one line of the table in docs/ingress.md. Used by `compiler` only.
+A new function is one entry of `FUNCTIONS`, and one line of the table in docs/reference/routes/conditions.md. Used by
+`compiler` only.
 """
 
 from __future__ import annotations

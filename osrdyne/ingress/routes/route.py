@@ -1,5 +1,5 @@
 """One route: `[SELECT *] FROM <source> [WHERE <condition>] INTO <sink>`. Source: Azure IoT Edge routes;
-docs/ingress.md.
+docs/reference/routes/manifest.md.
 
 Parsed for `manifest`, matched by `table`. Knows nothing of other routes.
 """

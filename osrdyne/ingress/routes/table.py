@@ -1,5 +1,5 @@
 """Which routes a request takes, and which of them decides for each endpoint. Source: Azure IoT Edge routes;
-docs/ingress.md.
+docs/reference/routes/manifest.md.
 
 Pure. Used by the ingress for every request and by `explain`, which looks at every route and says what came of it. The
 ingress looks only at routes that an index by source and by what their conditions demand leaves over: a thousand routes

@@ -1,7 +1,7 @@
 """The splitter: which requests of one key go to groups of their own, beside each other.
 
 Pure but for the turns that static names take: they are memory, so that a new leader begins with the first name again.
-The rules come from `splitter_manifest`. Source: docs/ingress.md; Gateleen queues.
+The rules come from `splitter_manifest`. Source: docs/reference/routes/splitter.md; Gateleen queues.
 """
 
 from __future__ import annotations

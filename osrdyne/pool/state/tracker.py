@@ -3,7 +3,7 @@
 Orphan and activity processors require groups, timers move them on, the two loops read what is expected and converge
 on it per key. An event costs O(1), a transition by time O(log n): each key has one entry in a heap, which is looked
 at again only when its time has come (so that steady use of a key moves nothing). It does no I/O.
-Source: docs/architecture.md "Pool state tracker", the OSRD reference, lifecycle: pin-until-forwarded, always-unbind,
+Source: docs/explanation/life-of-a-key.md, the OSRD reference, lifecycle: pin-until-forwarded, always-unbind,
 idle-needs-a-fresh-total.
 """
 

@@ -5,7 +5,7 @@ as many workers as keep the lag below `target_lag`, and at least as many as were
 requested at once; fewer only when fewer were enough for the whole of `cooldown`, because loading a worker is expensive.
 The calculation is a set of pure functions (`rescale`). `WorkerScaler` samples the groups every few seconds with one
 listing for all of them, and makes no listing while no group is busy or above its minimum. The worker groups loop starts
-and drains workers accordingly. Source: docs/drivers.md.
+and drains workers accordingly. Source: docs/reference/drivers/scaling.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ What a crash leaves, whenever it comes: before the acknowledgement everything go
 order. Before the first copy, nothing has changed. After it, the copies are behind what they are copies of. So a request
 may be there twice, and the copy says so; none is lost, and none overtakes another. What was handed to the dead letters
 and came back is answered again, with the same status. A failure ends the same way, by closing the channel; RabbitMQ may
-count it as a delivery, so that a queue is tried a few times only. Source: docs/ingress.md.
+count it as a delivery, so that a queue is tried a few times only. Source: docs/reference/routes/expiry.md.
 """
 
 from __future__ import annotations

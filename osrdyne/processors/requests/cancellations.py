@@ -1,7 +1,7 @@
 """The cancel processor: clients ask for the end of a request, the controller tells the group's workers.
 
-Knowing the correlation id and the reply address of a request is the right to cancel it (docs/protocol.md, "Control
-messages").
+Knowing the correlation id and the reply address of a request is the right to cancel it
+(docs/reference/protocol/requests.md).
 A cancel that gets lost costs nothing but the work it would have saved. Where requests may wait for another attempt, it
 is kept, for workers that come later and for the ingress.
 """

@@ -1,7 +1,8 @@
 """The SQL pipeline: answers queries over the data of its key. `osrdyne_worker.pipelines.sql:app` is its application.
 
 Owns the handlers; what may run is decided by `sql_guard` and `plan_guard`, what the data is by `datasets` and
-`loading`. It never gives Spark a text that the nets have not let through. See docs/sql-pipeline.md.
+`loading`. It never gives Spark a text that the nets have not let through. See
+docs/reference/sql-pipeline/restrictions.md.
 """
 
 from __future__ import annotations

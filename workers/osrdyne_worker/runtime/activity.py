@@ -3,7 +3,7 @@
 `ReportWindow` decides what is worth a report (at most once a second while requests come and go), `Reporter` keeps the
 reports in a bounded buffer and publishes them, transient and without confirms, whenever there is a connection. Reports
 may be lost. Every report names the requests that run at that moment, so that the controller knows what a worker was
-doing when it died. Source: docs/protocol.md, "Activity reports".
+doing when it died. Source: docs/reference/protocol/reports.md, "Activity reports".
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Level-triggered: the controller repeats the state it wants, and an older generation is ignored. Losing control messages
 delays things and breaks nothing, so that the listener never disturbs the requests: it retries by itself.
-Source: docs/protocol.md, "Control messages".
+Source: docs/reference/protocol/reports.md, "Control messages".
 """
 
 from __future__ import annotations

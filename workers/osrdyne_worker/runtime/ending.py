@@ -1,4 +1,7 @@
-"""How a worker ends: its exit codes, and the reasons that lead to them. Part of what operators see: docs/workers.md."""
+"""How a worker ends: its exit codes, and the reasons that lead to them.
+
+Part of what operators see: docs/reference/workers/runtime.md.
+"""
 
 from __future__ import annotations
 

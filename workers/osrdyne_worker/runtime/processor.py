@@ -1,7 +1,7 @@
 """The way of a request through the worker: look at it, run it, reply with a confirm, acknowledge.
 
 Intakes hand deliveries over (`accept`); each gets one task. The deadline, the caller's cancel, a pause and a lost
-channel all come in as interruptions. Source: docs/protocol.md, "Worker loop".
+channel all come in as interruptions. Source: docs/reference/protocol/workers.md.
 """
 
 from __future__ import annotations

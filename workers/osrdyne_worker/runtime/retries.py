@@ -1,7 +1,7 @@
 """Failed requests that are tried again: whether, and the way into the queue where they wait.
 
 `plan_retry` decides from what the request carries; `Retries` publishes. Called by the processor before it would answer.
-Source: docs/protocol.md, "Tried again"; Gateleen queues.
+Source: docs/reference/protocol/workers.md, "Tried again"; Gateleen queues.
 """
 
 from __future__ import annotations

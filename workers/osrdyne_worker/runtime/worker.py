@@ -1,7 +1,7 @@
 """The life of a worker process: connect, load, serve, stop. Made and run once by `main`.
 
 Owns every task of the worker. The connection may come and go: session, data and threads stay. It ends with an `Ending`:
-the first reason to end wins. Source: docs/protocol.md, "Worker loop".
+the first reason to end wins. Source: docs/reference/protocol/workers.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+"""The pages of the documentation: none too long to read in one sitting, and every one in the navigation."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+MAX_WORDS = 1500
+LONG = {
+    "design/broker-measurements.md",  # a table of measurements, to look figures up
+    "reference/configuration/settings.md",  # generated from the models, to look settings up
+}
+PARTS = {"tutorials", "how-to", "reference", "explanation", "design", "decisions"}
+
+
+def words(page: str) -> int:
+    """Words of text, tables and code; the bars of tables do not count."""
+    return sum(1 for word in (DOCS / page).read_text(encoding="utf-8").split() if re.search(r"\w", word))
+
+
+def pages_of(entry: Any) -> list[str]:
+    match entry:
+        case str():
+            return [entry]
+        case list():
+            return [page for item in entry for page in pages_of(item)]
+        case dict():
+            return [page for item in entry.values() for page in pages_of(item)]
+    raise TypeError(entry)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG])
+def test_page_is_short_enough_to_read(page: str) -> None:
+    assert words(page) <= MAX_WORDS, "split the page by subject"
+
+
+def test_pages_that_may_be_long_exist() -> None:
+    assert set(PAGES) >= LONG
+
+
+def test_every_page_belongs_to_a_part() -> None:
+    assert {page.split("/")[0] for page in PAGES} == PARTS | {"index.md"}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """Decisions have an index of their own."""
+    listed = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    assert len(listed) == len(set(listed))
+    assert sorted(listed) == [page for page in PAGES if not page.startswith("decisions/") or page.endswith("index.md")]
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
+    decisions = [path.name for path in (DOCS / "decisions").glob("0*.md")]
+    assert [name for name in decisions if f"({name})" not in index] == []
