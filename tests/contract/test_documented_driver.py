@@ -1,11 +1,14 @@
-"""The example of docs/how-to/write-a-driver.md passes the conformance suite, taken from the page's own text."""
+"""The driver of docs/how-to/write-a-driver.md passes the suite as docs/how-to/test-a-driver.md prints it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-driver.md"
+GUIDES = Path(__file__).parents[2] / "docs" / "how-to"
 
-for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)):
-    exec(compile(code, f"{PAGE.name}, block {number + 1}", "exec", dont_inherit=True), globals())
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+for page in (GUIDES / "write-a-driver.md", GUIDES / "test-a-driver.md"):
+    for number, code in enumerate(PYTHON.findall(page.read_text("utf-8"))):
+        exec(compile(code, f"{page.name}, block {number + 1}", "exec", dont_inherit=True), globals())
