@@ -3,9 +3,9 @@
 `PriorityClasses` selects the levels in use, has the request queues loop reconcile every group, and sends workers the
 list of their queues. `UnusedStores` removes the queue of a level that no route uses any more (lifecycle:
 several-queues-per-group; docs/reference/routes/priorities.md): the request queues loop unbinds it and workers go on
-serving it until a listing from after the settle time shows that it is empty. Then workers are asked to stop consuming it, and the request
-queues loop proves again that it is empty before it deletes it. In a direct pool, only groups that still have such
-queues from an earlier managed pool are handled.
+serving it until a listing from after the settle time shows that it is empty. Then workers are asked to stop consuming
+it, and the request queues loop proves again that it is empty before it deletes it. In a direct pool, only groups that
+still have such queues from an earlier managed pool are handled.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MAX_KEPT = 1000
 
 
 class RequestName(NamedTuple):
-    """Knowing both is the right to cancel a request (docs/protocol.md)."""
+    """Knowing both is the right to cancel a request (docs/reference/protocol/requests.md)."""
 
     correlation_id: str
     reply_to: str
