@@ -1,7 +1,7 @@
 """The demo: a private RabbitMQ, a daemon and real Spark workers answer real requests over TPC-H data.
 
 Run by `make demo`. It tells a story with timings, checks every step of it, ends by itself and leaves nothing running.
-Exit code 0: everything happened as told.
+Exit code 0: everything happened as described.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def ask(client: AsyncClient, key: str, query: str) -> Reply:
 async def first_request(client: AsyncClient) -> None:
     chapter("1. The first request for a key starts its Spark worker")
     tell(f"A client publishes a request to [cyan]demo-req-xchg[/cyan] with the key [cyan]{LARGE}[/cyan].")
-    tell("Nobody has used the key: it has no queue and no worker, so the daemon makes both.")
+    tell("The key has not been used yet: it has no queue and no worker, so the daemon makes both.")
     async with timed("answered, with the time to start Python and Java and to load and cache the table"):
         reply = await ask(client, LARGE, "select count(*) as items from lineitem")
     items = reply.json()["rows"][0][0]
@@ -115,7 +115,7 @@ def show_rows(reply: Reply) -> None:
 
 
 async def another_key(client: AsyncClient, api: str) -> None:
-    chapter("3. Another key gets its own worker, and nobody waits for it")
+    chapter("3. Another key gets its own worker, and no other key waits for it")
     durations = []
     async with timed(f"{SMALL} started and answered"):
         slow = asyncio.ensure_future(ask(client, SMALL, "select count(*) as items from lineitem"))
@@ -140,7 +140,7 @@ async def list_groups(api: str) -> list[dict[str, Any]]:
 
 
 async def refused_requests(client: AsyncClient) -> None:
-    chapter("4. What cannot be answered is answered all the same")
+    chapter("4. Failures are answered, too")
     for title, query in {
         "a wrong column": "select nope from lineitem",
         "not a query": "drop view lineitem",
@@ -168,7 +168,7 @@ async def missing_data(client: AsyncClient) -> None:
 
 async def idle_groups(api: str) -> None:
     chapter("6. Idle groups go away")
-    tell("Without requests a queue is unbound after 10 s here (10 min by default). Once it is proven that nobody")
+    tell("Without requests a queue is unbound after 10 s here (10 min by default). Once it is proven that no client")
     tell("holds a request of it, its worker stops and the queue is deleted.")
     async with timed("all groups gone"):
         for _ in range(int(IDLE_LIMIT / POLL_INTERVAL)):

@@ -1,7 +1,7 @@
 """The demo of priorities: alerts overtake a backlog of data on a real Spark worker, and routes change while it works.
 
 Run by `make demo-priorities`. It tells a story, checks every step of it, ends by itself and leaves nothing running.
-Exit code 0: everything happened as told.
+Exit code 0: everything happened as described.
 """
 
 from __future__ import annotations

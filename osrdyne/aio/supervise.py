@@ -8,13 +8,13 @@ from typing import Any
 
 
 class TaskEndedError(RuntimeError):
-    """A task that must run for ever has returned."""
+    """An endless task has returned."""
 
 
 async def endless(name: str, coroutine: Coroutine[Any, Any, None]) -> None:
     """Await a coroutine that must not return; raise `TaskEndedError` naming it when it does."""
     await coroutine
-    raise TaskEndedError(f"The task {name!r} ended although it must run for ever.")
+    raise TaskEndedError(f"The task {name!r} ended, but it must never end.")
 
 
 def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -25,7 +25,7 @@ class Wakeup:
             _resolve(self._waiter)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for `set`, at most `timeout` seconds (None: for ever). True when it was set."""
+        """Wait for `set`, at most `timeout` seconds (None: without limit). True when it was set."""
         if not self._is_set:
             if timeout is None or timeout > 0:
                 await self._wait_at_most(timeout)
@@ -35,7 +35,7 @@ class Wakeup:
         return was_set
 
     async def _wait_at_most(self, timeout: float | None) -> None:
-        assert self._waiter is None, "somebody else waits already"
+        assert self._waiter is None, "another task waits already"
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         timer = None if timeout is None else self._clock.call_later(timeout, partial(_resolve, waiter))
         try:

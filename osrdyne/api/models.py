@@ -47,7 +47,7 @@ class Readiness(BaseModel):
     ready: bool
     pool: str
     role: Literal["leader", "standby"]
-    leader: Masked | None = Field(description="Address of the leader's API; null where nobody is known to lead.")
+    leader: Masked | None = Field(description="Address of the leader's API; null if no leader is known.")
     components: list[Component]
 
 

@@ -147,9 +147,7 @@ class LeaderSession:
             # No queue has this name, and none needs to: RabbitMQ looks at the user first.
             await trial.publish(Message(user_id=user), exchange="", routing_key=f"{self.names.pool}-user")
         except (BrokerConflictError, BrokerAccessError) as error:
-            self._log.warning(
-                "tokens cannot name their user: those of others cannot be told from ours", user=user, error=str(error)
-            )
+            self._log.warning("tokens carry no user: forged tokens cannot be detected", user=user, error=str(error))
             return None
         await trial.close()
         return user
@@ -250,7 +248,7 @@ class LeaderSession:
         raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
 
     async def close(self) -> None:
-        """Close everything at once; whoever waits for the token gets it now."""
+        """Close everything at once; the next daemon that waits for the token gets it now."""
         if self._closing is not None:
             await self._closing
         connections, self._open = self._open, []

@@ -21,7 +21,7 @@ from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
 
 _PIPE_WIDTH = 10_000
-"""Columns of a table that nobody looks at directly: nothing is folded."""
+"""Columns of a table that is not shown on a terminal: nothing is folded."""
 _NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
 
 

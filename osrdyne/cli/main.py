@@ -123,7 +123,7 @@ def execute(arguments: list[str], *, debug: bool) -> int:
         code = command_line(chosen)(arguments, prog_name="osrdyne", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain once more when it closes it.
+        # The reader of our output has gone; Python would complain once more when it closes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (KeyboardInterrupt, typer.Abort):

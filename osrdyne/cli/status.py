@@ -19,7 +19,7 @@ def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOpt
         term = f" (term {leadership['term']}, began {ago(leadership['since'])})" if leadership["leading"] else ""
         typer.echo(f"pool {ready['pool']}: {ready['role']}{term}")
         if ready["role"] == "standby":
-            typer.echo(f"leader: {printable(ready['leader'] or 'nobody is known to lead')}")
+            typer.echo(f"leader: {printable(ready['leader'] or 'none known')}")
         rows = [
             ("✔" if one["ok"] else "✘" if one["fatal"] else "!", one["name"], one["detail"])
             for one in ready["components"]

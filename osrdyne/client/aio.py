@@ -140,7 +140,7 @@ class AsyncClient:
 
     @property
     def ignored_replies(self) -> int:
-        """Answers that nobody waited for: repeated, or too late."""
+        """Unexpected answers: repeated, or too late."""
         state = self._state.value
         return self._ignored_replies + (state.ignored_replies if isinstance(state, Session) else 0)
 
@@ -330,7 +330,7 @@ class AsyncClient:
 
 @asynccontextmanager
 async def _time_limit(request: OutgoingRequest) -> AsyncGenerator[asyncio.Timeout, None]:
-    """The time of a request. What was not sent by its deadline is answered by nobody."""
+    """The time of a request. A request that was not sent by its deadline gets no answer."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(request.timeout + request.answer_slack) as limit:
 

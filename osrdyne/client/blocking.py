@@ -91,7 +91,7 @@ class Client:
 
     @property
     def ignored_replies(self) -> int:
-        """Answers that nobody waited for: repeated, or too late."""
+        """Unexpected answers: repeated, or too late."""
         return self._client.ignored_replies
 
     def call(
@@ -195,7 +195,7 @@ def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: thr
 
 
 async def _end(client: AsyncClient) -> None:
-    """Close the client and let the calls of other threads end with it, so that nobody waits for ever."""
+    """Close the client and end the calls of other threads, so that none of them waits without end."""
     await client.close()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:

@@ -164,7 +164,7 @@ class UnknownStatus(RequestError):
 
 
 class RequestTimeout(RequestError):
-    """Nobody answered by the deadline and `answer_slack` more; `sent` is False when the request was never sent."""
+    """No answer came by the deadline and `answer_slack` more; `sent` is False when the request was never sent."""
 
     retryable = True
 
@@ -174,7 +174,7 @@ class RequestTimeout(RequestError):
 
 
 class ConnectionLost(RequestError):
-    """The connection was lost while the request was under way: nobody knows whether it was or will be processed."""
+    """The connection was lost while the request was under way: whether it was or will be processed is unknown."""
 
     retryable = True
 
@@ -215,9 +215,9 @@ def error_from_reply(reply: Reply, *, key: str, path: str) -> RequestError | Non
         return None
     kind = _BY_STATUS.get(reply.status, UnknownStatus)
     summary = kind.summary if kind is not UnknownStatus else f"{kind.summary}, {str(reply.status)!r}"
-    told = _error_body(reply)
-    reason = told.message or (reply.detail or "").partition("\n")[0]
-    named = f"{summary} ({told.code})" if told.code and told.code != reply.status else summary
+    body = _error_body(reply)
+    reason = body.message or (reply.detail or "").partition("\n")[0]
+    named = f"{summary} ({body.code})" if body.code and body.code != reply.status else summary
     return kind(f"{named}: {reason}" if reason else f"{named}.", reply=reply, key=key, path=path)
 
 
@@ -226,8 +226,8 @@ def _error_body(reply: Reply | None) -> ErrorBody:
         decoded = json.loads(reply.body) if reply is not None and reply.body else None
     except (ValueError, RecursionError):
         decoded = None
-    told = decoded.get("error") if isinstance(decoded, dict) else None
-    if not isinstance(told, dict):
+    body = decoded.get("error") if isinstance(decoded, dict) else None
+    if not isinstance(body, dict):
         return ErrorBody()
-    named = {name: str(told[name]) for name in ("code", "message", "path") if told.get(name) is not None}
-    return ErrorBody(**named, details={name: value for name, value in told.items() if name not in named})
+    named = {name: str(body[name]) for name in ("code", "message", "path") if body.get(name) is not None}
+    return ErrorBody(**named, details={name: value for name, value in body.items() if name not in named})

@@ -21,7 +21,7 @@ class PoisonEntry:
 
     `deliveries` is RabbitMQ's count, `unexplained` how many of them no known death of a worker explains; `deaths` are
     documents with `worker_id`, `ended_with`, `said`, `at`, `log_lines` and `others`. Times are seconds since the epoch,
-    None where nobody knows; so is the key of a message that osrdyne did not put there. `body` is None in a list without
+    None if unknown; so is the key of a message that osrdyne did not put there. `body` is None in a list without
     bodies. `document` is all of it as the API answered.
     """
 

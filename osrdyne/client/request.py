@@ -29,7 +29,7 @@ DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 class RequestOptions(TypedDict, total=False):
     """Keywords of every kind of request.
 
-    - `timeout`: seconds; becomes the request's deadline, so that nobody works on it any longer. Default: the client's.
+    - `timeout`: seconds; becomes the request's deadline, so that no worker starts it later. Default: the client's.
     - `answer_slack`: seconds to wait beyond that for the answer that it expired; 0 is a strict time-out. Default: the
       client's.
     - `headers`: further headers, `traceparent` for instance; workers may see them all.

@@ -40,7 +40,10 @@ ProgressCallback = Callable[[Reply], None]
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that waits for its last answer. `outcome` never holds an exception as such: nobody may be listening."""
+    """A call that waits for its last answer.
+
+    `outcome` holds an error as its result, not as its exception: no task may be waiting for it.
+    """
 
     request: OutgoingRequest
     outcome: asyncio.Future[Reply | BaseException]
@@ -219,6 +222,6 @@ class Session:
         elif call.on_progress is not None:
             try:
                 call.on_progress(reply)
-            except Exception as error:  # the caller's code: its failure is the call's, and nobody else's
+            except Exception as error:  # the caller's code: its failure ends this call and no other
                 self._cancel_soon(call.request)
                 call.end(error)

@@ -142,7 +142,7 @@ class Daemon:
                 ended_in_order = await self._one_term(stop)
             except BaseExceptionGroup as failure:
                 self._report(failure)
-            except Exception as error:  # also what nobody foresaw: the next term may well do better
+            except Exception as error:  # also an unexpected one: the next term may succeed
                 self._report(BaseExceptionGroup("term", [error]))
             finally:
                 if self._state.term is not None:
@@ -233,7 +233,7 @@ class Daemon:
         self._state.note("driver", ok=True, detail=f"{self._driver.name} answers")
 
     def _report(self, failure: BaseExceptionGroup[BaseException]) -> None:
-        """Log why a term ended: what heals itself as one warning, what nobody foresaw with its traceback."""
+        """Log why a term ended: an expected error as one warning, an unexpected one with its traceback."""
         self._metrics.terms_lost.inc()
         reasons = list(_leaves(failure))
         foreseen = main_reason(reasons)

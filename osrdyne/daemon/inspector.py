@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: the present term's facts as the values of `pool.view`, and a person's wishes.
+"""What the daemon shows of itself: the state of the present term as values of `pool.views`, and the actions of the API.
 
 Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP API.
 """
@@ -94,7 +94,7 @@ class DaemonInspector:
         if self._state.term is not None:
             return own
         announced = None
-        with suppress(BrokerError, TimeoutError):  # whoever asks whether this daemon is well must not wait for long
+        with suppress(BrokerError, TimeoutError):  # a health check must not wait for long
             async with asyncio.timeout(FIND_TIMEOUT):
                 announced = await self._leader.find()
         return None if announced == own else announced
@@ -145,7 +145,7 @@ class DaemonInspector:
             if priority in classes
         ]
 
-    # --- wishes
+    # --- actions
 
     async def _leading(self) -> Term:
         """The present term. Raises `LeadershipLostError`, with the leader's address where it is known."""
@@ -316,4 +316,4 @@ def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> st
         return "it was not used for unbind_delay; its workers stop once its queue is proven empty"
     if not workers.is_empty:
         return "it is not wanted any more, its workers are ending"
-    return "it is not wanted any more, its queue is deleted once it is proven that nobody holds a request of it"
+    return "it is not wanted any more, its queue is deleted once it is proven empty"

@@ -1,6 +1,6 @@
 """Where the API of the daemon that leads is: announced by it at the start of its term, read by those that stand by.
 
-Kept in a global parameter of RabbitMQ, because the token itself is seen by nobody but its holder. It is a hint for
+Kept in a global parameter of RabbitMQ, because the token itself is visible to its holder only. It is a hint for
 people and clients: an old leader's late word sends a client to a daemon that says that it does not lead. The term in it
 is what a leader goes on from when the leader queue was deleted, with the last token in it.
 """

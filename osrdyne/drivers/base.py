@@ -80,7 +80,7 @@ class Instance:
     """One worker as the backend sees it now.
 
     `external_id` is what a person would look for (pid, container name). `started_at` is in seconds since the epoch.
-    An exited instance is listed until `remove` is called, so that nobody misses how it ended.
+    An exited instance is listed until `remove` is called, so that its end is never missed.
     """
 
     instance_id: InstanceId
@@ -130,7 +130,7 @@ class DriverContext:
 
     @property
     def stop_grace(self) -> float | None:
-        """The seconds that a worker is told it has to end (`worker.stop_grace`); None when it is told nothing."""
+        """The seconds that a worker has to end (`worker.stop_grace`), as it is given them; None if it is not."""
         runtime = self.worker_config.get("runtime")
         grace = runtime.get("stop_grace") if isinstance(runtime, Mapping) else None
         return grace if isinstance(grace, int | float) else None
@@ -150,7 +150,7 @@ class Driver(ABC):
     options_model: ClassVar[type[DriverOptions]] = DriverOptions
     """What `driver.options` may hold; by default nothing."""
     manages_workers: ClassVar[bool] = True
-    """False for `noop`: workers are started by hand, so a missing one is nobody's failure and `start` is not called."""
+    """False for `noop`: workers are started by hand, so a missing one is no failure and `start` is not called."""
     instance_is_worker: ClassVar[bool] = True
     """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
     the pool then wants one instance, ends it by `stop` alone, and changes its settings by `update`."""

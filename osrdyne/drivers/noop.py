@@ -33,7 +33,7 @@ class NoopDriver(Driver):
         )
 
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
-        """Nothing to stop: whoever started a worker stops it."""
+        """Do nothing: workers started by hand are stopped by hand."""
 
     async def remove(self, instance_id: InstanceId) -> None:
         """Nothing to forget."""
@@ -42,7 +42,7 @@ class NoopDriver(Driver):
         return ()
 
     async def events(self) -> AsyncIterator[None]:
-        await asyncio.Event().wait()  # nothing ever changes; whoever iterates is cancelled in the end
+        await asyncio.Event().wait()  # nothing ever changes: the reader is cancelled in the end
         yield
 
     async def check(self) -> list[Finding]:

@@ -13,4 +13,4 @@ def prepare_directory(path: Path, *, remedy: str) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise DriverUnavailableError(f"The directory {path} belongs to, or can be written by, somebody else. {remedy}")
+        raise DriverUnavailableError(f"The directory {path} belongs to, or can be written by, another user. {remedy}")

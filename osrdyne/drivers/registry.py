@@ -27,7 +27,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
     """Build the driver that the settings name, with its options validated.
 
-    Raises `ConfigurationError` for a name that nobody registered, a class that is no driver, or a wrong option.
+    Raises `ConfigurationError` for a name that is not registered, a class that is no driver, or a wrong option.
     """
     driver_class = load_driver_class(settings.name)
     options = _parse_options(driver_class, settings)

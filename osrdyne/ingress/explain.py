@@ -1,4 +1,4 @@
-"""Says of a sample request what the ingress would do with it, and why: the same decisions, told step by step.
+"""Explain what the ingress would do with a sample request, and why: the same decisions, step by step.
 
 Used by `osrdyne explain` and `POST /v1/explain`. Pure; nothing is sent.
 """

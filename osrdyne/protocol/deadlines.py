@@ -33,9 +33,9 @@ def deadline_ms(
     Values that make no sense (not numbers, negative, beyond the year 9999) count as absent.
     """
     candidates = []
-    told = headers.get(DEADLINE_HEADER)
-    if isinstance(told, int | float) and not isinstance(told, bool) and 0 <= told <= _MAX_MS:
-        candidates.append(int(told))
+    absolute = headers.get(DEADLINE_HEADER)
+    if isinstance(absolute, int | float) and not isinstance(absolute, bool) and 0 <= absolute <= _MAX_MS:
+        candidates.append(int(absolute))
     lifetime = parse_expiration_ms(expiration)
     if lifetime is not None:
         if timestamp is not None:

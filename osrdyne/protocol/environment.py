@@ -24,7 +24,7 @@ READY_FILE_VARIABLE = "WORKER_READY_FILE"
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """What a worker is told when it is started.
+    """The settings that a worker gets when it is started.
 
     `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
     file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).

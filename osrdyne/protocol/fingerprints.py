@@ -1,6 +1,6 @@
 """The fingerprint of a request: how a worker's report and the evidence in the poison inventory name the same request.
 
-It is made of what no hop changes. It says nothing about the content to whoever reads it, and it is no proof: two
+It is made of what no hop changes. It reveals nothing of the content, and it is no proof: two
 requests that are alike in all of these are one to it.
 """
 
@@ -35,7 +35,7 @@ def fingerprint(
 
 
 def text_fingerprint(path: str, body: bytes) -> str:
-    """16 hexadecimal digits of what a request asks for, whoever asks: its path and its whole body."""
+    """16 hexadecimal digits of what a request asks for, whatever its caller: its path and its whole body."""
     raw = path.encode("utf-8", "surrogateescape")
     return blake2b(b"%d:" % len(raw) + raw + body, digest_size=8).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a daemon that stands by says about the one that leads, and when whoever asked may go there by itself."""
+"""What a standby daemon says about the leader, and when a client may follow that address."""
 
 from __future__ import annotations
 

@@ -229,10 +229,10 @@ class PoolNames:
         decoded = decode_key(queue.removeprefix(self.request_queue_prefix))
         if decoded is not None:
             return decoded
-        told = arguments.get(KEY_ARGUMENT)
-        if isinstance(told, str):
+        named = arguments.get(KEY_ARGUMENT)
+        if isinstance(named, str):
             try:
-                key = parse_key(told)
+                key = parse_key(named)
             except InvalidKeyError:
                 return None
             if self.request_queue(key) == queue:
@@ -245,8 +245,8 @@ class PoolNames:
         if match is None or not queue.startswith(self.request_queue_prefix):
             return None
         priority = int(match[1])
-        told = arguments.get(KEY_ARGUMENT)
-        candidates = (decode_key(queue[: match.start()].removeprefix(self.request_queue_prefix)), told)
+        named = arguments.get(KEY_ARGUMENT)
+        candidates = (decode_key(queue[: match.start()].removeprefix(self.request_queue_prefix)), named)
         for candidate in candidates:
             try:
                 key = parse_key(candidate) if isinstance(candidate, str) else None

@@ -25,7 +25,7 @@ DELAY_HEADER = "x-osrdyne-retry-delay"
 ATTEMPTS_HEADER = "x-osrdyne-attempts"
 """In a request, how often it was tried before; in an answer, how often in all, where that is more than once."""
 OWN_HEADERS = frozenset({TERMS_HEADER, CLASS_HEADER, DELAY_HEADER, ATTEMPTS_HEADER})
-"""What nobody but us says about a request."""
+"""Headers that only osrdyne sets on a request."""
 CALLERS_PREFIX = "x-queue-retry-"
 """With a code (`400`) or class (`4xx`) behind it, and the value 0: no further try after such an outcome (Gateleen
 queues)."""

@@ -49,10 +49,10 @@ def with_tls(uri: str, files: TlsFiles) -> str:
         "keyfile": files.key_file,
         "verify": None if files.verify else "verify_none",
     }
-    told = {name: value for name, value in given.items() if value is not None}
-    if "cacertfile" in told:
-        told["cafile"] = ""
-    query = {name: value for name, value in (dict(parse_qsl(parts.query)) | told).items() if value}
+    replaced = {name: value for name, value in given.items() if value is not None}
+    if "cacertfile" in replaced:
+        replaced["cafile"] = ""
+    query = {name: value for name, value in (dict(parse_qsl(parts.query)) | replaced).items() if value}
     return parts._replace(query=urlencode(query, quote_via=quote, safe="/")).geturl()
 
 

@@ -1,4 +1,4 @@
-"""Connections and channels of a `FakeBroker`: the same classes to whoever uses them, without a wire.
+"""Connections and channels of a `FakeBroker`: the same interface as the real classes, without a wire.
 
 A channel behaves as docs/design/broker.md says: a refused command closes it, a cancelled command closes it, what it
 holds returns to

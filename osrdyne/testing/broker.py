@@ -173,7 +173,7 @@ class FakeBroker:
         self.policies: dict[str, PolicySpec] = {}
         self.parameters: dict[str, object] = {}
         self.retains_dead_letters = False
-        """True: nobody takes dead letters, so that they stay in their queues until `release_dead_letters`."""
+        """True: dead letters are not moved, so that they stay in their queues until `release_dead_letters`."""
         self.commands: list[Command] = []
         """What has taken effect, in order."""
         self.hook: Hook | None = None
@@ -183,7 +183,7 @@ class FakeBroker:
         command = Command(name, target, done)
         if done:
             self.commands.append(command)
-        await asyncio.sleep(0)  # somebody else's turn
+        await asyncio.sleep(0)  # another task's turn
         if self.hook is not None:
             await self.hook(command)
 

@@ -72,7 +72,7 @@ def _finish(_number: int, _frame: FrameType | None) -> None:
 def _start_child() -> int:
     code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_FOR_EVER})"
     child = subprocess.Popen([sys.executable, "-c", code])
-    child.returncode = 0  # nobody waits for it: that is the point
+    child.returncode = 0  # deliberately not waited for
     return child.pid
 
 

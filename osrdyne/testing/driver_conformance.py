@@ -71,13 +71,13 @@ class DriverContract:
         assert await driver.list_instances() == []
 
     async def test_stop_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
-        await driver.stop(InstanceId("nobody"), grace=0)
+        await driver.stop(InstanceId("unknown"), grace=0)
 
     async def test_remove_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
-        await driver.remove(InstanceId("nobody"))
+        await driver.remove(InstanceId("unknown"))
 
     async def test_logs_of_unknown_instance_are_empty(self, driver: Driver) -> None:
-        assert await driver.logs(InstanceId("nobody")) == ()
+        assert await driver.logs(InstanceId("unknown")) == ()
 
     async def test_check_finds_a_working_backend_fine(self, driver: Driver) -> None:
         findings = await driver.check()

@@ -53,7 +53,7 @@ class DriverHarness(ABC):
         """Kill a worker from outside, as the system would that ran out of memory."""
 
     def away(self) -> AbstractAsyncContextManager[None]:
-        """The backend does not answer the drivers inside of this; workers go on, and `kill` works all the same."""
+        """The backend does not answer the drivers inside of this; workers go on, and `kill` still works."""
         raise NotImplementedError("A harness for BackendConformance cuts its drivers off from their backend.")
 
 
@@ -79,7 +79,7 @@ async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
     """Ask until the answer is neither None, False nor empty."""
     try:
         async with asyncio.timeout(PATIENCE):
-            while not (answer := await ask()):  # noqa: ASYNC110 - nobody here could set an event
+            while not (answer := await ask()):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:

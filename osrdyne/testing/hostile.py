@@ -1,4 +1,4 @@
-"""Messages that somebody may put on any queue of a pool, to do harm or by mistake: whatever RabbitMQ lets through.
+"""Messages that any client may put on a queue of a pool, to do harm or by mistake: everything RabbitMQ accepts.
 
 Each is made from a number, so that a failure names the message that caused it. It is made of bytes as they are on the
 wire, because much of what is hostile cannot be written with a client library. `decoded` is what our side reads of it,

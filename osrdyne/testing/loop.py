@@ -1,8 +1,8 @@
 """An event loop for what happens in memory: no sockets, no threads, and no time but that of a `VirtualClock`.
 
-Whoever lives through thousands of histories runs them on it. It runs tasks in the same order as asyncio's own loops,
-asks the system for nothing, and knows when nobody is left to run: `VirtualClock.settle` waits for that moment instead
-of looking for it. Its timers never fire, so that `asyncio.sleep` and `asyncio.timeout` wait for ever.
+Tests run thousands of histories on it. It runs tasks in the same order as asyncio's own loops,
+asks the system for nothing, and knows when no task is ready: `VirtualClock.settle` waits for that moment instead
+of looking for it. Its timers never fire, so that `asyncio.sleep` and `asyncio.timeout` never end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class MemoryLoop(asyncio.BaseEventLoop):
         return [task for task in self._tasks if not task.done()]
 
     def settled(self) -> asyncio.Future[None]:
-        """Done when nobody is left to run. Of several who wait for that, one goes on at a time."""
+        """Done when no task is ready. Of several waiters one goes on at a time."""
         future: asyncio.Future[None] = self.create_future()
         self._settlers.append(future)
         return future
@@ -72,7 +72,7 @@ class MemoryLoop(asyncio.BaseEventLoop):
             settler = self._settlers.popleft()
             if not settler.done():
                 return settler.set_result(None)
-        raise RuntimeError("Everybody waits, and nobody lets time pass.")
+        raise RuntimeError("Every task waits, and no timer is left.")
 
     # --- what asyncio asks of a loop
 

@@ -41,7 +41,7 @@ def settings_for(lifecycle: LifecycleSettings = LIFECYCLE) -> Settings:
     """Topology is compared once an hour unless the test says otherwise: in virtual time that is most of the work."""
     if "topology_interval" not in lifecycle.model_fields_set:
         lifecycle = lifecycle.model_copy(update={"topology_interval": 3600.0})
-    uri = SecretStr("amqp://nobody@nowhere/")
+    uri = SecretStr("amqp://user@nowhere/")
     return Settings(pool=PoolSettings(id=POOL), broker=BrokerSettings(uri=uri), lifecycle=lifecycle)
 
 

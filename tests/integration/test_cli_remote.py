@@ -228,7 +228,7 @@ def test_status_of_a_healthy_daemon(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("leader", "said"),
-    [("http://leader:4242", "leader: http://leader:4242\n"), (None, "leader: nobody is known to lead\n")],
+    [("http://leader:4242", "leader: http://leader:4242\n"), (None, "leader: none known\n")],
 )
 def test_status_of_a_standby_says_who_leads(run: Run, pool: FakeInspector, leader: str | None, said: str) -> None:
     pool.leading, pool.leader_address = False, leader

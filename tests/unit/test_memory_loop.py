@@ -97,7 +97,7 @@ async def spin() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("never_ending", "why"), [(wait_for_ever, "Everybody waits"), (spin, "spins")])
+@pytest.mark.parametrize(("never_ending", "why"), [(wait_for_ever, "Every task waits"), (spin, "spins")])
 def test_what_never_ends_is_an_error_and_spoils_nothing(
     loop: MemoryLoop,
     monkeypatch: pytest.MonkeyPatch,

@@ -208,10 +208,10 @@ class TestOverlaps:
         assert load_splitter(SEED).warnings == ()
 
     def test_expression_that_is_not_understood_is_warned_of(self) -> None:
-        assert warned("(?i)a", "b") == ["(?i)a: whether other rules take some of its keys cannot be told"]
+        assert warned("(?i)a", "b") == ["(?i)a: cannot determine whether other rules take some of its keys"]
 
     def test_search_is_bounded(self) -> None:
-        assert "cannot be told" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
+        assert "cannot determine" in " ".join(warned(*[f"(.*a){{{number}}}.*b" for number in range(20, 40)]))
 
     ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", "\\d", "\\w", "(a|bc)", "(?:b|)", "7"])
     COUNTS = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,2}", "{0}", "{2,}", "*?"])

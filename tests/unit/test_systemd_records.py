@@ -84,5 +84,5 @@ def test_files_of_other_pools_and_people_are_ignored(files):
 def test_directory_that_others_can_write_to_is_refused(files):
     files.path.mkdir()
     files.path.chmod(0o777)
-    with pytest.raises(DriverUnavailableError, match="somebody else"):
+    with pytest.raises(DriverUnavailableError, match="another user"):
         files.prepare()

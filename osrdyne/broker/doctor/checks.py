@@ -57,12 +57,12 @@ def differences(version: BrokerVersion) -> list[str]:
 def check_consumer_timeout(settings: Settings, version: BrokerVersion) -> Finding:
     """RabbitMQ must not take a request from a worker that may still work on it."""
     subject, processing = "consumer timeout", settings.worker.processing_timeout
-    told = settings.requests.consumer_timeout
+    configured = settings.requests.consumer_timeout
     if version.has_consumer_timeout_policy:
         limit = settings.effective_consumer_timeout()
         remedy = "Raise requests.consumer_timeout above it, or leave it out."
     else:
-        limit = GLOBAL_CONSUMER_TIMEOUT if told is None else told
+        limit = GLOBAL_CONSUMER_TIMEOUT if configured is None else configured
         wanted = round((processing + 300) * 1000)
         remedy = (
             f"Before RabbitMQ 3.12 only the node can change it: set consumer_timeout = {wanted} in rabbitmq.conf, "
@@ -142,7 +142,7 @@ def check_clock(offset: float | None, *, allowed: float) -> Finding:
     subject = "clock"
     if offset is None:
         return Finding(subject, True, "RabbitMQ did not tell its time.")
-    if abs(offset) > allowed + 1.0:  # the time told is cut to seconds
+    if abs(offset) > allowed + 1.0:  # the Date header is cut to seconds
         where = "ahead of" if offset > 0 else "behind"
         return Finding(
             subject,

@@ -24,7 +24,7 @@ class ScratchChannels:
         self._missing = asyncio.Semaphore(SPARE)
 
     async def run(self) -> None:
-        """Open channels as they are used up, for ever."""
+        """Replace the channels that are used up; never returns."""
         while True:
             await self._missing.acquire()
             self._spare.put_nowait(await self._connection.channel())

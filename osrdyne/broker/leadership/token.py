@@ -147,7 +147,7 @@ class TokenChannel:
     async def _wait_for_token(self) -> Delivery:
         """The first message of the leader queue that comes here.
 
-        A token may be gone although nobody leads: the queue was purged, or was deleted and made again a moment ago. So
+        The token may be missing although no daemon leads: the queue was purged, or deleted and declared again. So
         another one is published now and then; a leader drops it.
         """
         assert self._consumer is not None
@@ -175,8 +175,8 @@ class TokenChannel:
     async def _outwait_earlier_leader(self) -> None:
         """The pool was led before, and its last token is gone: the leader queue was deleted, or purged.
 
-        RabbitMQ has told the earlier leader, if there is one, and has closed its connection by then if that leader does
-        not read. Until then it may still act.
+        By then RabbitMQ has notified the earlier leader, if there is one, or has closed its connection if that leader
+        does not read. Until then it may still act.
         """
         assert self._consumer is not None
         self._log.warning("the last leader token is gone: waiting for an earlier leader to end", seconds=self._silence)
@@ -323,7 +323,7 @@ class TokenChannel:
     def _fail(answer: asyncio.Future[Any], error: LeadershipLostError) -> None:
         if not answer.done():
             answer.set_exception(error)
-            answer.exception()  # counts as seen, also when whoever asked is gone
+            answer.exception()  # marks the exception as retrieved, also if the caller was cancelled
 
     async def do(self, command: Callable[[Channel], Awaitable[T]], *, begin: Send | None = None) -> T:
         """Carry out a command on T, in order. It runs to its end also when the caller is cancelled.

@@ -119,7 +119,7 @@ class ManagementClient:
         return None if answer is None else read_permissions(_object(answer))
 
     async def disabled_feature_flags(self) -> list[str]:
-        """Stable feature flags that nobody has enabled since an upgrade."""
+        """Stable feature flags that have not been enabled since an upgrade."""
         flags = _objects(await self._request("GET", "feature-flags"))
         return sorted(str(flag.get("name")) for flag in flags if flag.get("state") == "disabled")
 

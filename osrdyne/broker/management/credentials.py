@@ -126,7 +126,7 @@ class ScopedCredentials:
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Remove what nobody uses, whenever a worker has ended and every `interval` seconds, for ever."""
+        """Remove unused users whenever a worker has ended, and every `interval` seconds; never returns."""
         failures = 0
         while True:
             try:

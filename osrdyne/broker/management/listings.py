@@ -16,7 +16,7 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
-    """The queues of a group as listed; `ready` and `messages` (None: not told) may be seconds old. `ready_by_class`:
+    """The queues of a group as listed; `ready` and `messages` (None: unknown) may be seconds old. `ready_by_class`:
     by priority, None is the default class. `whole`: every known queue of the group is listed. `sampled_after`:
     monotonic time; the figures are no older."""
 
@@ -65,8 +65,8 @@ class RequestQueueListing:
         found: dict[Key, dict[int | None, QueueTotals]] = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
             known = self._group_of(queue)
-            # One with other arguments is not ours to use; who needs its name is told so by `declare` (lifecycle:
-            # token-channel-never-fails).
+            # One with other arguments is not ours to use; `declare` reports the conflict when its name is needed
+            # (lifecycle: token-channel-never-fails).
             if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
                 found.setdefault(known[0], {})[known[1]] = queue
                 self._layout.note(*known)
@@ -135,7 +135,7 @@ class RequestQueueListing:
         }
 
     async def list_ready(self) -> dict[tuple[Key, int | None], int]:
-        """Requests that nobody has taken yet, by key and priority; some seconds old."""
+        """Requests that are ready, by key and priority; some seconds old."""
         return {
             (key, queue.priority): totals.ready or 0
             for key, queues in (await self._list()).items()

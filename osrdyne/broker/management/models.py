@@ -1,6 +1,6 @@
 """What the HTTP API tells, as frozen values, and how they are read from its JSON. Pure.
 
-Readers believe nothing: a queue of somebody else's, with arguments of any type, must not break a listing (defects:
+Readers trust nothing: a foreign queue, with arguments of any type, must not break a listing (defects:
 foreign-queues).
 """
 
@@ -241,8 +241,8 @@ def _count(value: object) -> int | None:
 
 def _clock_offset(date: str | None, now: float) -> float | None:
     try:
-        told = parsedate_to_datetime(date or "").timestamp()
+        server_time = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return None
     # The header is cut to whole seconds: half a second is its middle.
-    return told + 0.5 - now
+    return server_time + 0.5 - now

@@ -8,8 +8,8 @@ A channel is held up whole in two cases (measured on 3.10.8; docs/reference/fail
 
 So a message for a destination that has confirmed nothing for a moment is tried alone, on a channel of its own, and
 those behind it wait. A destination that has just confirmed shares one channel with all others, up to `MAX_UNCONFIRMED`
-messages at once. What goes to one destination leaves in the order in which it came. It keeps no message: whoever
-publishes one has it until it is confirmed.
+messages at once. What goes to one destination leaves in the order in which it came. It keeps no message: the caller
+has the message until it is confirmed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_UNCONFIRMED = 24
 """Messages for one destination on the shared channel; RabbitMQ counts to 32, by default."""
 FRESH = 1.0
 """Seconds for which a confirm shows that a queue has its leader. One that loses it meanwhile, and to which the shared
-channel has published nothing before, can hold that up all the same; then the term ends."""
+channel has published nothing before, can still hold that up; then the term ends."""
 MAX_TRIALS = 500
 """Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default)."""
 PLACE_TIMEOUT = 30.0
@@ -72,7 +72,7 @@ class Destinations:
             destination.used_at = self._clock.monotonic()
 
     async def _try(self, destination: _Destination, silences: int, send: Send) -> None:
-        """Alone, on a channel that nobody else has. One that is held up is kept for the next try."""
+        """Alone, on a channel of its own. One that is held up is kept for the next try."""
         channel, destination.held_up = destination.held_up, None
         if channel is None:
             try:
@@ -113,7 +113,7 @@ class Destinations:
             destination.room.release()
 
     async def run(self) -> None:
-        """Forget what is not published to any more, and close the channels that nobody needs. Raises
+        """Forget what is not published to any more, and close the unused channels. Raises
         `BrokerUnavailableError` when one was closed by RabbitMQ: an exchange is missing, say."""
         while not await self._lost.wait(FORGET_AFTER):
             idle = self._forget_idle(self._clock.monotonic() - FORGET_AFTER)
@@ -203,7 +203,7 @@ class TrialChannels:
         self._room.release()
 
     async def trim(self) -> None:
-        """Close all but a few of those that nobody uses."""
+        """Close all but a few of the unused channels."""
         surplus, self._free = self._free[SPARE:], self._free[:SPARE]
         for channel in surplus:
             await channel.close()

@@ -46,7 +46,7 @@ class LeaderPublisher:
 
         Raises `PublishRefusedError` when it did not; `BrokerSilentError` when the broker has read the message and a
         queue does not confirm it (it has lost its leader), which concerns that queue alone; `BrokerUnavailableError`
-        when nobody knows, because the connection itself is silent or lost.
+        when the outcome is unknown, because the connection itself is silent or lost.
         """
 
         async def send(channel: Channel | GuardedChannel) -> None:

@@ -247,9 +247,9 @@ class RequestQueueCommands:
         )
 
     async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
-        """Delete the queues of an unbound, settled group without workers, if nobody holds a message of them.
+        """Delete the queues of an unbound, settled group without workers, if none of their messages is held.
 
-        A queue that does not answer is no evidence, and costs nobody but itself: probes have channels of their own.
+        A queue that does not answer is no evidence, and delays only itself: probes have channels of their own.
         Where one is kept, the group goes on and makes the others again.
         """
         await self._replace_stillborn(key)
@@ -264,7 +264,7 @@ class RequestQueueCommands:
         return DeleteOutcome.DELETED
 
     async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
-        """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
+        """Delete the store of a bound group that no route uses any more, if none of its messages is held."""
         for queue in self._layout.queues(key):
             if queue.priority == priority and not queue.used:
                 outcome = await self._delete(key, queue)
@@ -298,7 +298,7 @@ class RequestQueueCommands:
 
     async def _write_down_deletion(self) -> None:
         """Killed before, RabbitMQ 3.10 confuses the next queue of this name with the old one (decision 0020)."""
-        with suppress(BrokerConflictError):  # done it is; whoever declares the next queue will say what is wrong
+        with suppress(BrokerConflictError):  # the bind has succeeded; the next declaration reports the conflict
             await self._register.write()
 
     async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:

@@ -1,9 +1,10 @@
 """Where failed requests of a managed pool wait for their next attempt: one queue for each delay.
 
-A worker publishes to `P-retry-xchg`, a header says which queue it is for. Nobody consumes there: when the queue's
-time-to-live is over, RabbitMQ dead-letters the request, at least once, to `P-retried-xchg`, from where a header leads
-it to the work exchange of its class; key, headers and reply address stay as they are. Declared when routes change,
-deleted as request queues are: over the token channel and proven empty. Used by `pool.retry_queues`.
+A worker publishes to `P-retry-xchg`, a header selects the queue. These queues have no consumers: when the time-to-live
+of the queue is over, RabbitMQ dead-letters the request, at least once, to `P-retried-xchg`, from where a header routes
+it to the work exchange of its priority; key, headers and reply address stay the same. The queues are declared when
+routes change, and deleted as request queues are: over the token channel and proven empty. Used by
+`pool.routing.retries`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def wait_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
 
 
 def _when(header: str, value: str) -> dict[str, object]:
-    """RabbitMQ leaves headers that begin with `x-` out of a match unless it is told not to."""
+    """RabbitMQ leaves headers that begin with `x-` out of a match unless an argument includes them."""
     return {"x-match": "all-with-x", header: value}
 
 
@@ -146,7 +147,7 @@ class WaitQueueCommands:
         await self._token.do(lambda channel: channel.unbind_queue(queue, exchange, arguments=arguments))
 
     async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome:
-        """Delete a queue that is unbound and settled, if nobody holds a message of it. What RabbitMQ has taken out of
+        """Delete a queue that is unbound and settled, if none of its messages is held. What RabbitMQ has taken out of
         it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
         total-for-hidden-messages)."""
         outcome = await self._delete(self._names.wait_queue(delay_ms))

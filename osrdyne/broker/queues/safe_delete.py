@@ -1,4 +1,4 @@
-"""The proof that nobody holds a message of a quorum queue, and its deletion while the proof holds.
+"""Prove that no message of a quorum queue is held, and delete the queue while the proof holds.
 
 Source: lifecycle: "Deleting a queue", broker: prove-before-delete. A count of zero alone may be the answer of a queue
 whose Raft leader does not answer;
@@ -15,7 +15,7 @@ from osrdyne.errors import BrokerNotFoundError
 from osrdyne.logs import get_logger
 
 OURS_ALONE = QueueInfo(ready=0, consumers=1)
-"""What the queue says when our probe is its only consumer and nobody holds an unacknowledged message."""
+"""What the queue says when our probe is its only consumer and no message is unacknowledged."""
 
 
 def judge_cheaply(info: QueueInfo) -> DeleteOutcome | None:
@@ -33,7 +33,7 @@ def judge_probe(first: QueueInfo, second: QueueInfo, deliveries: int) -> DeleteO
         return DeleteOutcome.NOT_EMPTY
     if first == second == OURS_ALONE:
         return None
-    # More holders than the probe: a connection the broker has not given up yet. None at all: nobody answered.
+    # More holders than the probe: a connection the broker has not given up yet. None at all: no answer.
     return DeleteOutcome.IN_USE if max(first.consumers, second.consumers) > 1 else DeleteOutcome.NO_EVIDENCE
 
 
@@ -44,7 +44,7 @@ async def delete_if_proven_empty(
     delete: Callable[[], Awaitable[int]],
     give_back: Callable[[Delivery], Awaitable[None]],
 ) -> DeleteOutcome:
-    """Prove with a probe on `channel` that nobody holds a message of `queue`, and delete it with the probe attached.
+    """Prove with a probe on `channel` that no message of `queue` is held, and delete it with the probe attached.
 
     `delete` sends the deletion over the token channel. `give_back` publishes a message that the probe got to the
     request exchange and returns once that is confirmed; only then is it acknowledged here. The caller closes `channel`.
@@ -52,7 +52,7 @@ async def delete_if_proven_empty(
     try:
         refusal = judge_cheaply(await channel.declare_queue(queue, passive=True))
     except BrokerNotFoundError:
-        return DeleteOutcome.DELETED  # somebody else's deletion; what we wanted is true
+        return DeleteOutcome.DELETED  # deleted by another client: the desired state is reached
     if refusal is not None:
         return refusal
     probe = await channel.consume(queue)

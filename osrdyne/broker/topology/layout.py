@@ -3,7 +3,7 @@ pool. Source: docs/reference/protocol/names.md; docs/reference/routes/priorities
 
 A group keeps a store that no route uses any more, as when its pool becomes a direct one, until that is proven empty:
 workers serve it, and nothing comes into it. One layout a term: the term says which priorities are used, listings and
-commands note which stores there are, and `pool.unused_stores` which of them nobody serves any more.
+commands note which stores there are, and `pool.unused_stores` which of them no route uses any more.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class QueueLayout:
         self._let_go.add((key, priority))
 
     def serve_again(self, key: Key, priority: int) -> bool:
-        """It was not empty after all; False: nobody has let go of it."""
+        """The store was not empty after all. False: it was not released before."""
         was_let_go = (key, priority) in self._let_go
         self._let_go.discard((key, priority))
         return was_let_go
@@ -110,7 +110,7 @@ class QueueLayout:
             self._stores[key].add(priority)
 
     def is_new(self, key: Key, priority: int | None) -> bool:
-        """Whether nobody has seen this queue of the group yet. A group may have stores and no base queue: that is the
+        """Whether this queue of the group has not been seen yet. A group may have stores and no base queue: that is the
         last to be declared, and a leader may be killed before."""
         return key not in self._bases if priority is None else priority not in self._stores.get(key, set())
 

@@ -62,7 +62,7 @@ class NodeIdentity:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct loopback ports that nobody listens on at the moment."""
+    """Distinct loopback ports that are free at the moment."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         if is_free(port):

@@ -68,7 +68,7 @@ def _registry_file(options: DockerOptions) -> list[Finding]:
 
 
 def _broker_address(options: DockerOptions, broker: str) -> Finding:
-    """Not fatal: `broker.worker_uri` may say something else, which a driver is told with each start only."""
+    """Not fatal: `broker.worker_uri` may say something else, which a driver gets only with each start."""
     try:
         refuse_loopback(options, f"amqp://{broker}")
     except StartFailedError as error:

@@ -90,13 +90,13 @@ class Containers:
     def find(self, instance_id: InstanceId) -> Seen | None:
         """The container, if there is one and it is of this pool."""
         try:
-            told = self._engine.call(lambda client: client.inspect_container(instance_id))
+            inspected = self._engine.call(lambda client: client.inspect_container(instance_id))
         except NotFound:
             return None
-        labels = told["Config"]["Labels"]
-        if not self._identity.owns(told["Name"], labels):
+        labels = inspected["Config"]["Labels"]
+        if not self._identity.owns(inspected["Name"], labels):
             return None
-        return Seen(container_id=told["Id"], name=told["Name"], labels=labels, state=told["State"])
+        return Seen(container_id=inspected["Id"], name=inspected["Name"], labels=labels, state=inspected["State"])
 
     def find_started(self, instance_id: InstanceId) -> Seen | None:
         """The same for a container that is to be stopped: one that was only created is removed, if it still can be."""
@@ -134,7 +134,7 @@ class Containers:
             self.discard(container_id)
             raise start_error(error, log_lines=lines) from error
         except DriverUnavailableError:
-            self._created = {**self._created, container_id: -math.inf}  # nobody is starting it any more
+            self._created = {**self._created, container_id: -math.inf}  # it is not being started any more
             raise
         instance = read_instance(container_id, name, labels, state=InstanceState.RUNNING)
         assert instance is not None
@@ -168,11 +168,11 @@ class Containers:
         return str(created["Id"])
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
-        told = spec.environment.to_variables()
+        variables = spec.environment.to_variables()
         if self._uri_in_file:
-            del told["WORKER_AMQP_URI"]
-            told["WORKER_AMQP_URI_FILE"] = URI_FILE
-        return {"PYTHONUNBUFFERED": "1", **self._options.environment, **told}
+            del variables["WORKER_AMQP_URI"]
+            variables["WORKER_AMQP_URI_FILE"] = URI_FILE
+        return {"PYTHONUNBUFFERED": "1", **self._options.environment, **variables}
 
     def _put_uri(self, container_id: str, uri: str) -> None:
         owner = owner_of(self._engine, container_id)

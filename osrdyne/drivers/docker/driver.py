@@ -175,7 +175,7 @@ class DockerDriver(Driver):
             loop = asyncio.get_running_loop()
 
             def notify() -> None:
-                with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                with suppress(RuntimeError):  # the loop is closed: the result is not needed
                     loop.call_soon_threadsafe(self._changed)
 
             engine = Engine(self._options, timeout=SILENCE)

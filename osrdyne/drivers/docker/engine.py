@@ -1,7 +1,7 @@
 """The connection to one Docker engine: the SDK's client, made at the first call and made anew after a failure.
 
-Blocking; called from the threads of the Docker driver. It translates what the SDK raises when nobody answers; what the
-engine answers, also a refusal (`APIError`), is for the caller to read. Knows nothing of workers.
+Blocking; called from the threads of the Docker driver. It translates what the SDK raises when the engine does not
+answer; an answer of the engine, also a refusal (`APIError`), goes to the caller. Knows nothing of workers.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _knock(address: str, *, timeout: float) -> None:
 
 
 def connection(options: DockerOptions) -> dict[str, Any]:
-    """Where the engine is, as the SDK's client is told."""
+    """Where the engine is, as the SDK's client expects it."""
     if options.host is None:
         return {"base_url": LOCAL_SOCKET, **kwargs_from_env()}
     if options.tls_directory is None:

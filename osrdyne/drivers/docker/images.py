@@ -49,7 +49,7 @@ class Images:
         self._engine.close()
 
     def _pull(self) -> DriverError | None:
-        """Pull, and return what went wrong: it is told to everybody who waits."""
+        """Pull, and return what went wrong, for every caller that waits."""
         self._log.info("image is being pulled", image=self._image)
         try:
             problem = self._engine.call(self._follow)

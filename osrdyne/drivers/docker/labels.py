@@ -35,12 +35,12 @@ class Identity:
         return [f"{POOL}={self.pool}", f"{STACK}={self.stack}"]
 
     def owns(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Whether it has our marks, and the name that they lead to: a copy that somebody made has another name."""
-        told = labels or {}
-        if (told.get(POOL), told.get(STACK)) != (self.pool, self.stack) or KEY not in told:
+        """Whether it has our marks, and the name that they lead to: a copy made by hand has another name."""
+        marks = labels or {}
+        if (marks.get(POOL), marks.get(STACK)) != (self.pool, self.stack) or KEY not in marks:
             return False
-        slot = told.get(SLOT, "")
-        return slot.isdecimal() and name.removeprefix("/") == self.container_name(Key(told[KEY]), int(slot))
+        slot = marks.get(SLOT, "")
+        return slot.isdecimal() and name.removeprefix("/") == self.container_name(Key(marks[KEY]), int(slot))
 
     def container_name(self, key: Key, slot: int) -> str:
         """The lock of a slot, because the engine has no two containers of one name.

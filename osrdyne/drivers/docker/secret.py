@@ -38,8 +38,8 @@ def secret_archive(uri: str, *, owner: int) -> bytes:
 def owner_of(engine: Engine, container_id: str) -> int:
     """The user id that the container's process will have: the option's or the image's user, by the container's own
     list of users where it is a name."""
-    told = engine.call(lambda client: client.inspect_container(container_id))
-    user = str(told["Config"].get("User") or "0").partition(":")[0]
+    inspected = engine.call(lambda client: client.inspect_container(container_id))
+    user = str(inspected["Config"].get("User") or "0").partition(":")[0]
     if user.isdigit():
         return int(user)
     return user_id(user, _read_passwd(engine, container_id))
@@ -58,9 +58,9 @@ def _read_passwd(engine: Engine, container_id: str) -> str:
     """The text of the list of users, also where it is a link, as images made by Nix have it; empty without one."""
 
     def read(client: Any) -> bytes:
-        chunks, told = client.get_archive(container_id, _PASSWD)
-        if told and told.get("linkTarget"):
-            chunks, _ = client.get_archive(container_id, told["linkTarget"])
+        chunks, entry = client.get_archive(container_id, _PASSWD)
+        if entry and entry.get("linkTarget"):
+            chunks, _ = client.get_archive(container_id, entry["linkTarget"])
         return b"".join(chunks)
 
     try:

@@ -1,6 +1,6 @@
 """Threads for calls that block: a few at once, and daemon ones.
 
-So nobody ever has to wait for an engine that does not answer, not even the end of the process: for the threads of an
+So no caller has to wait for an engine that does not answer, and the process can end: for the threads of an
 executor Python waits. Used by the Docker driver and by its pulls.
 """
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """At most `limit` calls at once. One that nobody waits for any more keeps its place until it ends."""
+    """At most `limit` calls at once. An abandoned call keeps its place until it ends."""
 
     def __init__(self, name: str, *, limit: int) -> None:
         self._name = name
@@ -36,7 +36,7 @@ class Threads:
                 settle = partial(outcome.set_result, function())
             except Exception as error:
                 settle = partial(outcome.set_exception, error)
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            with suppress(RuntimeError):  # the loop is closed: the result is not needed
                 loop.call_soon_threadsafe(end, settle)
 
         def end(settle: Callable[[], None]) -> None:

@@ -157,7 +157,7 @@ class KubernetesApi:
                 raise
 
     async def watch(self, kind: type[R], selector: str, version: str) -> AsyncGenerator[tuple[str, R], None]:
-        """Changes since `version`, until the API server ends the watch, or whoever reads them closes this.
+        """Changes since `version`, until the API server ends the watch, or the reader closes this.
 
         Raises `KubernetesError` with code 410 when that version is no longer known."""
         client = await self._connected()

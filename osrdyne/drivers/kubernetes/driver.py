@@ -261,7 +261,7 @@ class KubernetesDriver(Driver):
         return groups[0] if groups else None
 
     async def _follow(self, kind: type[Deployment] | type[Pod], changed: asyncio.Event) -> None:
-        """Watch one kind, for ever. After a watch that broke, everything may have changed."""
+        """Watch one kind; never returns. After a watch that broke, everything may have changed."""
         failures = 0
         while True:
             try:
@@ -282,12 +282,12 @@ class KubernetesDriver(Driver):
 
     async def _read_logs(self, group: Group, *, lines: int) -> tuple[str, ...]:
         """What the pods have written; where nothing was, why they do not run."""
-        told: list[str] = []
+        collected: list[str] = []
         pods = [pod for pod in sorted_by_distress(group.pods) if container_status(pod) is not None][:_LOGS_OF_PODS]
         for pod in pods:
             said = await self._read_pod(pod, lines=lines)
-            told += said if len(pods) == 1 else (f"{meta(pod).name}: {line}" for line in said)
-        return tuple(told) or trouble(group)
+            collected += said if len(pods) == 1 else (f"{meta(pod).name}: {line}" for line in said)
+        return tuple(collected) or trouble(group)
 
     async def _read_pod(self, pod: Pod, *, lines: int) -> tuple[str, ...]:
         """The last lines of a pod's worker: of its former run while the present one does not serve yet."""

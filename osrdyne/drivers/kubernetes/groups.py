@@ -45,7 +45,7 @@ _CRASH_LOOP = "CrashLoopBackOff"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One start of a group: the name and the Deployment, unless somebody has deleted that, and the pods that exist."""
+    """One start of a group: the name and the Deployment, unless it was deleted by hand, and the pods that exist."""
 
     name: str
     worker_id: WorkerId
@@ -63,7 +63,7 @@ class Group:
 
     @property
     def is_ending(self) -> bool:
-        """Somebody has asked for its end."""
+        """Its deletion has been requested."""
         if self.deployment is not None:
             return meta(self.deployment).deletionTimestamp is not None
         return all(meta(pod).deletionTimestamp is not None for pod in self.pods)
@@ -99,7 +99,7 @@ def gather(deployments: Iterable[Deployment], pods: Iterable[Pod], names: PoolLa
 
 
 def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
-    """Whether it has the name that its key and slot lead to: a copy that somebody made, with our labels, has not."""
+    """Whether it has the name that its key and slot lead to: a copy made by hand, with our labels, has not."""
     name = _wanted_name(item, names)
     if name is None:
         return False

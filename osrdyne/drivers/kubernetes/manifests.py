@@ -1,7 +1,7 @@
 """The Kubernetes objects of one group, as plain documents. Pure: options and a worker's specification in, objects out.
 
 `tests/unit` checks them against the schemas of current Kubernetes and KEDA. None of them names a secret's value but the
-Secret itself. `replicas` is in none of them: whoever scales the group owns that field (`replicas_patch`).
+Secret itself. `replicas` is in none of them: the component that scales the group owns that field (`replicas_patch`).
 """
 
 from __future__ import annotations

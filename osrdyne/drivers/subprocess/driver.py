@@ -1,7 +1,7 @@
 """The driver that starts workers as processes of the daemon's own host (Linux).
 
-The workers outlive the daemon: each has a session of its own, writes to a file and holds the lock of its slot. Whoever
-leads next finds them by the state directory and by their environment. This class is the asynchronous face; everything
+The workers outlive the daemon: each has a session of its own, writes to a file and holds the lock of its slot. The next
+leader finds them by the state directory and by their environment. This class is the asynchronous face; everything
 that blocks is in `workers` and runs in one thread, so that nothing of it needs a lock.
 """
 
@@ -211,7 +211,7 @@ class SubprocessDriver(Driver):
                 loop.add_reader(process.fd, self._process_ended, process.fd)
 
     def _process_ended(self, fd: int) -> None:
-        asyncio.get_running_loop().remove_reader(fd)  # it would be readable for ever
+        asyncio.get_running_loop().remove_reader(fd)  # otherwise it stays readable
         self._watches[fd].set()
         self._changed()
 

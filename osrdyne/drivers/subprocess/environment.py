@@ -95,12 +95,12 @@ def worker_variables(
     """
     wanted = (*INHERITED, *inherit)
     kept = {name: value for name, value in daemon.items() if _is_inherited(os.fsdecode(name), wanted)}
-    told = spec.environment.to_variables()
+    variables = spec.environment.to_variables()
     if uri_file is not None:
-        del told[URI_VARIABLE]
-        told[URI_FILE_VARIABLE] = str(uri_file)
+        del variables[URI_VARIABLE]
+        variables[URI_FILE_VARIABLE] = str(uri_file)
     # Unbuffered, so that the last words of a killed worker are in its log.
-    return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(told), **_encode(marks.to_variables())}
+    return {b"PYTHONUNBUFFERED": b"1", **kept, **_encode(extra), **_encode(variables), **_encode(marks.to_variables())}
 
 
 def _is_inherited(name: str, wanted: Sequence[str]) -> bool:

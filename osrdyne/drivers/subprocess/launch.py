@@ -48,7 +48,7 @@ def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock
         start_new_session=True,
         pass_fds=(lock,),
     )
-    # The worker is waited for by its pidfd; this object must neither wait for it nor warn that nobody did.
+    # The worker is waited for by its pidfd; this object must neither wait for it nor warn that it was not waited for.
     process.returncode = 0
     return process.pid
 

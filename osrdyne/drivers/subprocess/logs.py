@@ -1,7 +1,7 @@
 """The log files of workers: one for each slot, opened for appending, rotated by copying and truncating.
 
 The worker holds the file itself, not a pipe, so that it goes on writing when the controller is gone. Rotation is done
-by whoever leads; lines written between copy and truncation are lost. Used by the subprocess driver only.
+by the leader; lines written between copy and truncation are lost. Used by the subprocess driver only.
 """
 
 from __future__ import annotations

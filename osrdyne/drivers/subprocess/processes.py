@@ -74,7 +74,7 @@ class ProcessHandle:
             signal.pidfd_send_signal(self.fd, number)
 
     def reap(self) -> Exit | None:
-        """How a process that is gone ended; None when it is not our child, and so nobody tells us."""
+        """How a process that is gone ended; None if it is not our child: then the system does not report it."""
         try:
             result = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
@@ -119,7 +119,7 @@ def members(leaders: Iterable[ProcessHandle], *, carries_mark: Callable[[dict[st
     """Every process that belongs to one of the workers that `leaders` lead, the leaders excepted.
 
     Those whose environment carries a worker's mark, and those in the session of a leader whose pid cannot have been
-    given to somebody else, because it still runs or nobody has waited for it.
+    given to another process, because it still runs or has not been waited for.
     """
     pids = psutil.pids()
     sessions: dict[int, set[int]] = defaultdict(set)
@@ -139,7 +139,7 @@ def ask_all_to_end(list_pids: Callable[[], set[int]], *, grace: float) -> None:
 
 
 def kill_all(list_pids: Callable[[], set[int]], *, patient: bool = True) -> None:
-    """Kill what `list_pids` names, again until it names nothing that runs, so that nobody escapes by forking.
+    """Kill what `list_pids` names, again until it names nothing that runs, so that no process escapes by forking.
 
     Raises `DriverUnavailableError` when something does not end within a few seconds; at once if not `patient`. It looks
     once more when the time is over: on a busy machine to look takes long, and what was killed has ended meanwhile.
@@ -156,7 +156,7 @@ def kill_all(list_pids: Callable[[], set[int]], *, patient: bool = True) -> None
 def _signal_all(list_pids: Callable[[], set[int]], number: signal.Signals, *, timeout: float) -> list[int]:
     """Signal what `list_pids` names, and wait for its end; returns the pids that there were."""
     handles = _open_all(list_pids())
-    # Asked again, now that the handles pin the processes: a pid may have been given to somebody else in between.
+    # Asked again, now that the handles pin the processes: a pid may have been given to another process in between.
     confirmed = list_pids() if handles else set()
     deadline = time.monotonic() + timeout
     for handle in handles:

@@ -107,7 +107,7 @@ class StateDirectory:
             (self._secrets / name).unlink(missing_ok=True)
 
     def lock(self, name: str) -> int | None:
-        """Take the slot's lock and return its file descriptor; None while somebody holds it."""
+        """Take the slot's lock and return its file descriptor; None while another process holds it."""
         with self._translated():
             while True:
                 fd = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,7 +118,7 @@ class StateDirectory:
                     return None
                 if _is_same_file(fd, self._locks / name):
                     return fd
-                os.close(fd)  # whoever held it has removed the file meanwhile: this lock excludes nobody
+                os.close(fd)  # its holder has removed the file meanwhile: this lock excludes no one else
 
     def forget(self, name: str) -> None:
         """Free the slot. The caller holds its lock."""

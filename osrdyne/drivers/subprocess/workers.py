@@ -77,7 +77,7 @@ class LocalWorker:
 
 
 class LocalWorkers:
-    """The table of workers, by slot name. `ended` collects handles that nobody needs any more, for their closing."""
+    """The table of workers, by slot name. `ended` collects handles that can be closed."""
 
     def __init__(self, state: StateDirectory, logs: LogFiles, launch: Launch) -> None:
         self.ended: deque[ProcessHandle] = deque()
@@ -118,7 +118,7 @@ class LocalWorkers:
     def settle(self) -> None:
         """Write down the end of every worker that has ended, after the rest of its processes was killed.
 
-        One whose rest cannot be killed (a disk that does not answer) keeps its slot, and is in nobody else's way.
+        One whose rest cannot be killed (a disk that does not answer) keeps its slot, and delays no other.
         """
         ended = [worker for worker in self._workers.values() if _has_ended(worker)]
         if fresh := [worker for worker in ended if not worker.lingering]:
@@ -128,7 +128,7 @@ class LocalWorkers:
                 self._note_end(worker)
 
     def tidy(self, *, now: float) -> None:
-        """Rotate logs that have grown, and delete those nobody can want any more."""
+        """Rotate logs that have grown, and delete those that are not needed any more."""
         try:
             for worker in self.running():
                 self._logs.rotate(worker.name)
@@ -262,7 +262,7 @@ class LocalWorkers:
 
     def _adopt_unwritten(self) -> None:
         """Find workers that run although no record names their process: their controller died at that moment, or
-        somebody deleted the state directory."""
+        the state directory was deleted."""
         for pid in session_leaders():  # oldest first, and so a worker before what it has started
             variables = environment_of(pid)
             marks = None if variables is None else Marks.from_variables(variables, self._state.path)

@@ -160,7 +160,7 @@ class SystemdDriver(Driver):
             except DriverUnavailableError:
                 failures += 1
                 await self.context.clock.sleep(_RECONNECT.delay(failures))
-            yield  # nobody knows what happened in between
+            yield  # events in between are unknown
 
     async def check(self) -> list[Finding]:
         return [
@@ -220,7 +220,7 @@ class SystemdDriver(Driver):
         )
 
     def _without_record(self, records: Mapping[str, Record], states: Mapping[str, ActiveState]) -> list[Instance]:
-        """Units of ours that are up although somebody deleted their file: still workers, and theirs is the slot."""
+        """Units of ours that run although their file was deleted: still workers, and they hold their slot."""
         found = []
         for unit, state in states.items():
             instance = self._names.instance_of(unit)
@@ -251,19 +251,19 @@ class SystemdDriver(Driver):
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
 
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
-        told = {
+        variables = {
             "PYTHONUNBUFFERED": "1",  # so that the last words of a killed worker are in the journal
             **self._options.environment,
             **spec.environment.to_variables(),
             "OSRDYNE_WORKER_APP": self.context.worker_app,
         }
         if not self.context.uri_in_environment:
-            del told[URI_VARIABLE]
-            told[URI_FILE_VARIABLE] = STANDARD_INPUT
+            del variables[URI_VARIABLE]
+            variables[URI_FILE_VARIABLE] = STANDARD_INPUT
         if not is_accepted(spec.key):
-            told.pop("WORKER_KEY", None)
-            told["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
-        return told
+            variables.pop("WORKER_KEY", None)
+            variables["WORKER_KEY_ESCAPED"] = encode_key(spec.key)
+        return variables
 
     async def _start_unit(self, instance: str, record: Record, units: SystemdUnits) -> Instance:
         unit = self._names.unit(instance)
@@ -334,7 +334,7 @@ class SystemdDriver(Driver):
         try:
             if await self._journal.is_readable():
                 return Finding("journal", ok=True, message="What workers write can be read.")
-            message = "What workers write cannot be read, so nobody is told their last words."
+            message = "The output of workers cannot be read, so failures are reported without their last lines."
         except DriverError as error:
             message = error.message
         remedy = "Add the daemon's user to the group systemd-journal."

@@ -69,7 +69,7 @@ class EnvironmentFiles:
         return found
 
     def read(self, instance: str) -> Record | None:
-        """The record of an instance; None when there is none, or somebody else wrote the file."""
+        """The record of an instance; None when there is none, or the file has another owner."""
         with self._translated():
             try:
                 first = self._file(instance).read_bytes().partition(b"\n")[0]

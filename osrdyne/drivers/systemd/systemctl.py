@@ -92,7 +92,8 @@ class Systemctl(SystemdUnits):
 class Journal:
     """What the processes of a unit wrote. Times are in seconds since the epoch, lines come oldest first.
 
-    A journal that this user may not read is empty: a worker's end must be noted all the same. `is_readable` tells.
+    A journal that this user may not read is empty; the end of a worker must still be noted. `is_readable` tells the
+    two cases apart.
     """
 
     def __init__(self, manager: ManagerKind, *, clock: Clock) -> None:

@@ -100,7 +100,7 @@ class _Typed:
 
 
 _BROKEN = _Typed(ValueType.ANY, lambda _: UNDEFINED)
-"""Stands for a part with an error: it fits everywhere, so that one mistake is told once."""
+"""Stands for a part with an error: it fits everywhere, so that one mistake is reported once."""
 
 
 class _Compiler:

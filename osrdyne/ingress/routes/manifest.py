@@ -1,7 +1,7 @@
 """The route manifest: the document of Azure IoT Edge routes, checked as a whole, and what it means.
 
 `load_manifest` is for a text of a person, `Manifest.document` for keeping it: that loads again to the same manifest.
-One error refuses the whole document, and every error is told.
+One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ def in_seconds(milliseconds: int) -> float:
 def told_retry(terms: RetryTerms, *, retrying: Mapping[int, int] | None = None) -> str:
     """The terms in a sentence, and how many requests of the pool wait for their next attempt, where that is known."""
     delays = ", then ".join(f"{in_seconds(delay)} s" for delay in terms.delays_ms)
-    told = f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."
+    sentence = f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."
     known = [delay for delay in sorted(set(terms.delays_ms)) if delay in (retrying or {})]
     if not retrying or not known:
-        return told
+        return sentence
     counts = ", ".join(f"{retrying[delay]} for {in_seconds(delay)} s" for delay in known)
-    return f"{told} Requests of the pool that wait for that: {counts}."
+    return f"{sentence} Requests of the pool that wait for that: {counts}."

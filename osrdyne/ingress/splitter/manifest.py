@@ -1,7 +1,7 @@
 """The splitter manifest: the document of a Gateleen queue splitter, checked as a whole, and its rules.
 
 `load_splitter` is for a text of a person, `SplitterManifest.document` for keeping it: that loads again to the same
-rules. One error refuses the whole document, and every error is told.
+rules. One error refuses the whole document, and every error is reported.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _overlaps(rules: tuple[Rule, ...]) -> Iterator[Problem]:
                     taken = f"it overlaps with {earlier.name!r}, which comes first and takes {example!r}, for example"
                     yield Problem(taken, path=rule.name)
         except NotUnderstoodError:
-            yield Problem("whether other rules take some of its keys cannot be told", path=rule.name)
+            yield Problem("cannot determine whether other rules take some of its keys", path=rule.name)
         else:
             automata.append((rule, automaton))
 
