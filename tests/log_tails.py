@@ -1,4 +1,4 @@
-"""The last lines of log files, for whoever reads the report of a failed test and has nothing else of the machine."""
+"""The last lines of log files, for a reader who has nothing but the report of a failed test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daemons for tests: real processes, that end with the test and have shown nobody a traceback."""
+"""Daemons for tests: real processes, that end with the test and have logged no traceback."""
 
 from __future__ import annotations
 

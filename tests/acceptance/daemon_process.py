@@ -50,7 +50,7 @@ async def until(
 
 
 def own_environment(**more: str) -> dict[str, str]:
-    """Without the settings of whoever runs the tests."""
+    """Without the settings of the user who runs the tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSRDYNE")}
     return {**inherited, "COLUMNS": "200", **more}
 
@@ -225,7 +225,7 @@ class DaemonProcess:
         return found[0]
 
     async def get(self, path: str, **parameters: str) -> dict[str, Any]:
-        """What the HTTP API answers; empty while nobody does."""
+        """What the HTTP API answers; empty without an answer."""
         async with httpx.AsyncClient(base_url=self.api, trust_env=False, timeout=PATIENCE) as http:
             try:
                 answer: dict[str, Any] = (await http.get(path, params=parameters)).json()

@@ -29,7 +29,7 @@ class DurableCaller:
         self.confirmed: list[str] = []
 
     async def run(self) -> None:
-        """Collect answers, for ever; connect again whenever the connection is lost."""
+        """Collect answers until cancelled; connect again whenever the connection is lost."""
         while True:
             with suppress(BrokerError):
                 connection = await amqp.connect(self._options)
@@ -101,9 +101,9 @@ class DurableCaller:
         """What the worker of `key` says of itself."""
         response = await self.call(key)
         assert response.status == "ok", response
-        told: dict[str, object] = json.loads(response.body)
-        assert told["key"] == key
-        return told
+        info: dict[str, object] = json.loads(response.body)
+        assert info["key"] == key
+        return info
 
     def unanswered(self, correlation_ids: Iterable[str] | None = None) -> list[str]:
         wanted = self.confirmed if correlation_ids is None else correlation_ids

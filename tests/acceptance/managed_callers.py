@@ -125,7 +125,7 @@ def numbered(prefix: str, count: int) -> list[str]:
 
 
 async def without_workers(daemon: DaemonProcess) -> None:
-    """Lead with a driver that starts nobody."""
+    """Lead with a driver that starts no worker."""
     settings = daemon.settings
     daemon.settings = {**settings, "driver": {"name": "noop"}}
     daemon.write_settings()

@@ -16,7 +16,7 @@ OSRDYNE = Path(sys.executable).with_name("osrdyne")
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    """Without the settings of whoever runs the tests; RabbitMQ where there is none."""
+    """Without the settings of the user who runs the tests; RabbitMQ where there is none."""
     inherited = {name: value for name, value in os.environ.items() if not name.upper().startswith("OSRDYNE")}
     own = {"OSRDYNE__BROKER__URI": "amqp://user:hidden@127.0.0.1:1/", "XDG_STATE_HOME": str(tmp_path / "state")}
     return {**inherited, **own, "COLUMNS": "200", **more}
@@ -138,7 +138,7 @@ def test_doctor_without_a_broker_says_what_to_do_and_fails(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_daemon_without_a_broker_waits_for_it_and_ends_when_told(tmp_path: Path, number: int) -> None:
+def test_daemon_without_a_broker_waits_for_it_and_ends_on_request(tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
         [OSRDYNE, "run", "--driver", "noop", "--set", "api.port=0"],
         cwd=tmp_path,

@@ -69,9 +69,9 @@ async def test_daemon_killed_under_load_loses_nothing(
         await caller.send("new")
         await daemon.start()
         await caller.until_all_answered()
-        told = {key: await caller.info(key) for key in KEYS}
+        infos = {key: await caller.info(key) for key in KEYS}
     assert caller.statuses() == {"ok"}
-    assert {key: told[key]["pid"] for key in running} == running
+    assert {key: infos[key]["pid"] for key in running} == running
 
 
 async def test_workers_answer_while_no_daemon_runs(make_daemon: MakeDaemon, caller: DurableCaller) -> None:

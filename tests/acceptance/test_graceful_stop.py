@@ -12,7 +12,7 @@ from durable_caller import DurableCaller
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_daemon_told_to_stop_leaves_its_workers_to_the_next_one(
+async def test_stopped_daemon_leaves_its_workers_to_the_next_one(
     make_daemon: MakeDaemon, caller: DurableCaller, number: signal.Signals
 ) -> None:
     daemon = make_daemon()

@@ -84,7 +84,7 @@ SPARK: dict[str, Any] = {
 }
 
 
-async def test_host_without_java_is_told_to_the_caller(
+async def test_missing_java_is_reported_to_the_caller(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Any
 ) -> None:
     options = {"command": None, "environment": {"PATH": str(tmp_path), "JAVA_HOME": ""}, "cwd": str(ROOT)}

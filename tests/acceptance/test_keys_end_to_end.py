@@ -14,7 +14,7 @@ async def test_every_odd_key_gets_a_worker_of_its_own(make_daemon: MakeDaemon, c
     daemon = make_daemon(lifecycle={"max_concurrent_starts": 3})
     await daemon.start()
     async with daemon.watching_for_twins():
-        told = dict(zip(ODD_KEYS, await asyncio.gather(*map(caller.info, ODD_KEYS.values())), strict=True))
-    assert len({one["pid"] for one in told.values()}) == len(ODD_KEYS)
+        infos = dict(zip(ODD_KEYS, await asyncio.gather(*map(caller.info, ODD_KEYS.values())), strict=True))
+    assert len({one["pid"] for one in infos.values()}) == len(ODD_KEYS)
     assert {worker.key for worker in daemon.workers()} == set(ODD_KEYS.values())
     assert set(await daemon.groups()) == set(ODD_KEYS.values())

@@ -35,7 +35,7 @@ async def test_request_that_kills_workers_is_kept_explained_and_answered_in_the_
 
     [entry] = poison(daemon)
     assert (entry["key"], entry["path"], entry["correlation_id"], entry["deliveries"]) == ("k", "/crash", deadly, 2)
-    assert entry["unexplained"] <= 1  # of its first delivery nobody need have heard
+    assert entry["unexplained"] <= 1  # of its first delivery there need be no report
     assert {(death["ended_with"], death["others"]) for death in entry["deaths"]} == {("exit code 9", 0)}
     shown = daemon.osrdyne("poison", "show", entry["id"][:8]).stdout
     assert f"worker {entry['deaths'][-1]['worker_id']} ended with exit code 9\n" in shown

@@ -94,5 +94,5 @@ async def test_daemon_killed_while_it_cleans_a_queue_loses_nothing_and_keeps_the
 
 
 async def gone(channel: Channel, queue: str) -> bool:
-    """Whether nobody holds a request of the queue any more."""
+    """Whether no consumer holds a request of the queue any more."""
     return (await channel.declare_queue(queue, passive=True)).consumers == 0

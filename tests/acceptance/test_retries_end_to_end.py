@@ -103,14 +103,14 @@ async def test_request_cancelled_while_it_waits_is_not_tried_by_the_successor_of
         [killed] = daemon.workers()
         os.kill(killed.pid, signal.SIGKILL)
 
-        def told() -> list[dict[str, Any]]:
+        def notices() -> list[dict[str, Any]]:
             events = daemon.events("worker told of a cancel", correlation_id="waits")
             return [event for event in events if event["worker"] != killed.worker_id]
 
-        await until(told, "its successor is told of the cancel")
+        await until(notices, "its successor is notified of the cancel")
         async with channel_of(daemon) as channel:
             await end_wait(channel, PoolNames(daemon.pool).wait_queue(LONG_MS))
             with pytest.raises(RequestCancelled) as caught:
                 await call
     assert caught.value.reply is not None
-    assert caught.value.reply.worker_id == told()[0]["worker"]
+    assert caught.value.reply.worker_id == notices()[0]["worker"]

@@ -67,8 +67,8 @@ async def test_thousand_pending_requests_keep_their_class_when_it_is_removed_and
     await answers.send("P0_Alerts", before)
     await answers.send("anything", other)
     await until_passed_on(daemon, 100, route="upstream")
-    told = apply(daemon, tmp_path, {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]})  # type: ignore[dict-item]
-    assert "Requests that still wait with priority 0, and are served: 1000." in told
+    output = apply(daemon, tmp_path, {"data": {**SEED["secCamAlerts"], "priority": 4}, "rest": SEED["upstream"]})  # type: ignore[dict-item]
+    assert "Requests that still wait with priority 0, and are served: 1000." in output
     await answers.send("P0_Alerts", after)
     await until_passed_on(daemon, 100, route="data")
     await with_workers(daemon)
@@ -121,7 +121,7 @@ async def test_daemon_killed_while_five_thousand_requests_pass_loses_none_and_ke
     daemon = managed(make_daemon)
     await daemon.start()
     apply(daemon, tmp_path, {name: SEED[name] for name in ("secCamAlerts", "secCamData")})
-    alerts, data, refused = numbered("alert", 2250), numbered("data", 2250), numbered("nobody's", 500)
+    alerts, data, refused = numbered("alert", 2250), numbered("data", 2250), numbered("no-route", 500)
     sending = asyncio.gather(
         answers.send("P0_Alerts", alerts), answers.send("P1_Data", data), answers.send("elsewhere", refused)
     )

@@ -1,4 +1,4 @@
-"""Workers that are killed, crash or cannot start: their callers get an answer, and nobody else notices."""
+"""Workers that are killed, crash or cannot start: their callers get an answer, and other groups are not affected."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def work(queue: str, prefetch: int) -> None:
 
 
 class BareClient:
-    """Direct reply-to, the request confirmed, answers told apart by correlation id."""
+    """Direct reply-to, the request confirmed, answers matched by correlation id."""
 
     def __init__(self, exchange: aio_pika.abc.AbstractExchange, key: str) -> None:
         self._exchange = exchange

@@ -1,7 +1,7 @@
 """The ingress of a managed pool beside a bare consume-and-republish: throughput, what a thousand routes cost, latency.
 
 The floor consumes a quorum queue with the same prefetch and publishes to quorum queues behind a direct exchange with
-confirms, written with aio-pika alone. Both find their requests waiting, so that nobody competes with a publisher. The
+confirms, written with aio-pika alone. Both find their requests waiting, so that no publisher competes. The
 latency is taken of both in turns, a few calls of each.
 """
 

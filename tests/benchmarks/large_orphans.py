@@ -33,7 +33,7 @@ PATIENCE = 600.0
 
 
 async def fill(broker: EmbeddedBroker, requests: int, size: int) -> None:
-    """Put the requests into the orphan queue: nobody leads yet."""
+    """Put the requests into the orphan queue: there is no leader yet."""
     connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri))
     channel = await connection.channel(confirms=True)
     await declare_topology(channel, pool_topology(POOL))

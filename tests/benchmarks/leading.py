@@ -82,7 +82,7 @@ class AskedDriver(NoopDriver):
             slot=spec.slot,
             worker_id=spec.worker_id,
             state=InstanceState.RUNNING,
-            spec_hash=self.spec_hash(),  # or each would be replaced at once, for ever
+            spec_hash=self.spec_hash(),  # or each would be replaced at once, again and again
             started_at=time.time(),
             external_id="",
         )

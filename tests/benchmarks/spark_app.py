@@ -21,7 +21,7 @@ class InProcess(BaseModel):
 
 @app.handler("/in_process")
 def in_process(call: Call, request: InProcess) -> float:
-    """Milliseconds of the query, as somebody would write it who has a session."""
+    """Milliseconds of the query, as a user with a session would write it."""
     began = time.perf_counter()
     call.context.session.sql(request.query).collect()
     return (time.perf_counter() - began) * 1000

@@ -41,7 +41,7 @@ async def run() -> Figure:
         raise NotMeasuredError("no KUBECONFIG: starts of Deployments are not measured")
     async with _namespace(path) as namespace:
         options = KubernetesOptions(
-            image="registry.example/worker:1", command=COMMAND, scheduler="nobody", namespace=namespace,
+            image="registry.example/worker:1", command=COMMAND, scheduler="absent", namespace=namespace,
             kubeconfig=path, request_timeout=TIMEOUT,
         )  # fmt: skip
         driver, floor = partial(KubernetesDriver, options), partial(_bare, path, options)
@@ -52,10 +52,10 @@ async def run() -> Figure:
 @asynccontextmanager
 async def _namespace(path: str) -> AsyncIterator[str]:
     name = f"osrdyne-bench-{secrets.token_hex(4)}"
-    with _told_if_unusable():
+    with _reported_if_unusable():
         client = _make_client(path, name)
     try:
-        with _told_if_unusable():
+        with _reported_if_unusable():
             await client.create(Namespace(metadata=ObjectMeta(name=name)))
         try:
             yield name
@@ -66,7 +66,7 @@ async def _namespace(path: str) -> AsyncIterator[str]:
 
 
 @contextmanager
-def _told_if_unusable() -> Iterator[None]:
+def _reported_if_unusable() -> Iterator[None]:
     """A cluster that is not there, or refuses, costs only its own figure."""
     try:
         yield

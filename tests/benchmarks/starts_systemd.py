@@ -87,7 +87,7 @@ async def _bare() -> float:
 
 
 async def _start_units(bus: MessageBus, units: list[str]) -> None:
-    """Ask for all of them and wait until systemd has told of the end of each job."""
+    """Ask for all of them and wait until systemd has reported the end of each job."""
     waiting, all_ended = set(units), asyncio.Event()
 
     def note(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""How long nobody leads: the leader is killed, or falls silent, while orphans come in, and a hot standby takes over.
+"""The time without a leader: it is killed or falls silent while orphans come in, and a hot standby takes over.
 
 Two real daemon processes take turns. They start no workers: the benchmark itself consumes the request queues, so that
 each request is measured up to the moment at which a worker would have it. The floor of a killed leader is a bare

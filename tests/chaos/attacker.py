@@ -27,7 +27,7 @@ Note = Callable[[Fault, str], None]
 
 
 class Attacker:
-    """`done` holds the faults that took place; one that found nobody to hit is not among them."""
+    """`done` holds the faults that took place; one that found no target is not among them."""
 
     def __init__(self, pool: PoolUnderAttack, callers: Callers, *, note: Note) -> None:
         self._pool = pool
@@ -108,7 +108,7 @@ class Attacker:
                 daemon.send_signal(signal.SIGCONT)
 
     async def _find_daemon(self, fault: Fault) -> DaemonProcess:
-        """The leader or the standby; any of them while nobody leads."""
+        """The leader or the standby; any of them while there is no leader."""
         leaders = await self._pool.leaders()
         wanted = [daemon for daemon in self._pool.daemons if (daemon in leaders) == (fault.target is Target.LEADER)]
         return drawn(fault, wanted or self._pool.daemons)

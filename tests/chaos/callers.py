@@ -1,7 +1,7 @@
 """Callers that record everything: what they published, what was confirmed, what came back into a durable queue.
 
 They speak AMQP and do not use the client: what is judged must not depend on what is tested. A publish without a
-confirm is not repeated; nobody promised anything for it.
+confirm is not repeated; there is no promise for it.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ def _problems_of_answers(
         if one.status == Status.OK and not _is_right(one, asked[one.correlation_id])
     ]
     unkept = {one.correlation_id for one in known if one.status == Status.DELIVERY_LIMIT} - kept
-    yield from _named("answers to nobody's request", strange)
+    yield from _named("answers to no known request", strange)
     yield from _named("answers that no fault explains", forbidden)
     yield from _named("wrong answers", wrong)
     yield from _named("answered delivery_limit, but not in the inventory", sorted(unkept))

@@ -3,7 +3,7 @@
     clocks.py FILE PROGRAM ARGUMENTS…
 
 FILE holds by how many seconds, and is read each time. The monotonic clock stays right, as that of a machine does whose
-time somebody corrects. The product has no switch for this.
+time is corrected. The product has no switch for this.
 """
 
 from __future__ import annotations

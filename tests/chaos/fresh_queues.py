@@ -1,4 +1,4 @@
-"""A probe without osrdyne: does RabbitMQ keep what it has confirmed in a quorum queue that it was told of a moment ago?
+"""A probe without osrdyne: does RabbitMQ keep what it has confirmed in a quorum queue that was declared a moment ago?
 
     python -m tests.chaos.fresh_queues [--image rabbitmq:4-management] [--delay 0.5] [--careful]
 

@@ -1,4 +1,4 @@
-"""The RabbitMQ under attack: an embedded node, or a container of another version. Both do the same when told to."""
+"""The RabbitMQ under attack: an embedded node, or a container of another version. Both have the same commands."""
 
 from __future__ import annotations
 

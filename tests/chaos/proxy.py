@@ -1,4 +1,4 @@
-"""A proxy of a TCP port or a Unix socket that can be told to cut, hold up and delay what passes through it."""
+"""A proxy of a TCP port or a Unix socket that cuts, holds up and delays what passes through it, on command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a managed pool under attack is told: its routes, one of them with retries, and whether its queues are cleaned.
+"""Settings of a managed pool under attack: its routes, one with retries, and whether its queues are cleaned.
 
 Drawn from the seed, but not with the faults: those of a seed are the same in a direct pool. Pure.
 """

@@ -2,7 +2,7 @@
 
     python -m tests.chaos.run --seed 1 --minutes 30 [--family kill --family cut] [--image rabbitmq:4-management]
 
-Exit code 0 when nothing was lost, nobody was left waiting and nothing was left over; else 1, and the logs are kept.
+Exit code 0 when no request was lost, no caller left waiting and nothing left over; else 1, and the logs are kept.
 Timing is not part of a seed: the same one gives the same faults at the same times, and another interleaving.
 """
 
@@ -135,7 +135,7 @@ def report(verdict: Verdict, faults: Sequence[Fault], *, seed: int) -> str:
 
 
 def main() -> int:
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # every lost connection would be told here
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # every lost connection would be logged here
     parser = argparse.ArgumentParser(description="Attack a pool and judge what became of every request.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=3.0)

@@ -17,7 +17,7 @@ INTERVAL = 0.5
 
 
 async def lose_requests(broker: Node) -> None:
-    """Purge the request queues, for ever: what waits in them is gone, and nobody says so."""
+    """Purge the request queues again and again: what waits in them is gone, without any notice."""
     while True:
         with suppress(BrokerError):
             connection = await amqp.connect(amqp.ConnectionOptions(uri=broker.amqp_uri, name="osrdyne saboteur"))

@@ -96,7 +96,7 @@ async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: fl
             await daemon.look(http)
         await (await connection.channel()).delete_queue(NAMES.leader_queue)
         deleted_at = seen = time.monotonic()
-        nobody = both = 0.0
+        leaderless = both = 0.0
         actions = [0, 0]
         while seen - deleted_at < seconds:
             before = [daemon.commands for daemon in daemons]
@@ -106,14 +106,14 @@ async def _watch(broker: EmbeddedBroker, daemons: Sequence[Watched], seconds: fl
                 both += now - seen
                 for number, daemon in enumerate(daemons):
                     actions[number] += daemon.commands - before[number]
-            nobody += 0.0 if any(leading) else now - seen
+            leaderless += 0.0 if any(leading) else now - seen
             seen = now
             await asyncio.sleep(LOOK)
         publishing.cancel()
     await connection.close()
     print(f"leader queue deleted, watched for {seconds:g} s")
     print(f"two leaders for {both:.1f} s, commands of each meanwhile: {actions[0]} and {actions[1]}")
-    print(f"no leader for {nobody:.1f} s")
+    print(f"no leader for {leaderless:.1f} s")
     print(f"terms: {sorted(daemons[0].terms)} and {sorted(daemons[1].terms)}")
     return 1 if both > MOMENT or daemons[0].terms & daemons[1].terms else 0
 

@@ -42,7 +42,7 @@ class NoopHarness(DriverHarness):
         return NoopDriver(DriverOptions(), replace(CONTEXT, pool=pool))
 
     def changed_driver(self):
-        raise AssertionError("Nothing shapes what nobody starts.")
+        raise AssertionError("Nothing shapes a worker that is never started.")
 
     async def kill(self, instance):
         raise AssertionError("There is nothing to kill.")
@@ -55,7 +55,7 @@ class TestNoopDriver(DriverContract):
 
 
 class FakeHarness(DriverHarness):
-    """Workers that exist in memory and do as they are told, like the real one of the suite."""
+    """Workers that exist in memory and follow commands, like the real one of the suite."""
 
     def __init__(self):
         self.backend = FakeBackend()

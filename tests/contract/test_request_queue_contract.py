@@ -48,7 +48,7 @@ class Leader:
     connect: Callable[[], object]
 
     async def channel(self, *, confirms: bool = False) -> Channel:
-        """A channel of somebody else's."""
+        """A channel of another process."""
         connection = await self.connect()  # type: ignore[misc]
         return await connection.channel(confirms=confirms)  # type: ignore[no-any-return]
 

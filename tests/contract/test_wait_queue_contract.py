@@ -32,7 +32,7 @@ CLASSES = (None, 3)
 
 @dataclass
 class Leader:
-    """A leader's commands, and a channel of somebody else's."""
+    """A leader's commands, and a channel of another process."""
 
     names: PoolNames
     waits: WaitQueueCommands
@@ -142,7 +142,7 @@ async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) ->
     assert set(await leader.waits.list()) == {LONG}
 
 
-async def test_queue_with_other_arguments_is_told_and_costs_neither_leader_nor_other_delays(leader: Leader) -> None:
+async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_nor_other_delays(leader: Leader) -> None:
     queue = leader.names.wait_queue(SHORT)
     await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     refused = await leader.waits.declare([SHORT, LONG], [])

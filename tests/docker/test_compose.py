@@ -90,13 +90,13 @@ def stack() -> Iterator[ComposeStack]:
 def test_question_from_the_host_is_answered_by_a_container(stack: ComposeStack, tmp_path: Path) -> None:
     assert "tpch/sf=0.01" not in stack.workers()
     broker = ("--broker", f"amqp://localhost:{stack.amqp_port}/")
-    nobody = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # who has no other osrdyne that would be asked
-    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT, env=nobody)
+    bare_home = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}  # who has no other osrdyne that would be asked
+    answer = run([str(OSRDYNE), *CALL, "tpch/sf=0.01", *QUESTION, *broker], timeout=ANSWER_TIMEOUT, env=bare_home)
     assert json.loads(answer)["rows"] == [[ROWS["0.01"]]]
     assert "tpch/sf=0.01" in stack.workers()
 
 
-def test_question_from_within_is_answered_and_the_worker_goes_when_it_is_told_to(stack: ComposeStack) -> None:
+def test_question_from_within_is_answered_and_the_worker_stops_on_request(stack: ComposeStack) -> None:
     inside = ("exec", "-T", "osrdyne", "osrdyne")
     answer = stack.compose(*inside, *CALL, "tpch/sf=0.001", *QUESTION, timeout=ANSWER_TIMEOUT)
     assert json.loads(answer)["rows"] == [[ROWS["0.001"]]]

@@ -28,7 +28,7 @@ WORKER = ("python", "-m", "osrdyne.testing.conformance_worker")
 
 
 class DockerHarness(DriverHarness):
-    """Through a proxy of the engine's socket, which can be cut off; nobody else's engine is disturbed."""
+    """Through a proxy of the engine's socket, which can be cut off; no other engine is disturbed."""
 
     def __init__(self, image, proxy):
         self.options = DockerOptions(image=image, command=WORKER, host=f"tcp://127.0.0.1:{proxy.port}", timeout=60.0)

@@ -106,12 +106,12 @@ async def test_options_shape_the_container(driver_with, tmp_path):
     async with driver_with(**options) as driver:
         started = await driver.start(make_spec())
         said = await is_ready(driver, started)
-        told = json.loads(docker("inspect", started.instance_id))[0]
-        limits = told["HostConfig"]
+        inspected = json.loads(docker("inspect", started.instance_id))[0]
+        limits = inspected["HostConfig"]
         assert said["variables"]["COLOUR"] == "blue"
         assert (limits["NanoCpus"], limits["Memory"], limits["MemorySwap"]) == (500_000_000, 2**26, 2**26)
         assert (limits["ExtraHosts"], limits["NetworkMode"]) == (["broker.example:192.0.2.1"], "none")
-        assert (told["Config"]["User"], told["Config"]["Labels"]["team"]) == ("0", "a")
+        assert (inspected["Config"]["User"], inspected["Config"]["Labels"]["team"]) == ("0", "a")
         assert docker("exec", started.instance_id, "ls", "/mnt") == "data"
 
 
@@ -130,7 +130,7 @@ async def test_worker_that_takes_too_much_memory_is_said_to_be_out_of_memory(dri
         pytest.param({"init": False, "command": ["no-such-program"]}, r"driver\.options\.command", id="command"),
         pytest.param({"network": "no-such-network"}, r"driver\.options\.network", id="network"),
         pytest.param({"mounts": ["/no/such/directory:/data"]}, r"driver\.options\.mounts", id="mount"),
-        pytest.param({"user": "nobody-knows"}, r"driver\.options\.user", id="user"),
+        pytest.param({"user": "unknown-user"}, r"driver\.options\.user", id="user"),
         pytest.param({"log_driver": "no-such-driver"}, r"driver\.options\.log_driver", id="log-driver"),
         pytest.param({"image": "no.such.registry.invalid/x:1", "pull": "never"}, r"No such image", id="never"),
         pytest.param({"image": "no.such.registry.invalid/x:1"}, r"cannot be pulled", id="missing"),

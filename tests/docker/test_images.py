@@ -24,8 +24,10 @@ def inside(image, *command):
 
 
 def test_image_is_a_numbered_user_and_looks_after_its_health(image):
-    told = subprocess.run(["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=180).stdout
-    config = json.loads(told)[0]["Config"]
+    inspected = subprocess.run(
+        ["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=180
+    ).stdout
+    config = json.loads(inspected)[0]["Config"]
     assert config["User"] == "10001:10001"
     assert config["Healthcheck"]["Test"][0] in {"CMD", "CMD-SHELL"}
 

@@ -38,12 +38,12 @@ program='ExecStart=/opt/osrdyne/bin/python -m osrdyne.testing.conformance_worker
 sed "s|^ExecStart=.*|$program|" osrdyne-worker@.service > osrdyne-worker-conformance@.service
 sed 's|^ExecStart=.*|ExecStart=/bin/sleep infinity|' osrdyne-worker@.service > osrdyne-worker-other-people@.service
 usermod -aG systemd-journal osrdyne
-useradd -m -u 1500 -G systemd-journal somebody
-install -d -o somebody /home/somebody/.config/systemd/user
+useradd -m -u 1500 -G systemd-journal tester
+install -d -o tester /home/tester/.config/systemd/user
 sed "s|^ExecStart=.*|$program|" /src/deploy/systemd/user/osrdyne-worker@.service \
-  > /home/somebody/.config/systemd/user/osrdyne-worker-conformance@.service
+  > /home/tester/.config/systemd/user/osrdyne-worker-conformance@.service
 systemctl daemon-reload
-loginctl enable-linger somebody
+loginctl enable-linger tester
 """
 
 
@@ -95,7 +95,7 @@ def test_systemctl_alone_is_enough(machine: SystemdContainer) -> None:
 
 def test_systemd_of_a_user_is_enough(machine: SystemdContainer) -> None:
     chosen = "TestSystemdDriver and not odd and not fifty"
-    assert run_inside(machine, "conformance.py", "-k", chosen, user="somebody", manager="user", bus="dbus") >= 32
+    assert run_inside(machine, "conformance.py", "-k", chosen, user="tester", manager="user", bus="dbus") >= 32
 
 
 def test_what_only_systemd_does(machine: SystemdContainer) -> None:

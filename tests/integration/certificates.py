@@ -29,7 +29,7 @@ class Authority:
     def file(self, name: str) -> str:
         return str(self.directory / name)
 
-    def issue(self, name: str, *, hosts: str = "DNS:nobody.example", not_after: str | None = None) -> TlsFiles:
+    def issue(self, name: str, *, hosts: str = "DNS:absent.example", not_after: str | None = None) -> TlsFiles:
         """A certificate for these `hosts` (`IP:127.0.0.1,DNS:localhost`), its key, and this authority.
 
         `not_after` as `20240101000000Z` makes one that has expired.

@@ -31,14 +31,14 @@ async def main() -> None:
     async def answer(message: aiormq.abc.DeliveredMessage) -> None:
         await report(channel, b"request-received")
         asked = message.header.properties
-        told = sorted(name for name in os.environ if name.startswith("WORKER_"))
+        variables = sorted(name for name in os.environ if name.startswith("WORKER_"))
         if asked.reply_to is not None:
             properties = aiormq.spec.Basic.Properties(
                 correlation_id=asked.correlation_id,
                 headers={"x-status": bytearray(b"ok")},
                 content_type="application/json",
             )
-            body = json.dumps({"key": KEY, "variables": told}).encode()
+            body = json.dumps({"key": KEY, "variables": variables}).encode()
             await channel.basic_publish(body, exchange="", routing_key=asked.reply_to, properties=properties)
         assert message.delivery_tag is not None
         await channel.basic_ack(message.delivery_tag)

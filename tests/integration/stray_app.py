@@ -1,4 +1,4 @@
-"""A worker whose session says that two tasks of nobody run in it."""
+"""A worker whose session reports two tasks that belong to no request."""
 
 from __future__ import annotations
 

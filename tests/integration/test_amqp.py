@@ -230,7 +230,7 @@ class TestConsumer:
         await channel.take_more(consumer, prefetch=1)
         assert (await channel.declare_queue(queue, passive=True)).consumers == 0
 
-    async def test_consume_of_a_missing_queue_is_told_apart(self, channel: Channel, pool_id: str) -> None:
+    async def test_consume_of_a_missing_queue_is_distinguished(self, channel: Channel, pool_id: str) -> None:
         with pytest.raises(BrokerNotFoundError, match="missing"):
             await channel.consume(f"{pool_id}-missing")
 
@@ -358,7 +358,7 @@ class TestHostileBytes:
 
 class TestConnection:
     async def test_wrong_password_is_refused_without_showing_it(self, broker_uri: str) -> None:
-        uri = broker_uri.replace(broker_uri.split("@")[0], "amqp://nobody:s3cret")
+        uri = broker_uri.replace(broker_uri.split("@")[0], "amqp://stranger:s3cret")
         with pytest.raises(BrokerAccessError) as caught:
             await amqp.connect(ConnectionOptions(uri=uri))
         assert "s3cret" not in str(caught.value)
@@ -367,7 +367,7 @@ class TestConnection:
         with pytest.raises(BrokerAccessError):
             await amqp.connect(ConnectionOptions(uri=f"{broker_uri.rstrip('/')}/no-such-vhost"))
 
-    async def test_nobody_listening_is_unavailable(self) -> None:
+    async def test_closed_port_is_unavailable(self) -> None:
         with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1"):
             await amqp.connect(ConnectionOptions(uri="amqp://u:s3cret@127.0.0.1:1/"))
 

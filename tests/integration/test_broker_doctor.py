@@ -77,7 +77,7 @@ async def test_messages_beyond_rabbitmqs_limit_are_found(settings: Settings) -> 
     assert wrong(await run_broker_checks(changed)) == {"message size"}
 
 
-async def test_a_policy_of_somebody_else_is_found(
+async def test_a_foreign_policy_is_found(
     settings: Settings, pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
     queue = PoolNames(pool_id).request_queue(Key("a"))
@@ -95,14 +95,14 @@ async def test_a_queue_in_the_place_of_a_wait_queue_is_found(
     assert wrong(await run_broker_checks(settings)) == {"wait queues"}
 
 
-async def test_a_user_without_rights_is_told_what_is_missing(limited_user: BrokerSettings, pool_id: str) -> None:
+async def test_missing_rights_of_a_user_are_listed(limited_user: BrokerSettings, pool_id: str) -> None:
     findings = await run_broker_checks(Settings(broker=limited_user, pool=PoolSettings(id=pool_id)))
     assert {"user tags", "permissions"} <= wrong(findings)
     password = urlsplit(limited_user.uri.get_secret_value()).password
     assert password and password not in repr(findings)
 
 
-async def test_a_virtual_host_that_does_not_exist_is_told_without_an_error(settings: Settings) -> None:
+async def test_a_virtual_host_that_does_not_exist_is_reported_without_an_error(settings: Settings) -> None:
     uri = urlsplit(settings.broker.uri.get_secret_value())._replace(path="/nope").geturl()
     broker = settings.broker.model_copy(update={"uri": SecretStr(uri)})
     assert wrong(await run_broker_checks(settings.model_copy(update={"broker": broker}))) == {"AMQP", "permissions"}

@@ -129,7 +129,7 @@ def test_group_is_pinned_and_then_refuses_to_stop(run: Run, pool: FakeInspector)
 
 
 def test_unknown_group_is_one_sentence(run: Run) -> None:
-    code, out, err = run("groups", "show", "nobody")
+    code, out, err = run("groups", "show", "absent")
     assert (code, out) == (1, "")
     assert err.startswith("There is no group for this key.")
 

@@ -81,7 +81,7 @@ def test_closed_client_refuses_calls(broker: EmbeddedBroker, pool_id: str) -> No
         client.call("k")
 
 
-def test_unreachable_broker_is_told_at_once(unused_tcp_port: int) -> None:
+def test_unreachable_broker_is_reported_at_once(unused_tcp_port: int) -> None:
     with pytest.raises(BrokerUnavailableError), Client(f"amqp://u:p@127.0.0.1:{unused_tcp_port}/"):
         pass
 
@@ -94,7 +94,7 @@ print(client.call("k", "/echo", "hello", timeout=120).json(), flush=True)
 """
 
 
-def test_interpreter_ends_cleanly_when_nobody_closes_the_client(broker: EmbeddedBroker, pool_id: str) -> None:
+def test_interpreter_ends_cleanly_with_an_unclosed_client(broker: EmbeddedBroker, pool_id: str) -> None:
     with responder_in_a_thread(broker.amqp_uri, pool_id):
         command = [sys.executable, "-W", "error", "-c", _FORGETS_TO_CLOSE, broker.amqp_uri, pool_id]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)

@@ -267,7 +267,7 @@ async def test_pool_without_any_queue_refuses_the_request(broker: EmbeddedBroker
             await client.call("k", timeout=PATIENCE)
 
 
-async def test_header_that_amqp_cannot_express_hurts_nobody_else(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_header_that_amqp_cannot_express_affects_no_other_call(broker: EmbeddedBroker, pool_id: str) -> None:
     async with Responder(broker.amqp_uri, pool_id), AsyncClient(broker.amqp_uri, pool_id) as client:
         with pytest.raises(TypeError):
             await client.call("k", headers={"bad": object()}, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""The client when its connection dies: what calls under way are told, and what comes back by itself."""
+"""The client when its connection dies: the outcome of calls under way, and what comes back by itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_call_under_way_is_told_that_its_outcome_is_unknown(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_call_under_way_fails_with_unknown_outcome(broker: EmbeddedBroker, pool_id: str) -> None:
     answers: list[list[Response]] = [[], [Response(body=b"after")]]
     responder = Responder(broker.amqp_uri, pool_id, answer=lambda _: answers.pop(0))
     client = AsyncClient(broker.amqp_uri, pool_id, name=f"{pool_id} client", reconnect=FAST)
@@ -102,7 +102,7 @@ async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: Embed
             assert (await client.call("k", timeout=PATIENCE)).ok
 
 
-async def test_wrong_password_is_told_when_entering_without_the_password(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_wrong_password_is_reported_on_entry_without_the_password(broker: EmbeddedBroker, pool_id: str) -> None:
     uri = str(URL(broker.amqp_uri).with_password("s3cret"))
     with pytest.raises(BrokerAccessError) as raised:
         async with AsyncClient(uri, pool_id):
@@ -155,7 +155,7 @@ async def set_memory_limit(broker: EmbeddedBroker, share: float) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_blocked_broker_is_told_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: EmbeddedBroker, pool_id: str) -> None:
     client = AsyncClient(own_broker.amqp_uri, pool_id, answer_slack=3600)  # what is not sent gets no answer
     async with (
         Responder(own_broker.amqp_uri, pool_id, consume=False) as responder,

@@ -52,7 +52,7 @@ def quick(settings: Settings) -> Settings:
     return settings.model_copy(update={"broker": settings.broker.model_copy(update={"leader_heartbeat": 1.0})})
 
 
-def told(term: int | None) -> Callable[[], Awaitable[int | None]]:
+def term_of(term: int | None) -> Callable[[], Awaitable[int | None]]:
     async def last_term() -> int | None:
         return term
 
@@ -86,7 +86,7 @@ async def kept(session: LeaderSession, token: Token) -> AsyncIterator[asyncio.Ta
     keeping = asyncio.create_task(session.run(token))
     yield keeping
     keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)  # an error that nobody asks for would be logged much later
+    await asyncio.gather(keeping, return_exceptions=True)  # an error that is never retrieved would be logged much later
 
 
 def reasons(task: asyncio.Task[None]) -> list[BaseException]:
@@ -103,7 +103,7 @@ def reasons(task: asyncio.Task[None]) -> list[BaseException]:
 
 
 async def tokens(session: LeaderSession, channel: Channel) -> int:
-    """How many tokens there are, held or not, once nobody holds any."""
+    """How many tokens there are, held or not, once all are free."""
     await session.close()
     async with asyncio.timeout(SOON):
         while (info := await channel.declare_queue(session.names.leader_queue, passive=True)).consumers:
@@ -227,7 +227,7 @@ class TestAcquire:
         """The term that was announced may still be in use, or a later one."""
         began = int(time.time())
         for announced in (7, began + 1000):
-            async with session_of(quick(settings), last_term=told(announced)) as session:
+            async with session_of(quick(settings), last_term=term_of(announced)) as session:
                 _, own = await session.token.acquire()
                 assert own.term > max(announced, began)
                 await delete_leader_queue(session)
@@ -235,7 +235,7 @@ class TestAcquire:
     async def test_token_that_is_gone_is_replaced_by_those_who_wait(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The leader queue was purged while nobody led."""
+        """The leader queue was purged while there was no leader."""
         monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_INTERVAL", 0.5)
         async with session_of(settings) as session:
             purging = await session.control.channel()
@@ -352,7 +352,7 @@ class TestKeep:
         self, settings: Settings
     ) -> None:
         """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed."""
-        async with session_of(settings) as earlier, session_of(quick(settings), last_term=told(1)) as later:
+        async with session_of(settings) as earlier, session_of(quick(settings), last_term=term_of(1)) as later:
             await earlier.token.acquire()  # nothing reads its consumer any more
             await delete_leader_queue(later)
             await later._ensure_token()
@@ -433,7 +433,7 @@ class TestKeep:
                 assert leader.token._answered_at == asked
 
     async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
-        """Channels are being opened then; a cancellation that gets lost would leave the term waiting for ever."""
+        """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""
         async with session_of(settings) as leader:
             _, own = await leader.token.acquire()
             for number in range(40):

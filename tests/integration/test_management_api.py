@@ -39,7 +39,7 @@ async def test_nodes_tell_their_limits(management: ManagementClient) -> None:
     assert node.files_limit > 0 and node.memory_limit
 
 
-async def test_permissions_of_the_user_are_told(management: ManagementClient) -> None:
+async def test_permissions_of_the_user_are_listed(management: ManagementClient) -> None:
     permissions = await management.permissions()
     assert permissions is not None and permissions.configure == ".*"
 

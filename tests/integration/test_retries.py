@@ -120,7 +120,7 @@ async def test_worker_killed_before_it_acknowledges_leaves_a_duplicate_that_is_m
 async def wait(pool: Stage, key: str, *, priority: int = URGENT, delay_ms: int = DELAY_MS) -> None:
     """Send a request to wait, as a worker does."""
     headers = {CLASS_HEADER: class_name(priority), DELAY_HEADER: str(delay_ms), ATTEMPTS_HEADER: 1}
-    message = Message(b"x", headers=headers, reply_to="somebody", correlation_id="c")
+    message = Message(b"x", headers=headers, reply_to="a-caller", correlation_id="c")
     await pool.channel.publish(message, exchange=pool.names.retry_exchange, routing_key=key, mandatory=True)
 
 
@@ -140,9 +140,9 @@ async def test_requests_of_groups_that_are_gone_become_orphans_as_they_were(pool
     async with asyncio.timeout(PATIENCE):
         orphans = [await consumer.get() for _ in keys]
     assert {orphan.routing_key for orphan in orphans} == set(keys)
-    told = {(orphan.exchange, orphan.headers[CLASS_HEADER], orphan.headers[ATTEMPTS_HEADER]) for orphan in orphans}
-    assert told == {(names.retried_exchange, "3", 1)}
-    assert {orphan.properties.reply_to for orphan in orphans} == {"somebody"}
+    seen = {(orphan.exchange, orphan.headers[CLASS_HEADER], orphan.headers[ATTEMPTS_HEADER]) for orphan in orphans}
+    assert seen == {(names.retried_exchange, "3", 1)}
+    assert {orphan.properties.reply_to for orphan in orphans} == {"a-caller"}
 
 
 async def test_request_for_a_class_without_an_exchange_becomes_an_orphan(pool: Stage) -> None:
@@ -171,5 +171,5 @@ async def test_death_after_a_wait_is_the_one_that_counts(pool: Stage, pool_id: s
         await delivery.reject(requeue=True)
     headers = (await taken(pool.channel, names.dead_letter_queue)).headers
     assert death_reason(headers) is Status.EXPIRED  # the end of the wait
-    told = without_waits(headers, names)
-    assert (death_reason(told), told["x-first-death-queue"]) == (Status.DELIVERY_LIMIT, dying)
+    seen = without_waits(headers, names)
+    assert (death_reason(seen), seen["x-first-death-queue"]) == (Status.DELIVERY_LIMIT, dying)

@@ -27,7 +27,7 @@ from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.ruin import delete_exchange, purge_queue
 
 MINE, OTHER = Key("tpch/sf=0.01"), Key("tpch/sf=0x01")  # the dot of the first must not match anything
-ME, SOMEBODY = WorkerId("w.me"), WorkerId("wxme")
+ME, OTHER = WorkerId("w.me"), WorkerId("wxme")
 
 
 @dataclass
@@ -95,7 +95,7 @@ FOREIGN_QUEUES: dict[str, Callable[[PoolNames], str]] = {
     "leader": lambda names: names.leader_queue,
     "activity": lambda names: names.activity_queue,
     "cancels": lambda names: names.cancel_queue,
-    "control of another worker": lambda names: names.control_queue(SOMEBODY),
+    "control of another worker": lambda names: names.control_queue(OTHER),
     "a name around its own": lambda names: f"x{names.request_queue(MINE)}x",
 }
 ON_QUEUES: dict[str, Callable[[Channel, str], Awaitable[Any]]] = {
@@ -109,7 +109,7 @@ ELSEWHERE: dict[str, Attempt] = {
     "declare a request queue": lambda channel, names: channel.declare_queue(f"{names.pool}-req-new"),
     "declare any queue": lambda channel, names: channel.declare_queue("anything"),
     "declare the control queue of another worker": lambda channel, names: channel.declare_queue(
-        names.control_queue(SOMEBODY), exclusive=True, auto_delete=True
+        names.control_queue(OTHER), exclusive=True, auto_delete=True
     ),
     "declare an exchange": lambda channel, names: channel.declare_exchange(f"{names.pool}-new", "fanout"),
     "declare a queue with a name below its own": lambda channel, names: channel.declare_queue(
@@ -220,17 +220,17 @@ async def test_default_exchange_reaches_every_queue(uri: str, grants: Grants, ch
     assert delivery is not None
 
 
-@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-async def test_worker_of_an_odd_key_can_take_its_requests(grants: Grants, channel: Channel, key: Key) -> None:
-    queue = grants.names.request_queue(key)
-    await declare_topology(channel, pool_topology(grants.names.pool))
-    await channel.declare_queue(queue, arguments=request_queue_arguments(key))
-    async with worker_channel(await grants.credentials.uri_for(key, ME)) as worker:
-        await worker.consume(queue)
-        await worker.declare_queue(grants.names.control_queue(ME), exclusive=True, auto_delete=True)
-        await worker.bind_queue(
-            grants.names.control_queue(ME), grants.names.control_exchange, grants.names.control_group_routing_key(key)
-        )
+async def test_workers_of_odd_keys_can_take_their_requests(grants: Grants, channel: Channel) -> None:
+    names = grants.names
+    await declare_topology(channel, pool_topology(names.pool))
+    for number, key in enumerate(ODD_KEYS.values()):
+        worker_id = WorkerId(f"w{number}")
+        queue, control = names.request_queue(key), names.control_queue(worker_id)
+        await channel.declare_queue(queue, arguments=request_queue_arguments(key))
+        async with worker_channel(await grants.credentials.uri_for(key, worker_id)) as worker:
+            await worker.consume(queue)
+            await worker.declare_queue(control, exclusive=True, auto_delete=True)
+            await worker.bind_queue(control, names.control_exchange, names.control_group_routing_key(key))
 
 
 async def test_connections_are_limited(uri: str) -> None:

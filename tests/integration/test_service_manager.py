@@ -1,4 +1,4 @@
-"""What a service manager is told, on a socket like systemd's."""
+"""What a service manager receives, on a socket like systemd's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def manager(request, tmp_path):
         yield listening, name
 
 
-def test_service_manager_is_told_what_it_wants_to_know(manager):
+def test_service_manager_is_notified(manager):
     listening, name = manager
     tell_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
     assert listening.recv(100) == b"READY=1"

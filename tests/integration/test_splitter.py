@@ -69,6 +69,6 @@ async def test_requests_of_one_key_are_served_beside_each_other(
 async def test_explanation_of_a_running_daemon_names_rule_and_group(daemon: Daemon) -> None:
     sample = {"key": "orders", "headers": {"customer": "7"}}
     async with api_of(daemon) as api:
-        told = (await api.post("/v1/explain", json=sample)).json()
-    assert told["split"]["rule"] == "orders"
-    assert [passage["key"] for passage in told["passages"]] == ["orders-7"]
+        explanation = (await api.post("/v1/explain", json=sample)).json()
+    assert explanation["split"]["rule"] == "orders"
+    assert [passage["key"] for passage in explanation["passages"]] == ["orders-7"]

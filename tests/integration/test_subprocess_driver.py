@@ -74,7 +74,7 @@ child = subprocess.Popen([sys.executable, "-c", code])
 time.sleep(600)
 """
 
-# A worker that counts for ever.
+# A worker that counts endlessly.
 COUNTER = """
 import itertools, time
 for number in itertools.count():
@@ -172,7 +172,7 @@ async def test_child_that_left_the_session_is_killed_too(tmp_path):
 
 @pytest.fixture
 async def family(tmp_path):
-    """A running worker with a child in its session and one that leads another; nobody has looked at the host yet."""
+    """A running worker with a child in its session and one that leads another; the host has not been scanned yet."""
     driver = make_driver(tmp_path, command=(sys.executable, "-c", FAMILY))
     instance = await driver.start(make_spec())
     inner, outer = map(int, await lines_of(driver, instance, 2))

@@ -42,11 +42,11 @@ async def test_suspect_runs_last_and_alone(pool: Stage, concurrency: int) -> Non
     request = await suspect(pool, concurrency=concurrency)
     others = [await pool.caller.send("/sleep", {"seconds": 0.1}) for _ in range(5)]
     worker = await pool.start(runtime={"concurrency": concurrency})
-    told = await until_alone(pool, worker)
+    report = await until_alone(pool, worker)
     # Their answers were confirmed before this report, and may be read after it.
     assert {(await pool.caller.answer(other)).status for other in others} == {"ok"}
     assert pool.caller._answers[request].empty(), "the others went first"
-    assert told.details[ALONE_FIELD] == text_fingerprint("/sleep", b'{"seconds": 1.5}')
+    assert report.details[ALONE_FIELD] == text_fingerprint("/sleep", b'{"seconds": 1.5}')
     late = await pool.caller.send()
     assert await pool.ready_requests() == 1, "the worker takes nothing meanwhile"
     assert (await pool.caller.answer(request)).status == "ok"
@@ -67,7 +67,7 @@ async def test_suspect_that_is_put_aside_when_its_worker_is_killed_is_not_lost(p
 
 
 async def test_refused_text_is_answered_and_a_suspect_with_it_is_dead_lettered(pool: Stage) -> None:
-    """Told by the environment at the start, or by a control message."""
+    """Set by the environment at the start, or by a control message."""
     texts = {text_fingerprint("/sleep", b'{"seconds": 1.5}'): 600.0}
     channel = await pool.connection.channel()
     await channel.declare_queue("refused-for-good", exclusive=True)

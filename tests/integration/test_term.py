@@ -238,7 +238,7 @@ async def test_idle_group_goes_and_its_queue_with_it(
         assert await take(channel, names.request_queue(Key("a")), 1) == [b"again"]
 
 
-async def test_idle_queue_with_requests_is_kept_for_ever(
+async def test_idle_queue_with_requests_is_kept(
     broker_settings: BrokerSettings, names: PoolNames, channel: Channel
 ) -> None:
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
@@ -417,10 +417,10 @@ async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
 
 
 async def test_daemon_that_does_not_lead_says_that_it_stops_no_workers(pool_id: str) -> None:
-    nobody = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
+    unreachable = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
     stop = StopRequest(asyncio.Event(), stop_workers=True)
     with capture_logs() as logs:
-        serving = asyncio.ensure_future(Daemon(settings_of(nobody, pool_id), clock=SystemClock()).serve(stop))
+        serving = asyncio.ensure_future(Daemon(settings_of(unreachable, pool_id), clock=SystemClock()).serve(stop))
         await asyncio.sleep(0)
         stop.requested.set()
         await serving

@@ -151,7 +151,7 @@ async def expired_listener(authority: Authority) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_expired_certificate_is_told(authority: Authority, files: TlsFiles) -> None:
+async def test_expired_certificate_is_reported(authority: Authority, files: TlsFiles) -> None:
     async with expired_listener(authority) as port:
         said = await connect(with_tls(f"amqps://u:p@127.0.0.1:{port}/", files))
     assert "its certificate was refused (certificate has expired); the broker needs a new one" in said
@@ -221,7 +221,7 @@ def call_by_command(settings: Settings) -> tuple[int, str, str]:
 async def test_daemon_goes_on_trying_until_the_files_are_right(
     settings: Settings, tls_broker: EmbeddedBroker, foreign: TlsFiles, tmp_path: Path
 ) -> None:
-    """Files are read for each AMQP connection; nobody sees a traceback."""
+    """Files are read for each AMQP connection; no traceback is shown."""
     ca_file, right = tmp_path / "ca.pem", Path(settings.broker.tls.ca_file or "")
     ca_file.write_bytes(Path(foreign.ca_file or "").read_bytes())
     tls = settings.broker.tls.model_copy(update={"ca_file": str(ca_file)})

@@ -122,9 +122,9 @@ async def test_an_orphan_whose_time_runs_out_is_dead_lettered(
 ) -> None:
     await set_up(pool_id, channel, management)
     names = PoolNames(pool_id)
-    await channel.publish(Message(b"late", expiration="50"), exchange=names.requests_exchange, routing_key="nobody")
+    await channel.publish(Message(b"late", expiration="50"), exchange=names.requests_exchange, routing_key="absent")
     dead = await next_from(channel, names.dead_letter_queue)
-    assert (first_death(dead), dead.routing_key) == ("expired", "nobody")
+    assert (first_death(dead), dead.routing_key) == ("expired", "absent")
 
 
 async def test_an_orphan_that_the_controller_refuses_says_where_it_died(
@@ -132,7 +132,7 @@ async def test_an_orphan_that_the_controller_refuses_says_where_it_died(
 ) -> None:
     await set_up(pool_id, channel, management)
     names = PoolNames(pool_id)
-    await channel.publish(Message(b"no"), exchange=names.requests_exchange, routing_key="nobody")
+    await channel.publish(Message(b"no"), exchange=names.requests_exchange, routing_key="absent")
     await (await next_from(channel, names.orphan_queue)).reject(requeue=False)
     dead = await next_from(channel, names.dead_letter_queue)
     assert (first_death(dead), dead.headers["x-first-death-queue"]) == ("rejected", names.orphan_queue)

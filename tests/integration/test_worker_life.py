@@ -20,15 +20,8 @@ from osrdyne.protocol.control import Command
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
-ODD_KEYS = {
-    "of the specification": "infra=42,timetable=24",
-    "255 bytes": "x" * 255,
-    "syntax": "/ % # * . : + _Pri0",
-    "letters": "é漢🚄",
-    "newlines and quotes": "a\r\n\"'`",
-    "percent": "%41",
-    "NUL": "a\0b",
-}
+ODD_KEYS = ("x" * 255, "/ % # * . : + _Pri0 %41 é漢🚄", "a\r\n\"'`\0b")
+"""The fakes and `test_scoped_credentials` try more; each of these is a worker process."""
 
 
 @pytest.fixture
@@ -37,30 +30,37 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         yield result
 
 
-@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
+@pytest.mark.parametrize("key", ODD_KEYS, ids=["longest", "syntax", "control characters"])
 async def test_odd_key_is_served(broker: EmbeddedBroker, pool_id: str, key: str) -> None:
     async with stage(broker.amqp_uri, pool_id, key) as pool:
         worker = await pool.start()
         response = await pool.caller.call("/info")
         await pool.send_control(Command.PAUSE)
-        await pool.until_told(worker, paused=True)
+        await pool.until_control_answered(worker, paused=True)
     assert json.loads(response.body)["key"] == key
 
 
-async def test_worker_says_ready_only_after_loading(pool: Stage) -> None:
-    worker = await pool.start(config={"load_seconds": 3}, ready=False)
+GATED = "tests.integration.gated_app:app"
+
+
+async def test_worker_says_ready_only_after_loading(pool: Stage, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
     assert Event.READY not in pool.events(worker)
+    gate.touch()
     await pool.until_reported(worker, Event.READY)
 
 
 async def test_ready_file_is_there_while_the_worker_takes_requests(pool: Stage, tmp_path: Path) -> None:
-    file = tmp_path / "ready"
+    file, gate = tmp_path / "ready", tmp_path / "gate"
     file.touch()  # left behind by a former run
-    worker = await pool.start(config={"load_seconds": 3}, ready=False, variables={"WORKER_READY_FILE": str(file)})
+    variables = {"WORKER_READY_FILE": str(file)}
+    worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False, variables=variables)
     await pool.until_reported(worker, Event.STARTED)
     assert not file.exists()
-    await pool.caller.call("/info")
+    gate.touch()
+    await pool.caller.call("/echo")
     assert file.exists()
     worker.signal(signal.SIGTERM)
     await worker.wait()
@@ -191,7 +191,7 @@ async def test_handler_that_never_ends_is_answered_and_the_worker_ends(pool: Sta
     assert "'/hang' did not end" in worker.lines[-1]
 
 
-async def test_session_that_runs_tasks_of_nobody_ends_the_worker(pool: Stage) -> None:
+async def test_session_with_stray_tasks_ends_the_worker(pool: Stage) -> None:
     """Spark's tasks that do not react to being cancelled keep their cores: only a new worker has them all."""
     worker = await pool.start(app="tests.integration.stray_app:app", runtime={"stray_timeout": 0.1})
     assert await worker.wait() == 4
@@ -209,7 +209,7 @@ async def test_coroutine_that_blocks_the_loop_ends_the_worker_and_is_named(pool:
 async def test_pause_stops_taking_and_resume_goes_on(pool: Stage) -> None:
     worker = await pool.start()
     await pool.send_control(Command.PAUSE)
-    await pool.until_told(worker, paused=True)
+    await pool.until_control_answered(worker, paused=True)
     assert await until_consumers(pool, 0)
     asked = await pool.caller.send("/echo", b"x")
     assert await until_ready_requests(pool, 1)
@@ -225,11 +225,13 @@ async def test_older_generation_is_ignored(pool: Stage) -> None:
     assert report.details["paused"] is False
 
 
-async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage) -> None:
-    worker = await pool.start(config={"load_seconds": 1}, ready=False)
+async def test_paused_loading_worker_takes_nothing_when_ready(pool: Stage, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    worker = await pool.start(app=GATED, config={"gate": str(gate)}, ready=False)
     await pool.until_reported(worker, Event.STARTED)
     await pool.send_control(Command.PAUSE)
-    await pool.until_told(worker, paused=True)
+    await pool.until_control_answered(worker, paused=True)
+    gate.touch()
     await pool.until_reported(worker, Event.READY)
     await pool.caller.send("/echo")
     assert await until_ready_requests(pool, 1)
@@ -268,7 +270,7 @@ async def test_new_queues_are_taken_and_old_ones_left(pool: Stage) -> None:
 async def test_request_of_a_caller_that_is_gone_is_not_run(pool: Stage) -> None:
     worker = await pool.start(runtime={"skip_abandoned": True})
     await pool.send_control(Command.PAUSE)
-    await pool.until_told(worker, paused=True)
+    await pool.until_control_answered(worker, paused=True)
     gone = await pool.connection.channel(confirms=True)
     await gone.consume("amq.rabbitmq.reply-to", no_ack=True)
     message = amqp.Message(headers={"x-rpc-path": "/crash"}, reply_to="amq.rabbitmq.reply-to")

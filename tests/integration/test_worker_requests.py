@@ -66,13 +66,13 @@ async def test_failing_handler_is_answered_without_a_traceback(pool: Stage) -> N
     response = await pool.caller.call("/fail")
     error = json.loads(response.body)["error"]
     assert (response.status, response.code) == (Status.ERROR, 500)
-    assert error == {"code": "internal_error", "message": "ZeroDivisionError: as you wish", "path": "/fail"}
+    assert error == {"code": "internal_error", "message": "ZeroDivisionError: as requested", "path": "/fail"}
 
 
 async def test_refusing_handler_chooses_code_and_details(pool: Stage) -> None:
     response = await pool.caller.call("/refuse")
     error = json.loads(response.body)["error"]
-    assert (response.code, error["code"], error["hint"]) == (403, "refused", "ask somebody else")
+    assert (response.code, error["code"], error["hint"]) == (403, "refused", "ask another service")
 
 
 async def test_answer_that_is_too_large_is_an_error(pool: Stage) -> None:
@@ -167,7 +167,7 @@ async def test_cancel_before_the_request_is_remembered(pool: Stage, worker: Work
     reply_queue = await own_reply_queue(pool)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
     await pool.send_control(Command.RESUME)  # answered once the cancel has been read
-    await pool.until_told(worker, paused=False)
+    await pool.until_control_answered(worker, paused=False)
     await send_with_reply_to(pool, "/crash", reply_queue)
     assert await status_in(pool, reply_queue) == b"cancelled"
 
@@ -181,7 +181,7 @@ async def test_cancel_that_comes_too_late_leaves_the_next_request_of_that_name_a
     await pool.until_reported(worker, Event.REQUEST_COMPLETED)
     await pool.send_control(Command.CANCEL, correlation_id="c", reply_to=reply_queue)
     await pool.send_control(Command.RESUME)  # answered once the cancel has been read
-    await pool.until_told(worker, paused=False)
+    await pool.until_control_answered(worker, paused=False)
     await send_with_reply_to(pool, "/info", reply_queue)
     assert await status_in(pool, reply_queue) == b"ok"
 

@@ -114,7 +114,7 @@ class Stage:
         """Wait for the worker's report number `times` of this event."""
         return await self.until(worker, lambda report: report.event is event, times=times)
 
-    async def until_told(self, worker: WorkerProcess, *, paused: bool) -> ActivityReport:
+    async def until_control_answered(self, worker: WorkerProcess, *, paused: bool) -> ActivityReport:
         """Wait until the worker answers a control message with this state; it may be busy or ready."""
         return await self.until(worker, lambda report: report.details.get("paused") is paused)
 

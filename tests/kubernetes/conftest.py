@@ -1,4 +1,4 @@
-"""A namespace on a real API server for the whole run, and somebody to play its nodes.
+"""A namespace on a real API server for the whole run, and a stand-in for its nodes.
 
 `KUBECONFIG` names the cluster. It may have nodes: the pods of these tests ask for a scheduler that does not exist, so
 that only the played kubelet takes them. The API server must reach this machine's loopback for the logs of pods, as one

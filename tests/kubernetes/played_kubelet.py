@@ -52,7 +52,7 @@ class Played:
 
     @property
     def grace(self) -> float | None:
-        """Seconds it may take to end; None while nobody has asked for that."""
+        """Seconds it may take to end; None until that is requested."""
         metadata = self.pod.metadata
         if self.gone:
             return 0.0

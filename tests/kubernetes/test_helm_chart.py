@@ -140,7 +140,7 @@ def test_api_has_tokens_and_a_socket_for_commands_in_the_pod():
     assert endpoint["authorization"]["credentials"] == {"name": "osrdyne-metrics-token", "key": "token"}
 
 
-def test_nobody_reaches_the_api_unless_named():
+def test_only_named_peers_reach_the_api():
     assert the("NetworkPolicy", rendered(), "blue")["spec"]["ingress"] == []
     [rule] = the("NetworkPolicy", rendered(**EVERYTHING), "blue")["spec"]["ingress"]
     assert rule["ports"] == [{"port": 4242, "protocol": "TCP"}]

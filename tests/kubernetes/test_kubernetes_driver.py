@@ -83,10 +83,10 @@ async def test_image_that_cannot_be_pulled_ends_the_group_in_kubernetes_words(dr
 async def test_group_that_no_node_takes_waits_and_says_why_when_it_is_stopped(driver):
     started = await driver.start(make_spec(played="no-node"))
 
-    async def told():
+    async def events():
         return await driver.logs(started.instance_id)
 
-    [line] = await eventually(told, what="the scheduler's words are there")
+    [line] = await eventually(events, what="the scheduler's words are there")
     assert line.endswith("Unschedulable: 0/3 nodes fit.")
     assert (await find(driver, started.instance_id)).state is InstanceState.RUNNING
     await driver.stop(started.instance_id, grace=1)
@@ -118,7 +118,7 @@ async def test_crash_loop_frees_its_slot_when_removed(driver, harness):
     assert await driver.list_instances() == [again]
 
 
-async def test_deployment_deleted_by_somebody_is_noticed(driver, admin, namespace):
+async def test_deleted_deployment_is_noticed(driver, admin, namespace):
     started = await driver.start(make_spec(behaviour=Behaviour.STUBBORN))
     await is_ready(driver, started)
     admin.delete(Deployment, started.external_id, namespace=namespace, cascade=CascadeType.BACKGROUND)

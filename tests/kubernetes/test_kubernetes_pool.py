@@ -76,13 +76,13 @@ class Node:
         home = self._directory / pod.metadata.name
         home.mkdir()
         secret = await until(lambda: self._secret(secret_of(pod)), "the pod's Secret is there")
-        told = variables_of(pod, secret)
-        told["WORKER_READY_FILE"] = str(home / "ready")
-        program, *arguments = (expand(part, told) for part in pod.spec.containers[0].command)
+        variables = variables_of(pod, secret)
+        variables["WORKER_READY_FILE"] = str(home / "ready")
+        program, *arguments = (expand(part, variables) for part in pod.spec.containers[0].command)
         with (home / "log").open("wb") as log:
             return subprocess.Popen(
                 [Path(sys.executable).with_name(program), *arguments],
-                cwd=home, env=own_environment(PYTHONPATH=str(ROOT), **told), stdout=log, stderr=log,
+                cwd=home, env=own_environment(PYTHONPATH=str(ROOT), **variables), stdout=log, stderr=log,
             )  # fmt: skip
 
     def _secret(self, name):
@@ -115,7 +115,7 @@ async def ask(client, key):
     return await client.call(key, "/echo", key.encode(), timeout=CALL_TIMEOUT)
 
 
-async def test_requests_make_pods_that_answer_outlive_the_daemon_and_go_when_they_are_told_to(daemon, node):
+async def test_requests_make_pods_that_answer_outlive_the_daemon_and_stop_on_request(daemon, node):
     async with daemon.client() as client:
         asked = [asyncio.ensure_future(ask(client, key)) for key in KEYS]
         await node.run(len(KEYS))

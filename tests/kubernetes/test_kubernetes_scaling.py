@@ -132,7 +132,7 @@ async def test_change_of_mode_leaves_the_pods_and_exchanges_the_autoscaler(
 
 async def test_update_of_a_group_that_is_gone_makes_no_new_one(harness):
     driver = harness.make()
-    assert await driver.update(InstanceId("nobody"), make_spec()) is None
+    assert await driver.update(InstanceId("absent"), make_spec()) is None
     assert await driver.list_instances() == []
     await driver.close()
 

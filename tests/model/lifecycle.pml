@@ -118,7 +118,7 @@ bit gone[2];                            /* the queue of its token was deleted, a
 #endif
 byte fault;
 #define FAIL(n) fault=n; assert(fault!=n)
-#define LOST 1            /* a confirmed request is held by nobody */
+#define LOST 1            /* no queue or process holds a confirmed request */
 #define NO_OUTCOME 2      /* the end has come, and a request has no outcome */
 #define WRONG_END 3       /* the end has come, and queues, bindings, workers are not what is wanted */
 #define BUSY_STOPPED 4    /* the true leader stopped a worker that held a request */
@@ -159,14 +159,14 @@ byte fault;
 #define TOTAL0(k) (rdy[k]==0 && gh[k]==0 && HELD(k)==0 && dlr[k]==0)
 
 /* Evidence right before the deletion (osrdyne/broker/queues/safe_delete.py). */
-#define HELD_BY_NOBODY(k) (rdy[k]==0 && !CONS(k) && HELD(k)==0 && gh[k]==0 && !gc[k])
-#define PROBE(k) (HELD_BY_NOBODY(k) && !qdown[k])     /* a consumer of our own is counted, and the only holder */
+#define HELD_BY_NONE(k) (rdy[k]==0 && !CONS(k) && HELD(k)==0 && gh[k]==0 && !gc[k])
+#define PROBE(k) (HELD_BY_NONE(k) && !qdown[k])     /* a consumer of our own is counted, and the only holder */
 #if EV == 0
 #define EVIDENCE(k) PROBE(k)
 #elif EV == 1      /* passive declare: ready 0 */
 #define EVIDENCE(k) (rdy[k]==0)
 #elif EV == 2      /* passive declare: ready 0 and consumers 0; so answers a queue without its Raft leader, too */
-#define EVIDENCE(k) (qdown[k] || HELD_BY_NOBODY(k))
+#define EVIDENCE(k) (qdown[k] || HELD_BY_NONE(k))
 #elif EV == 3      /* the same on a classic queue: a holder whose consumer was cancelled is not counted */
 #define EVIDENCE(k) (rdy[k]==0 && !CONS(k) && !gc[k])
 #elif EV == 4      /* management API: messages 0 in a sample of unknown age */
@@ -215,7 +215,7 @@ byte fault;
 #endif
 
 /* ------------------------------------------------------------------------------------------------ client and broker */
-/* Taken back from whoever held it; beyond the delivery limit it is dead-lettered, which is an outcome. */
+/* Taken back from its holder; beyond the delivery limit it is dead-lettered, which is an outcome. */
 #ifdef LIMIT
 #ifdef P6
 #define DIES(r) FAIL(LIMIT_REACHED)
@@ -301,7 +301,7 @@ byte fault;
 #define IDLE(k) TOTAL0(k)        /* messages == 0, ready and unacknowledged, in a sample taken after unbind and settling */
 #endif
 #ifdef RETIRE
-#define AWAKES(c,k) false                         /* told to end: what its workers still do does not keep it */
+#define AWAKES(c,k) false                         /* ordered to end: what its workers still do does not keep it */
 #define JUDGED(k) (TOTAL0(k) || NINST(k)==0)      /* and it waits until they are done */
 #else
 #define AWAKES(c,k) (want[X(c,k)]==2)
@@ -332,7 +332,7 @@ byte fault;
 #ifdef ADMIT
 #define ROOM(c,k) (place[X(c,k)])
 #define FORGETPLACE(c,k) place[X(c,k)]=0;
-#ifdef ADMWISH
+#ifdef ADMDESIRED
 #define ENDED(c,k) (want[X(c,k)]==0)                /* room is counted by wishes: a worker that still ends is forgotten */
 #else
 #define ENDED(c,k) (want[X(c,k)]==0 && NINST(k)==0 && wp[X(c,k)]==0)
@@ -341,7 +341,7 @@ byte fault;
    :: d_step{ up[c]==2 && !place[X(c,k)] && !ENDED(c,k) && (NINST(k)>0 || !place[X(c,OTHER(k))] && RUNSNOT(OTHER(k))) -> \
         printf("c%d: key %d has a place\n",c,k); place[X(c,k)]=1 } \
    :: d_step{ up[c]==2 && place[X(c,k)] && ENDED(c,k) -> printf("c%d: key %d gives its place back\n",c,k); place[X(c,k)]=0 }
-#ifdef ADMWISH
+#ifdef ADMDESIRED
 #define RUNSNOT(k) true
 #else
 #define RUNSNOT(k) (NINST(k)==0)

@@ -153,8 +153,8 @@ def tell_story(run: Run) -> str:
         call(["./pan", DEPTH, HASH], cwd=folder)
         if not (folder / f"{MODEL.name}.trail").exists():
             raise ModelError(f"{run.name} has no error, so there is no story.")
-        told = call(["spin", "-t", "-T", *run.flags, MODEL.name], cwd=folder)
-    events, _, _ = told.partition("spin: ")  # then come the assertion that failed and all variables
+        replay = call(["spin", "-t", "-T", *run.flags, MODEL.name], cwd=folder)
+    events, _, _ = replay.partition("spin: ")  # then come the assertion that failed and all variables
     return "\n".join(line.strip() for line in events.splitlines())
 
 

@@ -38,7 +38,7 @@ FORGED_COMMANDS = (
 
 @dataclass
 class Attack:
-    """A pool with a worker that echoes for the attacker, and one for somebody else."""
+    """A pool with a worker that echoes for the attacker, and one for another client."""
 
     daemon: Daemon
     names: PoolNames
@@ -155,12 +155,12 @@ async def test_message_that_did_not_come_through_the_pools_own_exchange_is_count
     report = {"x-event": "ready", "x-worker-id": "w"}
     poison = {"x-osrdyne-poison-key": VICTIM, "x-osrdyne-poison-id": "1", "x-osrdyne-poison-reason": "rejected"}
     await channel.declare_queue(f"{names.pool}-replies")
-    told = {"correlation_id": "c", "reply_to": f"{names.pool}-replies"}
+    sender = {"correlation_id": "c", "reply_to": f"{names.pool}-replies"}
     places = {
-        "dead-letters": (names.dead_letter_queue, Message(headers=died, **told)),
+        "dead-letters": (names.dead_letter_queue, Message(headers=died, **sender)),
         "activity": (names.activity_queue, Message(headers=report)),
-        "cancel": (names.cancel_queue, Message(**told)),
-        "orphans": (names.orphan_queue, Message(**told)),
+        "cancel": (names.cancel_queue, Message(**sender)),
+        "orphans": (names.orphan_queue, Message(**sender)),
         "poison": (names.poison_queue, Message(headers=poison)),
     }
     for queue, message in places.values():
@@ -222,7 +222,7 @@ async def test_enormous_term_in_the_leader_queue_keeps_no_pool_without_a_leader(
     assert led == [1, 2]
 
 
-async def test_worker_paused_by_somebody_else_serves_again(
+async def test_worker_paused_by_a_stranger_serves_again(
     settings: Settings, management: ManagementClient, channel: Channel
 ) -> None:
     """By a user that may write to the control exchange, with a generation that makes it deaf to the leader."""

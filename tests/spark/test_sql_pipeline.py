@@ -173,7 +173,7 @@ def test_query_with_rows_of_its_own_is_not_remembered(call: Call) -> None:
     assert call.context.state.prepared(query) is not call.context.state.prepared(query)
 
 
-def test_pyspark_without_the_method_below_to_arrow_answers_all_the_same(call: Call) -> None:
+def test_pyspark_without_the_method_below_to_arrow_answers_too(call: Call) -> None:
     class Frame:
         def __init__(self, frame: Any) -> None:
             self.limit = lambda count: Frame(frame.limit(count))

@@ -76,7 +76,7 @@ def of_clients() -> Iterator[Step]:
 
 
 def of_key(key: Key) -> Iterator[Step]:
-    """What befalls one group."""
+    """The events of one group."""
     queue = NAMES.request_queue(key)
     yield Step(f"worker {key} dies", partial(HistoryWorld.crash, key=key))
     yield Step(f"requests {key} expire", partial(HistoryWorld.expire, queue=queue))

@@ -79,7 +79,7 @@ class SimulatedWorker:
         self.manner = manner
         self.reports_arrive: Callable[[], bool] = lambda: True
         self.interrupted: bytes | None = None
-        """The request that it was working on when somebody ended it."""
+        """The request that it was working on when it was ended."""
         self.channel = FakeChannel(broker)
         fake.stubborn = manner is Manner.STUBBORN
         self._names = names
@@ -156,7 +156,7 @@ class SimulatedWorker:
             self._go()
 
     async def _stand_still(self) -> None:
-        """Until somebody ends it; the broker gives its connection up before, because there are no heartbeats."""
+        """Until it is ended; the broker gives its connection up before, because there are no heartbeats."""
         self._stands_still = True
         await self._clock.sleep(HEARTBEAT_TIMEOUT)
         self.channel.end(None)

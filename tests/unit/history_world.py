@@ -84,7 +84,7 @@ class HistoryWorld:
         self.api_answers = True
         self.deaths_are_noticed = True
         self.refusals: deque[tuple[bool, BrokerError]] = deque()
-        """What becomes of the next forwards: whether they arrive, and what the leader is told."""
+        """What becomes of the next forwards: whether they arrive, and the confirm that the leader receives."""
         self.kill_in = 0
         """Commands until the leader is killed."""
         self.moving = asyncio.Event()
@@ -191,7 +191,7 @@ class HistoryWorld:
     # --- leaders
 
     def appoint(self) -> None:
-        """One more daemon: it leads as soon as nobody else does."""
+        """One more daemon: it leads as soon as no other does."""
         stack = make_stack(self.clock, broker=self.broker, driver=self.driver, settings=self._settings, metrics=METRICS)
         stack.pinned = self.pinned
         stack.task = asyncio.create_task(stack.lead(), name="leader")
@@ -202,7 +202,7 @@ class HistoryWorld:
             self.appoint()
 
     async def lead(self) -> None:
-        """Wait until somebody leads."""
+        """Wait until one of them leads."""
         while self.leader is None:
             self.see_to_leader()
             await self.clock.advance(1.0)
@@ -242,7 +242,7 @@ class HistoryWorld:
             worker.channel.end(BrokerUnavailableError("The broker was stopped."))
 
     def with_leader(self, act: Callable[[Stack], object]) -> None:
-        """What a person asks the leader; nobody answers when there is none."""
+        """What a person asks the leader; there is no answer without one."""
         if self.leader is not None:
             act(self.leader)
 
@@ -306,12 +306,12 @@ class HistoryWorld:
         return found
 
     def _crashes(self) -> list[BaseException]:
-        """Errors that ended a term and that nobody foresaw: neither the broker's nor the driver's."""
+        """Unexpected errors that ended a term: neither the broker's nor the driver's."""
         ended = [stack.task for stack in self.leaders if stack.task.done() and not stack.task.cancelled()]
         return [error for task in ended if (error := task.exception()) is not None and not _is_foreseen(error)]
 
     def leftovers(self) -> dict[str, object]:
-        """What is there although nobody needs it any more."""
+        """What is there although it is no longer needed."""
         ours = (NAMES.orphan_queue, NAMES.dead_letter_queue, NAMES.cancel_queue, NAMES.activity_queue)
         found: dict[str, object] = {
             "queues": [name for name in self.broker.queues if name.startswith(NAMES.request_queue_prefix)],
@@ -361,7 +361,7 @@ class HistoryWorld:
         while self.clock.monotonic() < until and not self.faults():
             await self.clock.advance(LOOK_INTERVAL)
             self.see_to_leader()
-            self.with_leader(_unpin_all)  # or they would stay for ever
+            self.with_leader(_unpin_all)  # or they would never go
             if condition():
                 return
 

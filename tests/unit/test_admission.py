@@ -67,7 +67,7 @@ def test_a_waiting_group_that_is_not_wanted_any_more_leaves_the_line() -> None:
     assert places.release(Key("a")) == keys("c")
 
 
-def test_groups_that_run_already_are_admitted_beyond_the_limit_and_nobody_follows_too_early() -> None:
+def test_groups_that_run_already_are_admitted_beyond_the_limit_and_none_follows_too_early() -> None:
     places = admission(max_groups=1)
     for key in keys("ab"):
         places.admit(key)

@@ -54,7 +54,7 @@ class TestWakeup:
         await clock.advance(1)
         assert waiting.result() is False
 
-    async def test_wait_for_ever_ends_on_set_only(self) -> None:
+    async def test_wait_without_timeout_ends_on_set_only(self) -> None:
         clock = VirtualClock()
         wakeup = Wakeup(clock)
         waiting = asyncio.create_task(wakeup.wait())
@@ -104,7 +104,7 @@ class TestWatchCell:
         cell.set(1)
         assert await asyncio.gather(*readers) == [1, 1, 1]
 
-    async def test_equal_value_wakes_nobody(self) -> None:
+    async def test_equal_value_wakes_no_waiter(self) -> None:
         clock = VirtualClock()
         cell = WatchCell("same")
         reader = asyncio.create_task(cell.changed())

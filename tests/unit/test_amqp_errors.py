@@ -167,7 +167,7 @@ TUNE = spec.Connection.Tune()
     ],
     ids=["password", "no such host", "host is down", "stops"],
 )
-async def test_reason_for_a_close_during_the_log_in_is_told(
+async def test_reason_for_a_close_during_the_log_in_is_reported(
     frames: tuple[Frame, ...], code: int, text: str, kind: type[OsrdyneError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker = Says(*frames, spec.Connection.Close(code, text, 0, 0))

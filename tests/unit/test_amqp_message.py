@@ -42,7 +42,7 @@ def test_nested_headers_have_no_quick_bound() -> None:
     [("amq.rabbitmq.reply-to", None), ("amq.rabbitmq.reply-to.g1h2", "amq.rabbitmq.reply-to.g1h2"), ("q", "q")],
 )
 def test_copy_never_asks_for_answers_to_ourselves(reply_to: str, sent_on: str | None) -> None:
-    """RabbitMQ takes the bare name for the address of whoever publishes, and closes a channel that has none."""
+    """RabbitMQ takes the bare name for the address of the publisher, and closes a channel that has none."""
     properties = Message(reply_to=reply_to).properties()
     delivery = Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", properties)
     assert delivery.to_message(headers={}, expiration=None).reply_to == sent_on

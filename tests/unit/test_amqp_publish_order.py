@@ -62,7 +62,7 @@ async def test_other_places_do_not_wait_for_a_repeated_id() -> None:
     assert publishes.begun == ["1", "3", "4", "2", "5"]
 
 
-async def test_one_that_gives_up_while_it_waits_holds_nobody_up() -> None:
+async def test_cancelled_waiter_delays_no_other() -> None:
     publishes = Publishes()
     for name, one in [("1", "x"), ("2", "x"), ("3", None)]:
         await publishes.start(name, one, A)

@@ -74,10 +74,10 @@ def alert(reason: str) -> ssl.SSLError:
     ],
 )
 def test_failed_handshake_has_a_remedy(fault: ssl.SSLError, words: str) -> None:
-    told = describe_tls_fault(fault)
-    assert told is not None
+    description = describe_tls_fault(fault)
+    assert description is not None
     with pytest.raises(AssertionError, match=words):
-        raise AssertionError(told)
+        raise AssertionError(description)
 
 
 def test_fault_behind_others_is_found() -> None:

@@ -32,18 +32,20 @@ def test_old_versions_are_refused(text: str, ok: bool) -> None:
     assert (finding.ok, finding.remedy is None) == (ok, ok)
 
 
-def test_a_version_nobody_tested_is_named_as_such() -> None:
+def test_an_untested_version_is_named_as_such() -> None:
     assert "newer than any" in checks.check_version(version("5.0.0")).message
 
 
-def test_every_range_of_versions_is_told_apart() -> None:
-    told = [" ".join(checks.differences(version(text))) for text in ("3.10.8", "3.13.7", "4.0.5", "4.2.0", "4.3.6")]
-    assert told[2] == told[3]
-    assert len(set(told)) == 4
+def test_every_range_of_versions_is_distinguished() -> None:
+    differences = [
+        " ".join(checks.differences(version(text))) for text in ("3.10.8", "3.13.7", "4.0.5", "4.2.0", "4.3.6")
+    ]
+    assert differences[2] == differences[3]
+    assert len(set(differences)) == 4
 
 
 @pytest.mark.parametrize(
-    ("text", "processing", "told", "ok"),
+    ("text", "processing", "configured", "ok"),
     [
         ("3.10.8", 1800, None, True),
         ("3.10.8", 1801, None, False),
@@ -54,10 +56,10 @@ def test_every_range_of_versions_is_told_apart() -> None:
     ],
 )
 def test_longer_work_than_the_consumer_timeout_is_refused(
-    text: str, processing: float, told: float | None, ok: bool
+    text: str, processing: float, configured: float | None, ok: bool
 ) -> None:
     settings = Settings(
-        worker=WorkerSettings(processing_timeout=processing), requests=RequestSettings(consumer_timeout=told)
+        worker=WorkerSettings(processing_timeout=processing), requests=RequestSettings(consumer_timeout=configured)
     )
     assert checks.check_consumer_timeout(settings, version(text)).ok is ok
 
@@ -135,7 +137,7 @@ def test_a_healthy_or_silent_node_is_fine(node: NodeStatus) -> None:
     assert finding.ok
 
 
-def test_disabled_feature_flags_that_nobody_needs_are_fine() -> None:
+def test_disabled_optional_feature_flags_are_fine() -> None:
     assert checks.check_feature_flags(["user_limits"]).ok
     assert not checks.check_feature_flags(["stream_queue"]).ok
 

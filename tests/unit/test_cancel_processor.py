@@ -1,4 +1,4 @@
-"""Cancels of clients are told to the workers of the group: a real leader in memory."""
+"""Cancels of clients are sent to the workers of the group: a real leader in memory."""
 
 from __future__ import annotations
 

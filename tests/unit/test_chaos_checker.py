@@ -80,7 +80,7 @@ def test_second_answer_is_a_duplicate_and_no_problem() -> None:
     [
         (replace(ANSWER, body="wrong"), "wrong answers"),
         (replace(ANSWER, status="error"), "no fault explains"),
-        (replace(ANSWER, correlation_id="2"), "nobody's request"),
+        (replace(ANSWER, correlation_id="2"), "no known request"),
     ],
     ids=["body", "status", "correlation id"],
 )

@@ -1,4 +1,4 @@
-"""What a managed pool under attack is told: the same for the same seed, and no request runs out of time by it."""
+"""The settings of a managed pool under attack: the same for the same seed, and no request runs out of time by it."""
 
 from __future__ import annotations
 

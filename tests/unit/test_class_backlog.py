@@ -28,7 +28,7 @@ def test_arrivals_from_before_the_log_are_unknown() -> None:
     assert log.oldest_at(2) is None
 
 
-def test_age_is_never_told_too_low_however_few_marks_are_kept() -> None:
+def test_age_is_never_reported_too_low_however_few_marks_are_kept() -> None:
     log = ArrivalLog()
     for number in range(20 * MAX_MARKS):
         log.note(float(number))
@@ -62,7 +62,7 @@ def test_what_waited_before_the_term_is_as_old_as_the_term() -> None:
     assert backlog.waiting() == {None: Waiting(5, 3.0)}
 
 
-def test_age_is_unknown_where_nobody_notes_what_comes() -> None:
+def test_age_is_unknown_where_arrivals_are_not_noted() -> None:
     backlog = ClassBacklog(since=None)
     backlog.take_listing([listed(A, default=5)])
     assert backlog.waiting() == {None: Waiting(5, None)}

@@ -117,7 +117,7 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     ("error", "code", "message"),
     [
         (OsrdyneError("It failed at amqp://u:hidden@h."), 1, "It failed at amqp://u:***@h.\n"),
-        (BrokerUnavailableError("Nobody there."), 1, "Nobody there.\n"),
+        (BrokerUnavailableError("Connection refused."), 1, "Connection refused.\n"),
         (PortTakenError("Port 1 is taken."), 2, "Port 1 is taken.\n"),
         (ExceptionGroup("", [ExceptionGroup("", [PortTakenError("Port 1 is taken.")])]), 2, "Port 1 is taken.\n"),
         (ZeroDivisionError("hidden"), 1, "Unexpected ZeroDivisionError; run `osrdyne --debug …` for the traceback.\n"),
@@ -372,14 +372,14 @@ def test_routes_of_a_pool_without_a_manifest(monkeypatch: pytest.MonkeyPatch, ar
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "expected"),
     [("x", "a whole number"), ("1.5", "a whole number"), ("", "a whole number"), ("0", "greater than or equal to 1")],
     ids=repr,
 )
-def test_version_that_is_none_is_wrong_usage(version: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_that_is_none_is_wrong_usage(version: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["routes", "rollback", version], debug=False) == 2
     assert capsys.readouterr().err == (
-        f"Invalid value for 'VERSION': it should be {told}. Try `osrdyne routes rollback --help`.\n"
+        f"Invalid value for 'VERSION': it should be {expected}. Try `osrdyne routes rollback --help`.\n"
     )
 
 

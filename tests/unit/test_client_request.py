@@ -27,11 +27,11 @@ def build(key: str = "k", body: object = None, **options: Any) -> OutgoingReques
 @given(now=st.floats(1e9, 4e9), timeout=st.floats(0.001, 1e6))
 def test_all_fields_of_the_deadline_agree(now: float, timeout: float) -> None:
     message = build(now=now, timeout=timeout).message
-    told = message.headers["x-deadline"]
+    deadline = message.headers["x-deadline"]
     by_expiration = deadline_ms(headers={}, expiration=message.expiration, timestamp=message.timestamp, first_seen_ms=0)
-    assert told == by_expiration
-    assert isinstance(told, int)
-    assert abs(told / 1000 - (now + timeout)) < 0.002
+    assert deadline == by_expiration
+    assert isinstance(deadline, int)
+    assert abs(deadline / 1000 - (now + timeout)) < 0.002
 
 
 def test_one_way_request_without_timeout_has_neither_address_nor_deadline() -> None:

@@ -25,13 +25,13 @@ async def test_client_that_was_never_opened_says_so() -> None:
 
 async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second() -> None:
     request = build_request("k", "", None, correlation_id="c", timeout=0.001, answer_slack=0.0, now=1e9, app_id="me")
-    also_told: list[dict[str, object]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: also_told.append(context))
+    also_reported: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: also_reported.append(context))
     with pytest.raises(TimeoutError):
         async with _time_limit(request):
             time.sleep(0.01)  # both of its times are over when the loop looks
             await asyncio.Event().wait()
-    assert also_told == []
+    assert also_reported == []
 
 
 async def test_closing_twice_does_nothing() -> None:

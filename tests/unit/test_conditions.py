@@ -43,11 +43,11 @@ def test_every_function_is_documented() -> None:
     assert [name for name in [*FUNCTIONS, "concat"] if f"`{name}(" not in page] == []
 
 
-def test_every_error_of_types_is_told() -> None:
+def test_every_error_of_types_is_reported() -> None:
     assert [column for _, column in problems("nope(1 + 'a') = 1 OR abs('x') = 'y' + 2")] == [1, 8, 22, 37]
 
 
-def test_one_mistake_is_told_once() -> None:
+def test_one_mistake_is_reported_once() -> None:
     assert problems("length(1) + 1 = 2 AND true") == [("invalid arguments to function 'length': length(number)", 1)]
 
 

@@ -24,7 +24,7 @@ NOT_YET = "control messages cannot be received yet"
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("errors", "warned"),
     [
         pytest.param([(MISSING, True), (MISSING, False)] * 5, [NO_EXCHANGE], id="missing-on-every-connection"),
         pytest.param([(REFUSED, True), (REFUSED, False)] * 2, [NOT_YET] * 2, id="locked-on-every-connection"),
@@ -32,5 +32,5 @@ NOT_YET = "control messages cannot be received yet"
         pytest.param([(MISSING, True), (REFUSED, True)], [NO_EXCHANGE, NOT_YET], id="another-trouble-later"),
     ],
 )
-def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors, told):
-    assert warnings_of(errors) == told
+def test_missing_control_exchange_is_one_warning_in_the_life_of_a_worker(errors, warned):
+    assert warnings_of(errors) == warned

@@ -11,10 +11,10 @@ def test_lost_token_says_more_than_the_consumers_that_ended_with_it() -> None:
     assert main_reason([BrokerUnavailableError("a consumer"), lost, BrokerUnavailableError("another")]) is lost
 
 
-def test_first_of_equal_reasons_is_told() -> None:
+def test_first_of_equal_reasons_is_reported() -> None:
     first = BrokerUnavailableError("no connection")
     assert main_reason([first, BrokerUnavailableError("another")]) is first
 
 
-def test_what_nobody_foresaw_is_no_sentence() -> None:
+def test_unexpected_error_is_no_sentence() -> None:
     assert main_reason([ZeroDivisionError()]) is None

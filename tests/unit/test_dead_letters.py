@@ -42,7 +42,7 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 
 
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
-async def test_caller_is_told_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
+async def test_caller_receives_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
     """defects: dead-letter-answers: another header was looked for, nothing acknowledged, the correlation id dropped."""
     async with leading(clock, broker=broker) as stack:
         await die(stack, {"x-first-death-reason": reason})
@@ -79,7 +79,7 @@ async def test_request_that_expired_in_its_queue_is_answered(clock: VirtualClock
         assert answers(broker) == [("c", "expired")]
 
 
-async def test_request_that_expired_while_its_group_waited_for_room_is_told_so(
+async def test_reply_names_the_wait_for_room_in_which_a_request_expired(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     async with leading(clock, broker=broker) as stack:
@@ -197,8 +197,8 @@ def test_first_of_several_deaths_counts() -> None:
 def test_end_of_a_wait_is_no_death(queues: list[object], found: object) -> None:
     deaths = [{"queue": queue, "reason": f"in {queue}"} for queue in queues]  # the latest comes first
     headers = {"x-death": deaths, "x-first-death-queue": queues[-1], "x-first-death-reason": f"in {queues[-1]}"}
-    told = without_waits(headers, PoolNames("pool"))
-    assert (told["x-first-death-queue"], told["x-first-death-reason"]) == (found, f"in {found}")
+    death = without_waits(headers, PoolNames("pool"))
+    assert (death["x-first-death-queue"], death["x-first-death-reason"]) == (found, f"in {found}")
 
 
 VALUES = st.recursive(

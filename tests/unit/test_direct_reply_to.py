@@ -157,7 +157,7 @@ async def test_nothing_is_opened_after_the_end(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("address", "known"), [(CALLER, True), (CALLER + "2", False), (FORGED, False)])
-async def test_question_for_an_address_harms_nobody(bench: Bench, address: str, known: bool) -> None:
+async def test_question_for_an_address_does_no_harm(bench: Bench, address: str, known: bool) -> None:
     assert await bench.direct.knows(address) is known
 
 

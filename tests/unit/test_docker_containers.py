@@ -83,7 +83,7 @@ def test_own_start_that_broke_off_is_over_at_once(clock):
     assert containers.instances(frozenset()) == []
 
 
-async def test_start_of_somebody_else_is_left_time(clock, engine):
+async def test_start_of_another_leader_is_left_time(clock, engine):
     other = containers_of(engine, clock)
     assert state_of(other)[0] is InstanceState.RUNNING
     await clock.advance(29.0)
@@ -93,7 +93,7 @@ async def test_start_of_somebody_else_is_left_time(clock, engine):
     assert state_of(other)[0] is InstanceState.EXITED
 
 
-def test_copy_of_a_container_is_no_worker_and_is_told_of_once(engine, clock, monkeypatch):
+def test_copy_of_a_container_is_no_worker_and_is_reported_once(engine, clock, monkeypatch):
     engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
     said = Mock()
     monkeypatch.setattr("osrdyne.drivers.docker.containers.log", said)

@@ -132,15 +132,15 @@ def test_container_names_are_names_and_differ():
     assert all(re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", name) and len(name) < 180 for name in names)
 
 
-@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-def test_labels_are_read_back(key):
-    spec = make_spec(key, slot=3)
-    labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
-    instance = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
-    assert instance is not None
-    assert (instance.instance_id, instance.external_id) == (InstanceId("id"), "name")
-    assert (instance.key, instance.slot, instance.worker_id) == (key, 3, spec.worker_id)
-    assert (instance.spec_hash, instance.started_at) == ("abc", 1234.5)
+def test_labels_are_read_back():
+    for key in ODD_KEYS.values():
+        spec = make_spec(key, slot=3)
+        labels = IDENTITY.labels(spec, spec_hash="abc", started_at=1234.5)
+        instance = read_instance("id", "/name", labels, state=InstanceState.RUNNING)
+        assert instance is not None
+        assert (instance.instance_id, instance.external_id) == (InstanceId("id"), "name")
+        assert (instance.key, instance.slot, instance.worker_id) == (key, 3, spec.worker_id)
+        assert (instance.spec_hash, instance.started_at) == ("abc", 1234.5)
 
 
 def test_container_of_another_stack_pool_or_person_is_not_owned():
@@ -153,12 +153,12 @@ def test_container_of_another_stack_pool_or_person_is_not_owned():
     assert not IDENTITY.owns(name, None)
 
 
-@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-def test_copy_of_a_container_is_not_ours(key):
-    labels = IDENTITY.labels(make_spec(key), spec_hash="abc", started_at=1.0)
-    assert IDENTITY.owns(IDENTITY.container_name(key, 0), labels)
-    assert not IDENTITY.owns("/copy", labels)
-    assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
+def test_copy_of_a_container_is_not_ours():
+    for key in ODD_KEYS.values():
+        labels = IDENTITY.labels(make_spec(key), spec_hash="abc", started_at=1.0)
+        assert IDENTITY.owns(IDENTITY.container_name(key, 0), labels)
+        assert not IDENTITY.owns("/copy", labels)
+        assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
 
 
 def test_container_with_our_marks_and_nothing_else_is_no_worker():
@@ -184,7 +184,7 @@ def test_container_with_our_marks_and_nothing_else_is_no_worker():
         pytest.param({"ExitCode": 127, "Error": "no runc"}, Exit(127, None, "no runc"), id="error"),
     ],
 )
-def test_end_of_a_container_is_told_as_it_was(state, exit):
+def test_end_of_a_container_is_reported_as_it_was(state, exit):
     assert read_exit(state) == exit
 
 
@@ -233,7 +233,7 @@ def test_secret_is_a_file_for_its_owner_only():
 
 def test_user_of_an_image_is_found_by_its_name():
     passwd = "root:x:0:0:root:/root:/bin/sh\nworker:x:4711:4711::/home/worker:/bin/sh\nbroken\n"
-    assert [user_id(name, passwd) for name in ("worker", "root", "broken", "nobody")] == [4711, 0, 0, 0]
+    assert [user_id(name, passwd) for name in ("worker", "root", "broken", "absent")] == [4711, 0, 0, 0]
 
 
 def test_list_of_users_may_be_a_link():
@@ -272,7 +272,7 @@ def test_root_cause_is_what_the_system_said():
     assert isinstance(cause, FileNotFoundError)
 
 
-def test_socket_that_may_not_be_used_is_told_with_the_remedy(monkeypatch):
+def test_socket_that_may_not_be_used_is_reported_with_the_remedy(monkeypatch):
     def refuse(_engine):
         raise PermissionError(13, "Permission denied")
 

@@ -1,4 +1,4 @@
-"""The threads of the Docker driver with an engine that does as it is told: pulls that are shared, events that break."""
+"""The threads of the Docker driver with an engine that the test controls: shared pulls, events that break."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_refused_pull_fails_every_start_that_waits(images, registry):
     assert str(results[0]).startswith("The image worker:1 cannot be pulled: no access to worker:1. Check")
 
 
-async def test_pull_that_its_start_no_longer_waits_for_is_nobodys_outcome(images):
+async def test_pull_that_its_start_no_longer_waits_for_has_no_outcome(images):
     registry = Registry()
     pulling = images(registry)
     given_up = asyncio.ensure_future(pulling.pull())
@@ -128,7 +128,7 @@ async def test_engine_that_falls_silent_in_a_pull_is_away_for_every_start_that_w
     assert {(type(result), str(result)) for result in results} == {(DriverUnavailableError, "away")}
 
 
-async def test_no_more_calls_than_the_limit_run_at_once_also_when_nobody_waits_for_them():
+async def test_no_more_calls_than_the_limit_run_at_once_also_without_a_waiter():
     threads, go_on, begun = Threads("calls", limit=2), threading.Event(), []
 
     def call():

@@ -30,7 +30,7 @@ def test_unknown_option_is_refused_with_its_path():
         registry.create_driver(DriverSettings(name="noop", options={"colour": "red"}), CONTEXT)
 
 
-def test_wrong_option_is_told_with_those_that_there_are():
+def test_wrong_option_is_reported_with_the_valid_ones():
     with pytest.raises(ConfigurationError, match=r"The options of systemd: template, manager, bus, environment"):
         registry.create_driver(DriverSettings(name="systemd", options={"unit": "x"}), CONTEXT)
 

@@ -74,19 +74,19 @@ async def test_total_from_before_is_no_answer(totals: FreshTotals, listing: List
     assert totals.messages(A, after=100.0) is None
 
 
-async def test_all_who_wait_share_a_listing_and_are_told(
+async def test_all_who_wait_share_a_listing_and_are_notified(
     totals: FreshTotals, listing: Listing, clock: VirtualClock
 ) -> None:
     listing.messages = {A: 0, B: 3}
-    told = totals.feed.subscribe()
+    changed = totals.feed.subscribe()
     totals.messages(A, after=100.0)
     totals.messages(B, after=100.5)
     await clock.advance(TOTALS_MAX_AGE + 2.0)
-    assert (sorted(told.take()), listing.count) == ([A, B], 1)
+    assert (sorted(changed.take()), listing.count) == ([A, B], 1)
     assert (totals.messages(A, after=100.0), totals.messages(B, after=100.5)) == (0, 3)
 
 
-async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_somebody_asks(
+async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_ask(
     totals: FreshTotals, listing: Listing, clock: VirtualClock
 ) -> None:
     totals.messages(A, after=100.0)
@@ -103,6 +103,6 @@ async def test_listing_that_fails_is_repeated(totals: FreshTotals, listing: List
     assert (totals.messages(A, after=80.0), listing.count) == (0, 4)
 
 
-async def test_nothing_is_listed_while_nobody_asks(totals: FreshTotals, clock: VirtualClock) -> None:
+async def test_nothing_is_listed_without_a_caller(totals: FreshTotals, clock: VirtualClock) -> None:
     await clock.advance(1.0)
     assert clock.pending == []

@@ -26,7 +26,7 @@ from osrdyne.testing.loop import MemoryLoop
 
 COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
 ALWAYS_THE_SAME = "OSRDYNE_HISTORIES" not in os.environ
-"""`make test` lives through the same histories each time; whoever asks for a number gets others."""
+"""`make test` lives through the same histories each time; a given number makes others."""
 HISTORIES = st.lists(st.sampled_from(STEPS), min_size=5, max_size=20)
 PORTION = 500
 """Histories of one test: with many tests, two processes end at about the same time."""
@@ -41,7 +41,7 @@ def portions(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[MemoryLoop]:
-    """One event loop for all histories, and no logs: nobody reads a million warnings."""
+    """One event loop for all histories, and no logs: a million warnings would help no reader."""
     logs, threshold = structlog.get_config(), gc.get_threshold()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     gc.freeze()

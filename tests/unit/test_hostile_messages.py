@@ -1,4 +1,4 @@
-"""20,000 hostile messages, on every queue of the controller and of a worker: nobody stops, each one is accounted for.
+"""20,000 hostile messages, on every queue of the controller and of a worker: nothing stops, each is accounted for.
 
 They go through the real session, term, loops and processors, and through the real processor and dispatcher of the
 worker, on a broker in memory. `tests/integration/test_hostile_wire.py` sends some to a real RabbitMQ.

@@ -157,7 +157,7 @@ async def test_one_listing_answers_for_all(setting: Setting) -> None:
     assert (setting.tracker.keys(), len(setting.totals.asked_at)) == ([], 1)
 
 
-async def test_listing_that_fails_stops_nobody_and_is_repeated(setting: Setting) -> None:
+async def test_failed_listing_stops_no_group_and_is_repeated(setting: Setting) -> None:
     setting.totals.messages, setting.totals.failures = {A: 0}, 3
     await setting.idle_group()
     await setting.clock.advance(3.0)
@@ -204,6 +204,6 @@ async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Sett
     assert (setting.tracker.status(A), setting.tracker.status(B)) == (None, GroupStatus.UNBOUND)
 
 
-async def test_judge_that_has_nothing_to_judge_waits_for_ever(setting: Setting) -> None:
+async def test_judge_that_has_nothing_to_judge_waits(setting: Setting) -> None:
     await setting.clock.advance(1.0)
     assert setting.clock.pending == []

@@ -92,14 +92,15 @@ class TestClasses:
                 await clock.settle()
             assert (waiting(stack, None), stack.is_bound("a")) == ([b"1", b"2", b"3"], False)
 
-    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
     async def test_request_of_any_key_reaches_the_queue_of_exactly_this_key(
-        self, clock: VirtualClock, broker: FakeBroker, key: Key
+        self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
-            await stack.publish(key, b"1", headers={"level": "alert"})
+            for key in ODD_KEYS.values():
+                await stack.publish(key, key.encode(), headers={"level": "alert"})
             await clock.settle()
-            assert waiting(stack, 0, key) == [b"1"]
+            for key in ODD_KEYS.values():
+                assert waiting(stack, 0, key) == [key.encode()]
 
     async def test_order_of_a_key_is_kept_within_a_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
         bodies = [b"%d" % number for number in range(2 * PREFETCH)]
@@ -109,7 +110,7 @@ class TestClasses:
             await clock.settle()
             assert (waiting(stack, None), waiting(stack, 0)) == (bodies[::2], bodies[1::2])
 
-    async def test_worker_is_told_every_queue_the_most_urgent_first(
+    async def test_worker_receives_every_queue_the_most_urgent_first(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
@@ -345,7 +346,7 @@ class TestChange:
             await clock.settle()
             assert waiting(stack, 0) == [b"1"]
 
-    async def test_workers_are_told_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_workers_receive_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, rest=REST) as stack:
             await stack.publish("a", b"1")
             await clock.settle()
@@ -354,8 +355,8 @@ class TestChange:
             await stack.report("a", Event.READY)
             await change(stack, alerts=ALERTS, rest=REST)
             await clock.advance(1.0)
-            told = [json.loads(body)["queues"] for body in broker.bodies("control")]
-            assert (told[0], told[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
+            queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
+            assert (queues_sent[0], queues_sent[-1]) == (["pool-req-a"], ["pool-req-a_Pri0", "pool-req-a"])
 
     async def test_worker_that_never_reports_for_priorities_is_warned_about(
         self, clock: VirtualClock, broker: FakeBroker
@@ -374,7 +375,9 @@ class TestChange:
             await clock.advance(SILENT_FOR)
             assert stack.term.routing.routes.classes.silent == {}
 
-    async def test_worker_is_told_once_and_again_after_a_while(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_worker_is_notified_once_and_again_after_a_while(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         """A confirmed message for each report, or for each group every few seconds, would be a load of its own."""
         async with managing(clock, broker, rest=REST) as stack:
             await stack.publish("a", b"1")
@@ -448,9 +451,7 @@ class TestChange:
             await clock.advance(20.0)
             assert not stack.task.done()
 
-    async def test_worker_that_somebody_started_by_hand_is_told_its_queues(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
+    async def test_worker_started_by_hand_receives_its_queues(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
             broker.declare_queue("control", {})
             broker.bind("control", stack.names.control_exchange, "group.b")
@@ -458,8 +459,8 @@ class TestChange:
             await clock.settle()
             await stack.report("b", Event.STARTED, "by-hand")
             await clock.settle()
-            told = [json.loads(body)["queues"] for body in broker.bodies("control")]
-            assert told[-1] == ["pool-req-b_Pri0", "pool-req-b"]
+            queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
+            assert queues_sent[-1] == ["pool-req-b_Pri0", "pool-req-b"]
 
     async def test_exchange_of_a_class_exists_before_its_first_request(
         self, clock: VirtualClock, broker: FakeBroker

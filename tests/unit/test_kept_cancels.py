@@ -1,4 +1,4 @@
-"""Cancels of requests that wait for another attempt, in the leader: told to workers that come, and answered there."""
+"""Cancels of requests that wait for another attempt, in the leader: sent to workers that come, and answered there."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ async def cancel(stack: Stack) -> None:
 
 
 async def report(stack: Stack, worker: str = W) -> None:
-    told = ActivityReport(A, Event.READY, worker)
-    message = Message(told.wire_body(), headers=told.wire_headers())
+    ready = ActivityReport(A, Event.READY, worker)
+    message = Message(ready.wire_body(), headers=ready.wire_headers())
     await FakeChannel(stack.broker).publish(message, exchange=stack.names.activity_exchange, routing_key=A)
     await stack.clock.settle()
 
@@ -61,7 +61,7 @@ def heard(stack: Stack, worker: WorkerId = W) -> list[dict[str, object]]:
     return [dict(one.details) for one in messages if one is not None and one.command is Command.CANCEL]
 
 
-async def test_worker_that_comes_later_is_told_once(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_later_worker_is_notified_once(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack)
         await fail(stack)
@@ -74,7 +74,7 @@ async def test_worker_that_comes_later_is_told_once(clock: VirtualClock, broker:
         assert heard(stack) == [{"correlation_id": "c", "reply_to": REPLIES, "keep_for": 500.0}]
 
 
-async def test_worker_of_another_group_is_not_told(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_worker_of_another_group_is_not_notified(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack)
         message = Message(correlation_id="c", reply_to=REPLIES)
@@ -117,7 +117,7 @@ async def test_new_request_of_the_name_is_another_one(clock: VirtualClock, broke
 
 
 @pytest.mark.parametrize("worker", ["x" * 5000, "漢" * 200, "#", ""], ids=["long", "wide", "pattern", "empty"])
-async def test_odd_name_of_a_worker_harms_nobody(clock: VirtualClock, broker: FakeBroker, worker: str) -> None:
+async def test_odd_name_of_a_worker_does_no_harm(clock: VirtualClock, broker: FakeBroker, worker: str) -> None:
     async with managing(clock, broker, plain=PLAIN) as stack:
         await send(stack)
         await cancel(stack)

@@ -46,11 +46,11 @@ def pod(
 ):
     status = {"name": "worker", "image": "", "imageID": "", "ready": ready, "restartCount": restarts}
     status |= {"state": state or {}, "lastState": last or {}}
-    told = [{"type": "Ready", "status": "True" if ready else "False"}, *conditions]
+    reported = [{"type": "Ready", "status": "True" if ready else "False"}, *conditions]
     return Pod.from_dict(
         {
             "metadata": METADATA | {"name": name} | metadata,
-            "status": {"phase": phase, "conditions": told, "containerStatuses": [status] if state else []},
+            "status": {"phase": phase, "conditions": reported, "containerStatuses": [status] if state else []},
         }
     )
 
@@ -124,7 +124,7 @@ def test_pods_without_their_deployment_are_still_an_instance():
     ],
     ids=["no key", "no such key", "no slot"],
 )
-def test_object_of_somebody_else_with_our_label_is_no_group(broken):
+def test_foreign_object_with_our_label_is_no_group(broken):
     assert gather([deployment(**broken)], [pod(RUNNING, **broken)], NAMES) == []
 
 
@@ -143,7 +143,7 @@ def test_groups_do_not_share_pods():
     assert {group.worker_id: len(group.pods) for group in groups} == {"w1": 2, "w2": 1}
 
 
-def test_trouble_is_told_in_the_words_of_kubernetes():
+def test_trouble_is_reported_in_the_words_of_kubernetes():
     unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
     a, b, c = (f"{NAME}-5f4d-{letter}" for letter in "abc")
     pods = [pod(NO_IMAGE, name=a), pod(conditions=[unschedulable], name=b), pod(RUNNING, ready=True, name=c)]

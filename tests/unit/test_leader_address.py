@@ -23,13 +23,13 @@ class Standby(DaemonInspector):
     """A daemon that stands by; it is its own RabbitMQ, which knows this address or raises this error."""
 
     def __init__(self, announced: str | Exception | None, *, after: float = 0.0) -> None:
-        nobody: Any = None
+        unused: Any = None
         super().__init__(
             pool="p",
             state=DaemonState(),
-            driver=nobody,
-            management=nobody,
-            pins=nobody,
+            driver=unused,
+            management=unused,
+            pins=unused,
             leader=LeaderAddress(self, pool="p"),
             own_url=lambda: LOCAL,
             clock=SystemClock(),
@@ -50,7 +50,7 @@ class Standby(DaemonInspector):
 @pytest.mark.parametrize(
     ("announced", "leader"),
     [(REMOTE, REMOTE), (None, None), (LOCAL, None), (BrokerUnavailableError("gone"), None)],
-    ids=["another", "nobody", "itself before", "no answer"],
+    ids=["another", "none", "itself before", "no answer"],
 )
 async def test_standby_knows_the_leader_that_has_announced_itself(
     announced: str | Exception | None, leader: str | None

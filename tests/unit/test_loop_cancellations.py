@@ -1,6 +1,6 @@
 """A leader killed at each of its steps in turn: no request is lost, no task is left, and the next leader goes on.
 
-A story is told again and again, and each time the leader dies one step later: before a command takes effect at the
+A story is run again and again, and each time the leader dies one step later: before a command takes effect at the
 broker, or before its answer arrives. It ends when the leader lives through the whole story.
 """
 
@@ -157,7 +157,7 @@ async def test_leader_killed_at_any_step_of_its_take_over_loses_nothing() -> Non
         world = World()
         async with leading(world.clock, broker=world.broker, driver=world.driver, settings=QUICK) as earlier:
             await world.ask(earlier, "a", "waits for its worker")
-        await world.ask(earlier, "b", "an orphan that nobody has looked at")
+        await world.ask(earlier, "b", "an orphan that was not read yet")
         await tell(nothing, world, number, take_over=True)
         assert world.lost() == set(), f"killed at step {number}"
         assert world.driver.count("start", Key("a")) == 1, f"a second worker after a leader killed at step {number}"

@@ -88,7 +88,7 @@ def test_two_who_let_things_settle_go_on_one_after_the_other(loop: MemoryLoop) -
     assert said == ["a", "a", "b", "b"]
 
 
-async def wait_for_ever() -> None:
+async def wait_endlessly() -> None:
     await asyncio.get_running_loop().create_future()
 
 
@@ -97,7 +97,7 @@ async def spin() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("never_ending", "why"), [(wait_for_ever, "Every task waits"), (spin, "spins")])
+@pytest.mark.parametrize(("never_ending", "why"), [(wait_endlessly, "Every task waits"), (spin, "spins")])
 def test_what_never_ends_is_an_error_and_spoils_nothing(
     loop: MemoryLoop,
     monkeypatch: pytest.MonkeyPatch,
@@ -115,7 +115,7 @@ def test_task_that_still_waits_in_the_end_is_unfinished_and_one_that_is_ending_i
     left: list[asyncio.Task[None]] = []
 
     async def history() -> None:
-        left.extend(asyncio.ensure_future(wait_for_ever()) for _ in range(2))
+        left.extend(asyncio.ensure_future(wait_endlessly()) for _ in range(2))
         await asyncio.sleep(0)
         left[0].cancel()
 
@@ -127,7 +127,7 @@ def test_task_that_still_waits_in_the_end_is_unfinished_and_one_that_is_ending_i
 
 
 def test_task_keeps_its_own_context(loop: MemoryLoop) -> None:
-    name: ContextVar[str] = ContextVar("name", default="nobody")
+    name: ContextVar[str] = ContextVar("name", default="nameless")
     seen: list[str] = []
 
     async def say(own: str) -> None:
@@ -139,7 +139,7 @@ def test_task_keeps_its_own_context(loop: MemoryLoop) -> None:
         await asyncio.gather(say("a"), say("b"))
 
     loop.run_until_complete(history())
-    assert [*seen, name.get()] == ["a", "b", "nobody"]
+    assert [*seen, name.get()] == ["a", "b", "nameless"]
 
 
 def test_time_of_the_machine_never_passes(loop: MemoryLoop) -> None:

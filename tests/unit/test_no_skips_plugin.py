@@ -7,38 +7,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
+HIDDEN = """
 import pytest
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
+def test_fine(): pass
+
+@pytest.mark.skip
+def test_marked(): pass
+
+def test_inside(): pytest.skip('no service')
+
+@pytest.mark.xfail
+def test_expected_to_fail(): assert False
+"""
 
 
-def run_pytest(directory: Path, test: str) -> subprocess.CompletedProcess[str]:
-    (directory / "test_inner.py").write_text(f"import pytest\n\n{test}\n")
-    arguments = ["-p", "no_skips", "-p", "no:cacheprovider", "--rootdir", str(directory), "-c", os.devnull]
+def test_run_with_hidden_tests_fails_and_names_them(tmp_path: Path) -> None:
+    (tmp_path / "test_inner.py").write_text(HIDDEN)
+    (tmp_path / "test_module.py").write_text("import pytest\npytest.skip('no service', allow_module_level=True)")
+    arguments = ["-p", "no_skips", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull]
     environment = {**os.environ, "PYTHONPATH": str(PLUGINS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments, str(directory)],
-        env=environment, cwd=directory, capture_output=True, text=True, timeout=60, check=False,
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments, str(tmp_path)],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        "@pytest.mark.skip\ndef test_it(): pass",
-        "def test_it(): pytest.skip('no service')",
-        "pytest.skip('no service', allow_module_level=True)",
-        "@pytest.mark.xfail\ndef test_it(): assert False",
-    ],
-    ids=["marked", "inside", "module", "expected to fail"],
-)
-def test_run_with_a_hidden_test_fails_and_names_it(tmp_path: Path, test: str) -> None:
-    result = run_pytest(tmp_path, f"def test_fine(): pass\n\n{test}")
-    assert result.returncode != 0, result.stdout
-    assert "NOT ALLOWED: test_inner.py" in result.stdout
-
-
-def test_run_without_hidden_tests_is_green(tmp_path: Path) -> None:
-    result = run_pytest(tmp_path, "def test_fine(): pass")
-    assert result.returncode == 0, result.stdout
-    assert "NOT ALLOWED" not in result.stdout
+    assert result.returncode == 1, result.stdout
+    named = [line for line in result.stdout.splitlines() if line.startswith("NOT ALLOWED: ")]
+    assert [line.split()[2] for line in named] == [
+        "test_inner.py::test_expected_to_fail",
+        "test_inner.py::test_inside",
+        "test_inner.py::test_marked",
+        "test_module.py",
+    ]

@@ -46,13 +46,15 @@ def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) ->
 
 
 class TestForward:
-    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-    async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock, key: Key) -> None:
+    async def test_orphan_of_any_key_reaches_the_queue_of_exactly_this_key(self, clock: VirtualClock) -> None:
         """defects: encoded-keys."""
         async with leading(clock) as stack:
-            await stack.publish(key, b"1")
+            for key in ODD_KEYS.values():
+                await stack.publish(key, key.encode())
             await clock.settle()
-            assert (stack.waiting(key), stack.orphans()) == ([b"1"], [])
+            assert stack.orphans() == []
+            for key in ODD_KEYS.values():
+                assert stack.waiting(key) == [key.encode()]
 
     async def test_orphans_of_a_key_keep_their_order(self, clock: VirtualClock) -> None:
         bodies = [b"%d" % number for number in range(600)]  # more than are taken at once
@@ -255,7 +257,9 @@ class TestRefusals:
             await clock.settle()
             assert (answers(broker), stack.orphans(), stack.term.state.tracker.keys()) == ([("c", "invalid")], [], [])
 
-    async def test_expired_orphan_is_answered_and_starts_nobody(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_expired_orphan_is_answered_and_starts_no_worker(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         async with leading(clock, broker=broker) as stack:
             await stack.publish("a", reply_to=REPLIES, headers={"x-deadline": NOW_MS - 6_000})
             await clock.settle()
@@ -288,7 +292,7 @@ class TestRefusals:
             await clock.settle()
             assert answers(broker) == [(None, "rejected")]
 
-    async def test_queue_of_somebody_else_is_answered_and_leaves_other_keys_alone(
+    async def test_foreign_queue_is_answered_and_leaves_other_keys_alone(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
@@ -321,7 +325,7 @@ class TestRefusals:
     async def test_forward_that_no_queue_takes_is_tried_until_one_does(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """The orphan stays, and waits in nobody's way."""
+        """The orphan stays, and delays no other."""
         refusals = 5
         async with leading(clock, broker=broker) as stack:
 
@@ -449,7 +453,7 @@ class TestForwarding:
     def test_user_id_is_not_sent_on(self) -> None:
         """defects: user-id."""
         delivery = orphan(Message())
-        delivery.properties.user_id = "somebody"
+        delivery.properties.user_id = "stranger"
         message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
         assert message.properties().user_id is None
 

@@ -111,8 +111,8 @@ async def test_text_that_ended_workers_is_refused_by_new_and_by_running_workers(
         [worker] = stack.driver.workers_of(A)
         assert list(worker.spec.environment.poison) == ["text"]
         sent = [control_from_wire(body) for body in stack.broker.bodies("control")]
-        [told] = [message for message in sent if message is not None and message.command is Command.POISON]
-        assert told.details == {"texts": {"text": stack.settings.requests.poison_time}}
+        [command] = [message for message in sent if message is not None and message.command is Command.POISON]
+        assert command.details == {"texts": {"text": stack.settings.requests.poison_time}}
 
 
 async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock: VirtualClock) -> None:

@@ -127,7 +127,7 @@ class TestQueueBoard:
         board.update(A, binding=Binding.BOUND)
         await asyncio.gather(*waiting)
 
-    async def test_nobody_gets_ahead_of_those_who_waited(self) -> None:
+    async def test_newcomers_do_not_overtake_those_who_waited(self) -> None:
         board, gone = QueueBoard(), list[int]()
 
         async def go(number: int) -> None:
@@ -142,7 +142,7 @@ class TestQueueBoard:
             group.create_task(go(3))
         assert gone == [1, 2, 3]
 
-    async def test_one_who_waited_and_was_cancelled_takes_nobody_along(self) -> None:
+    async def test_cancelled_waiter_cancels_no_other(self) -> None:
         board = QueueBoard()
         first, second = (asyncio.create_task(board.wait_bound(A)) for _ in range(2))
         await asyncio.sleep(0)
@@ -161,7 +161,7 @@ class TestQueueBoard:
             with pytest.raises(BrokerConflictError):
                 await attempt
 
-    async def test_fault_that_nobody_waited_for_any_more_is_not_an_unseen_error(self) -> None:
+    async def test_fault_without_a_waiter_is_not_an_unseen_error(self) -> None:
         board = QueueBoard()
         waiting = asyncio.create_task(board.wait_bound(A))
         await asyncio.sleep(0)
@@ -185,7 +185,7 @@ class TestQueueBoard:
         board.update(A, exists=False)
         assert (board.keys(), board[A]) == ([], QueueFacts())
 
-    async def test_update_without_change_wakes_nobody(self) -> None:
+    async def test_update_without_change_wakes_no_waiter(self) -> None:
         board = QueueBoard()
         changes = board.feed.subscribe()
         board.update(A, exists=False)

@@ -37,37 +37,37 @@ def instance(number: int = 1, *, state: InstanceState = InstanceState.RUNNING, s
     )
 
 
-NOBODY = WorkerFacts(empty_since=NOW - 50)
+NO_WORKER = WorkerFacts(empty_since=NOW - 50)
 RUNNING = WorkerFacts(instances=(instance(),))
 STOP_DECIDED = WorkerFacts(instances=(instance(),), stopping=True)
 STARTING = WorkerFacts(starting=True)
 
 QUEUE_ROWS = {
-    "wanted, no queue: declare": (ACTIVE, NO_QUEUE, NOBODY, QueueStep.DECLARE),
-    "wanted, queue listed, binding not believed (9): bind": (ACTIVE, LISTED, NOBODY, QueueStep.BIND),
+    "wanted, no queue: declare": (ACTIVE, NO_QUEUE, NO_WORKER, QueueStep.DECLARE),
+    "wanted, queue listed, binding not believed (9): bind": (ACTIVE, LISTED, NO_WORKER, QueueStep.BIND),
     "wanted and bound: nothing": (ACTIVE, BOUND, RUNNING, QueueStep.DONE),
     "wanted again after unbind: bind": (ACTIVE, SETTLED, RUNNING, QueueStep.BIND),
     "wanted again while a stop is under way (18): wait": (ACTIVE, SETTLED, STOP_DECIDED, QueueStep.WAIT_FOR_STOP),
     "wanted and bound while a surplus stops: nothing": (ACTIVE, BOUND, STOP_DECIDED, QueueStep.DONE),
     "wanted, no queue, stop under way: the queue may come": (ACTIVE, NO_QUEUE, STOP_DECIDED, QueueStep.DECLARE),
     "idle and bound (19): unbind": (UNBOUND, BOUND, RUNNING, QueueStep.UNBIND),
-    "idle, binding unknown (19): unbind, whatever is believed": (UNBOUND, LISTED, NOBODY, QueueStep.UNBIND),
+    "idle, binding unknown (19): unbind, whatever is believed": (UNBOUND, LISTED, NO_WORKER, QueueStep.UNBIND),
     "idle and unbound: nothing": (UNBOUND, SETTLED, RUNNING, QueueStep.DONE),
-    "idle without queue: nothing": (UNBOUND, NO_QUEUE, NOBODY, QueueStep.DONE),
+    "idle without queue: nothing": (UNBOUND, NO_QUEUE, NO_WORKER, QueueStep.DONE),
     "unwanted, no queue: nothing": (ABSENT, NO_QUEUE, RUNNING, QueueStep.DONE),
-    "unwanted, binding unknown (25, 9): unbind first": (ABSENT, LISTED, NOBODY, QueueStep.UNBIND),
-    "unwanted and bound (25): unbind first": (ABSENT, BOUND, NOBODY, QueueStep.UNBIND),
-    "unwanted, not settled (20): wait": (ABSENT, UNBOUND_NOW, NOBODY, QueueStep.WAIT_FOR_SETTLE),
+    "unwanted, binding unknown (25, 9): unbind first": (ABSENT, LISTED, NO_WORKER, QueueStep.UNBIND),
+    "unwanted and bound (25): unbind first": (ABSENT, BOUND, NO_WORKER, QueueStep.UNBIND),
+    "unwanted, not settled (20): wait": (ABSENT, UNBOUND_NOW, NO_WORKER, QueueStep.WAIT_FOR_SETTLE),
     "unwanted, workers left (25): wait": (ABSENT, SETTLED, RUNNING, QueueStep.WAIT_FOR_WORKERS),
     "unwanted, a start under way (25): wait": (ABSENT, SETTLED, STARTING, QueueStep.WAIT_FOR_WORKERS),
     "unwanted, a stop under way (25): wait": (ABSENT, SETTLED, STOP_DECIDED, QueueStep.WAIT_FOR_WORKERS),
-    "unwanted, unbound, settled, no worker (25): delete": (ABSENT, SETTLED, NOBODY, QueueStep.DELETE),
+    "unwanted, unbound, settled, no worker (25): delete": (ABSENT, SETTLED, NO_WORKER, QueueStep.DELETE),
 }
 
 
-@pytest.mark.parametrize(("wish", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
-def test_queue_plan(wish: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, step: QueueStep) -> None:
-    assert plan_queue(wish, queue, workers, now=NOW, settle_delay=SETTLE, messages=0) is step
+@pytest.mark.parametrize(("desired", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
+def test_queue_plan(desired: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, step: QueueStep) -> None:
+    assert plan_queue(desired, queue, workers, now=NOW, settle_delay=SETTLE, messages=0) is step
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_queue_plan(wish: GroupStatus | None, queue: QueueFacts, workers: Worker
 )
 def test_queue_is_deleted_only_with_a_total_of_zero(messages: int | None, step: QueueStep) -> None:
     """lifecycle: total-for-hidden-messages."""
-    assert plan_queue(ABSENT, SETTLED, NOBODY, now=NOW, settle_delay=SETTLE, messages=messages) is step
+    assert plan_queue(ABSENT, SETTLED, NO_WORKER, now=NOW, settle_delay=SETTLE, messages=messages) is step
 
 
 def test_settling_ends_at_its_time_and_not_before() -> None:
     early, late = (
-        plan_queue(ABSENT, UNBOUND_NOW, NOBODY, now=NOW + wait, settle_delay=SETTLE, messages=0)
+        plan_queue(ABSENT, UNBOUND_NOW, NO_WORKER, now=NOW + wait, settle_delay=SETTLE, messages=0)
         for wait in (SETTLE - 0.1, SETTLE)
     )
     assert (early, late) == (QueueStep.WAIT_FOR_SETTLE, QueueStep.DELETE)
@@ -105,7 +105,7 @@ def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
 @pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
 def test_no_evidence_without_unbind_ok_of_this_term(queue: QueueFacts) -> None:
     assert stop_evidence_after(queue, settle_delay=SETTLE) is None
-    assert delete_evidence_after(queue, NOBODY, settle_delay=SETTLE) is None
+    assert delete_evidence_after(queue, NO_WORKER, settle_delay=SETTLE) is None
 
 
 RUNS, ENDS, GONE = instance(1), instance(2, state=InstanceState.STOPPING), instance(3, state=InstanceState.EXITED)
@@ -135,7 +135,7 @@ GROUP_ROWS = {
         GroupFacts([RUNS], True, hanging={RUNS.instance_id: "it does not answer"}),
         [Stop(RUNS.instance_id, "it does not answer")],
     ),
-    "its end is being looked into: nobody is started for it": (UNBOUND, GroupFacts([], True, is_ending=True), []),
+    "its end is being looked into: no worker is started for it": (UNBOUND, GroupFacts([], True, is_ending=True), []),
     "wanted, backing off: wait until then": (
         ACTIVE,
         GroupFacts([], True, back_off_until=NOW + 5),
@@ -153,16 +153,16 @@ GROUP_ROWS = {
         [Wait("max_concurrent_starts workers are starting", for_room=True)],
     ),
     "unwanted and running (10): stop": (ABSENT, GroupFacts([RUNS], True), [UNWANTED]),
-    "unwanted, nobody knows its queue (10): stop": (ABSENT, GroupFacts([RUNS], False), [UNWANTED]),
+    "unwanted, its queue is unknown (10): stop": (ABSENT, GroupFacts([RUNS], False), [UNWANTED]),
     "unwanted, an earlier leader's stop hangs: finish it": (ABSENT, GroupFacts([ENDS], True), [UNFINISHED]),
     "unwanted and ended: forget": (ABSENT, GroupFacts([GONE], True), [Remove(GONE)]),
     "unwanted, nothing runs: nothing": (ABSENT, GroupFacts([], True), []),
 }
 
 
-@pytest.mark.parametrize(("wish", "facts", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
-def test_group_plan(wish: GroupStatus | None, facts: GroupFacts, actions: list[object]) -> None:
-    assert plan_group(wish, facts, slots=1, now=NOW) == actions
+@pytest.mark.parametrize(("desired", "facts", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
+def test_group_plan(desired: GroupStatus | None, facts: GroupFacts, actions: list[object]) -> None:
+    assert plan_group(desired, facts, slots=1, now=NOW) == actions
 
 
 def test_every_free_slot_gets_a_worker() -> None:
@@ -170,5 +170,5 @@ def test_every_free_slot_gets_a_worker() -> None:
     assert plan_group(ACTIVE, facts, slots=3, now=NOW) == [Start(0), Start(2)]
 
 
-def test_driver_that_starts_nothing_has_no_slots_and_misses_nobody() -> None:
+def test_driver_that_starts_nothing_has_no_slots_and_misses_no_worker() -> None:
     assert plan_group(ACTIVE, GroupFacts([], True), slots=0, now=NOW) == []

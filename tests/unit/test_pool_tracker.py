@@ -68,7 +68,7 @@ class TestTimers:
             await pass_time(clock, tracker, 99.0)
         assert tracker.status(A) is GroupStatus.ACTIVE
 
-    async def test_clock_that_nobody_looked_at_for_long_makes_one_transition_at_a_time(
+    async def test_clock_that_was_not_read_for_long_makes_one_transition_at_a_time(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
         """A daemon that was suspended does not skip the time between unbinding and stopping."""

@@ -32,13 +32,13 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("told", "state", "in_flight"), ROWS.values(), ids=ROWS.keys())
-def test_report_sets_the_state(told: ActivityReport, state: WorkerState, in_flight: int) -> None:
-    after = apply_report(None, told, at=5.0, now=7.0)
+@pytest.mark.parametrize(("activity", "state", "in_flight"), ROWS.values(), ids=ROWS.keys())
+def test_report_sets_the_state(activity: ActivityReport, state: WorkerState, in_flight: int) -> None:
+    after = apply_report(None, activity, at=5.0, now=7.0)
     assert (after.worker_id, after.key, after.state, after.in_flight, after.at) == ("w", A, state, in_flight, 5.0)
 
 
-def test_reason_of_a_failure_is_kept_until_another_is_told() -> None:
+def test_reason_of_a_failure_is_kept_until_another_is_reported() -> None:
     failed = apply_report(None, report(Event.FAILED, reason="no data"), at=1.0, now=1.0)
     assert apply_report(failed, report(Event.STOPPING), at=2.0, now=2.0).reason == "no data"
 

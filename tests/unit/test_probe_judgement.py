@@ -29,9 +29,9 @@ ROWS = {
     "a delivery, although the first answer overtook it": (OURS, OURS, 1, DeleteOutcome.NOT_EMPTY),
     "ready at first": (QueueInfo(1, 1), OURS, 0, DeleteOutcome.NOT_EMPTY),
     "ready later": (OURS, QueueInfo(1, 1), 0, DeleteOutcome.NOT_EMPTY),
-    "somebody else at first": (QueueInfo(0, 2), OURS, 0, DeleteOutcome.IN_USE),
-    "somebody else later": (OURS, QueueInfo(0, 2), 0, DeleteOutcome.IN_USE),
-    "not even ours: nobody answered [ev2_passive]": (QueueInfo(0, 0), QueueInfo(0, 0), 0, DeleteOutcome.NO_EVIDENCE),
+    "another consumer at first": (QueueInfo(0, 2), OURS, 0, DeleteOutcome.IN_USE),
+    "another consumer later": (OURS, QueueInfo(0, 2), 0, DeleteOutcome.IN_USE),
+    "not even ours: no answer [ev2_passive]": (QueueInfo(0, 0), QueueInfo(0, 0), 0, DeleteOutcome.NO_EVIDENCE),
     "ours only once": (QueueInfo(0, 0), OURS, 0, DeleteOutcome.NO_EVIDENCE),
 }
 

@@ -1,4 +1,4 @@
-"""A message on which a processor fails for a reason nobody foresaw: it costs itself, and never the term."""
+"""A message on which a processor fails for an unexpected reason: it costs itself, and never the term."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_answer_says_that_it_was_the_controller(
         assert "controller failed" in (decode_text(answer.message.headers["x-status-detail"]) or "")
 
 
-async def test_orphan_that_nobody_waits_for_is_kept_in_the_poison_inventory(
+async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:

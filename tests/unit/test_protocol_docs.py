@@ -104,6 +104,6 @@ def test_page_names_every_variable_of_a_worker() -> None:
         activity_exchange="a",
         control_exchange="c",
     )
-    told = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))
-    assert set(worker.to_variables()) <= told
-    assert [name for name in sorted(told) if f"`{name}`" not in PAGE] == []
+    documented = set(re.findall(r"WORKER_[A-Z_]+", Path(environment.__file__).read_text(encoding="utf-8")))
+    assert set(worker.to_variables()) <= documented
+    assert [name for name in sorted(documented) if f"`{name}`" not in PAGE] == []

@@ -385,7 +385,7 @@ class TestKills:
 
 
 class TestRetries:
-    """What comes back from a wait for another attempt, RabbitMQ puts into the queue, and nobody notes it."""
+    """What comes back from a wait for another attempt, RabbitMQ puts into the queue, and no component notes it."""
 
     @asynccontextmanager
     async def retrying(self, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
@@ -394,11 +394,11 @@ class TestRetries:
             await clock.advance(3 * LOOK_INTERVAL)  # by then it is known that nothing waits since before
             yield stack
 
-    async def come_back(self, stack: Stack, name: str = "x1", *, is_told: bool = True) -> None:
+    async def come_back(self, stack: Stack, name: str = "x1", *, is_reported: bool = True) -> None:
         """It is tried and waits for a second; then it is behind two others."""
         await publish(stack, name)
         await fail(stack, "k")
-        if is_told:
+        if is_reported:
             details = {STATUS_HEADER: bytearray(b"retried"), COMPLETED_ROUTE_HEADER: "plain"}
             report = ActivityReport("k", Event.REQUEST_COMPLETED, "w", {}, details)
             message = Message(report.wire_body(), headers=report.wire_headers())
@@ -437,7 +437,7 @@ class TestRetries:
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with self.retrying(clock, broker) as stack:
-            await self.come_back(stack, is_told=False)
+            await self.come_back(stack, is_reported=False)
             await clock.advance(CLEANED)
             assert answers(broker) == []
             await clock.advance(sweeper.READ_AGAIN * CLEANED / 2)

@@ -31,7 +31,7 @@ def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
     assert (file, list(tmp_path.iterdir())) == (NO_READY_FILE, [])
 
 
-def test_file_that_cannot_be_written_is_told(tmp_path):
+def test_file_that_cannot_be_written_is_reported(tmp_path):
     with capture_logs() as entries:
         ReadyFile(tmp_path / "missing" / "ready").write()
     assert [entry["event"] for entry in entries] == ["the ready file cannot be written"]

@@ -111,8 +111,8 @@ class TestActivation:
         async with leading(clock, broker=broker) as stack:
             assert steps(stack) == ["bind"]
 
-    async def test_wish_that_changes_during_a_command_is_followed_after_it(self, clock: VirtualClock) -> None:
-        """lifecycle: one-actor-per-key: one command at a time, the newest wish is read between commands."""
+    async def test_desired_state_that_changes_during_a_command_is_followed_after_it(self, clock: VirtualClock) -> None:
+        """lifecycle: one-actor-per-key: one command at a time, the newest desired state is read between commands."""
         async with leading(clock) as stack:
             released, stack.broker.hook = hold("bind")
             await require(stack)
@@ -321,7 +321,7 @@ class TestEnd:
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
     async def test_message_found_by_the_cheap_look_brings_the_group_back(self, clock: VirtualClock) -> None:
-        """lifecycle: ready-brings-back [noreact]: ready > 0 and nobody wants the group: it is required."""
+        """lifecycle: ready-brings-back [noreact]: ready > 0 and the group is not wanted: it is required."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             released, stack.broker.hook = hold("look_up")
@@ -342,9 +342,7 @@ class TestEnd:
             await clock.settle()
             assert (stack.waiting("a"), stack.is_bound("a"), "delete" in steps(stack)) == ([b"1"], True, False)
 
-    async def test_given_back_request_that_nobody_takes_is_published_until_somebody_does(
-        self, clock: VirtualClock
-    ) -> None:
+    async def test_given_back_request_is_published_until_a_worker_takes_it(self, clock: VirtualClock) -> None:
         """One refused publish must neither lose the request nor end the term (defects: one-failure-for-all)."""
         refusals = 3
 
@@ -447,7 +445,7 @@ class TestFaults:
             stack.management.available = True
             await until(stack, lambda: stack.is_bound(long))
 
-    async def test_fault_is_forgotten_when_nobody_needs_the_queue(
+    async def test_fault_is_forgotten_when_the_queue_is_not_needed(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         broker.declare_queue(QUEUE, {"x-queue-type": "classic"})
@@ -482,7 +480,7 @@ class TestFaults:
             assert stack.is_bound("new")
 
     async def test_error_on_t_ends_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """lifecycle: term-ends-whole: binding to a queue that somebody else has deleted closes T; the next term knows
+        """lifecycle: term-ends-whole: binding to a queue that another client has deleted closes T; the next term knows
         better."""
         with pytest.raises(BaseExceptionGroup):
             async with leading(clock, broker=broker, settings=quick()) as stack:
@@ -516,14 +514,14 @@ class TestResync:
             await clock.advance(61.0)
             assert (stack.running("a"), stack.term.state.queue_status[A].is_bound) == (1, True)
 
-    async def test_queue_that_somebody_deleted_comes_back_while_wanted(self, clock: VirtualClock) -> None:
+    async def test_deleted_queue_comes_back_while_wanted(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             await require(stack)
             stack.broker.delete_queue(QUEUE)
             await clock.advance(61.0)
             assert (stack.is_bound("a"), stack.task.done()) == (True, False)
 
-    async def test_binding_that_somebody_removed_comes_back(self, clock: VirtualClock) -> None:
+    async def test_removed_binding_comes_back(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
             await require(stack)
             stack.broker.unbind(QUEUE, stack.names.requests_exchange, "a")
@@ -581,7 +579,7 @@ class TestSeed:
             assert (stack.term.state.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
     async def test_unused_queue_ends_without_a_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """Found unbound, empty and without a worker: nobody is started only to be stopped after `stop_delay`."""
+        """Found unbound, empty and without a worker: no worker is started only to be stopped after `stop_delay`."""
         broker.declare_queue(QUEUE, {"x-queue-type": "quorum", "x-osrdyne-key": "a"})
         async with leading(clock, broker=broker) as stack:
             await clock.advance(60.0)
@@ -600,7 +598,7 @@ class TestSeed:
             assert (stack.has_queue("a"), stack.running("a")) == (True, 1)
 
     async def test_clocks_start_with_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        """defects: ready-after-restart: the idle clock ran while nobody led, and then stopped every group at once."""
+        """defects: ready-after-restart: the idle clock ran without a leader, and then stopped every group at once."""
         driver = FakeDriver(clock, pool=POOL)
         async with leading(clock, broker=broker, driver=driver, settings=quick()) as stack:
             await require(stack)

@@ -66,7 +66,7 @@ class TestManifest:
         ],
         ids=str,
     )
-    def test_every_error_is_told_with_its_place(self, changed: dict[str, object], places: list[str]) -> None:
+    def test_every_error_is_reported_with_its_place(self, changed: dict[str, object], places: list[str]) -> None:
         assert problems(manifest(GOOD | changed)) == [f"routes.r.retry.{place}" for place in places]
 
     def test_retry_without_its_members_names_each(self) -> None:
@@ -85,7 +85,7 @@ class TestManifest:
         warnings = load_manifest(json.dumps({"routes": routes})).warnings
         assert [warning.path for warning in warnings] == ["routes.r.retry.delays"] * warned
 
-    def test_terms_are_told_in_a_sentence(self) -> None:
+    def test_terms_are_described_in_a_sentence(self) -> None:
         text = "After 503 or 5xx it is tried again: 3 times in all, after 1 s, then 2.5 s, then 60 s."
         assert told_retry(TERMS) == text
         assert told_retry(TERMS, retrying={2000: 3}) == text
@@ -201,7 +201,7 @@ class TestDecision:
         assert counted(request(), FAILED).headers == {}
 
 
-def test_wait_queues_are_told_from_all_others() -> None:
+def test_wait_queues_are_distinguished_from_all_others() -> None:
     names = PoolNames("p")
     found = [
         names.delay_of_wait_queue(name) for name in (names.wait_queue(1500), "p-retry-", "p-retry-01", "p-retry-x")

@@ -1,4 +1,4 @@
-"""Changed settings replace workers one at a time, unchanged ones replace nobody: a real leader in virtual time."""
+"""Changed settings replace workers one at a time, unchanged ones replace no worker: a real leader in virtual time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ForgetfulDriver(FakeDriver):
 
 
 async def ready(stack: Stack, worker: FakeWorker) -> None:
-    """It says that it is ready, and no more: nobody minds when nothing is heard of it later."""
+    """It reports that it is ready, and no more: its later silence has no effect."""
     await stack.report(worker.instance.key, Event.READY, worker.spec.worker_id)
 
 
@@ -68,7 +68,7 @@ def hear(stack: Stack, worker: FakeWorker) -> None:
 
 
 def heard(stack: Stack, worker: FakeWorker) -> list[Command]:
-    """What it was told."""
+    """The commands that it received."""
     messages = map(control_from_wire, stack.broker.bodies(f"ctl-{worker.spec.worker_id}"))
     return [message.command for message in messages if message is not None]
 
@@ -187,8 +187,8 @@ async def test_worker_that_its_driver_does_not_mark_is_left_alone_by_who_started
             await clock.advance(3600.0)
             assert (driver.count("start"), driver.count("stop")) == (1, 0)
             assert stack.metrics.mismarked_workers._value.get() == 1
-    told = [entry["log_level"] for entry in logs if entry["event"].startswith("driver does not mark a worker")]
-    assert told == ["error"]
+    levels = [entry["log_level"] for entry in logs if entry["event"].startswith("driver does not mark a worker")]
+    assert levels == ["error"]
 
 
 async def test_worker_that_its_driver_does_not_mark_is_replaced_once_by_the_next_leader(

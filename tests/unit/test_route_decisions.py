@@ -192,8 +192,8 @@ def test_explanation_says_what_became_of_every_route() -> None:
         "data": to(priority=2),
         "rest": to(),
     }
-    told = explain(arrival(), table(routes), splitter=None, names=PoolNames("p"), limits=LIMITS)
-    assert [(one.name, one.source, one.condition, one.taken, one.wins) for one in told.routes] == [
+    explanation = explain(arrival(), table(routes), splitter=None, names=PoolNames("p"), limits=LIMITS)
+    assert [(one.name, one.source, one.condition, one.taken, one.wins) for one in explanation.routes] == [
         ("alerts", False, None, False, False),
         ("typed", True, "undefined", False, False),
         ("data", True, None, True, True),
@@ -202,23 +202,27 @@ def test_explanation_says_what_became_of_every_route() -> None:
 
 
 def test_explanation_names_queue_priority_and_deadline() -> None:
-    told = explain(arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), limits=LIMITS)
-    [passage] = told.passages
+    explanation = explain(
+        arrival("k=1"), table({"data": to(priority=2)}), splitter=None, names=PoolNames("p"), limits=LIMITS
+    )
+    [passage] = explanation.passages
     assert (passage.queue, passage.exchange, passage.priority) == ("p-req-k+3D1_Pri2", "p-work-xchg_Pri2", 2)
-    assert (passage.deadline, passage.limited_by, told.refused) == (NOW + 600, "pool", None)
+    assert (passage.deadline, passage.limited_by, explanation.refused) == (NOW + 600, "pool", None)
 
 
 def test_explanation_says_when_a_request_is_tried_again() -> None:
     retry = {"codes": [503], "max_attempts": 2, "delays": [1]}
-    told = explain(arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), limits=LIMITS)
-    assert told.steps[-1].text == "After 503 it is tried again: 2 times in all, after 1 s."
-    assert told.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
+    explanation = explain(
+        arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), limits=LIMITS
+    )
+    assert explanation.steps[-1].text == "After 503 it is tried again: 2 times in all, after 1 s."
+    assert explanation.to_json()["passages"][0]["retry"] == {"codes": ("503",), "max_attempts": 2, "delays_ms": (1000,)}  # type: ignore[index]
 
 
 def test_explanation_of_a_request_without_a_route_names_the_status() -> None:
-    told = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), limits=LIMITS)
-    assert (told.refused, told.passages) == ("no-route", ())
-    assert json.dumps(told.to_json())
+    explanation = explain(arrival(), table({}), splitter=None, names=PoolNames("p"), limits=LIMITS)
+    assert (explanation.refused, explanation.passages) == ("no-route", ())
+    assert json.dumps(explanation.to_json())
 
 
 CONDITIONS = [

@@ -217,7 +217,7 @@ def test_number_of_thousands_of_digits_is_an_error() -> None:
         load_manifest(text)
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     routes = {"a": "nothing", "b": {"route": "FROM / INTO $upstream", "priority": 99, "timeToLiveSecs": -1, "x": 1}}
     assert len(problems(json.dumps({"routes": routes, "further": 1}))) == 5
 

@@ -1,4 +1,4 @@
-"""The manifests of a pool as RabbitMQ keeps them: versions, their order, and what somebody else wrote."""
+"""The manifests of a pool as RabbitMQ keeps them: versions, their order, and what another program wrote."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_crash_between_history_and_version_leaves_no_version_twice() -> No
 
 
 @pytest.mark.parametrize("value", [7, "x", [], {"version": 1}, {"version": 1, "author": "a", "at": 0, "manifest": "{"}])
-async def test_nonsense_of_somebody_else_is_no_version_and_is_told(value: object) -> None:
+async def test_foreign_nonsense_is_no_version_and_is_reported(value: object) -> None:
     parameters = Parameters()
     parameters.values["osrdyne-p-routes"] = value
     with structlog.testing.capture_logs() as logs:

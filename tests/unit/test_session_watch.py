@@ -11,17 +11,17 @@ def test_dead_session_is_of_no_use() -> None:
     )
 
 
-def test_tasks_of_nobody_are_borne_for_a_while_only() -> None:
+def test_stray_tasks_are_tolerated_for_a_while_only() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays={"g": 2}, idle=True, now=now) for now in (0.0, 5.0, 29.0, 30.0)]
-    assert told[:3] == [None, None, None]
-    assert "still runs 2 tasks" in (told[3] or "")
+    reasons = [watch.answered(alive=True, strays={"g": 2}, idle=True, now=now) for now in (0.0, 5.0, 29.0, 30.0)]
+    assert reasons[:3] == [None, None, None]
+    assert "still runs 2 tasks" in (reasons[3] or "")
 
 
 def test_busy_worker_bears_them_longer() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays={"g": 1}, idle=False, now=now) for now in (0.0, 5.0, 119.0, 120.0)]
-    assert [text is None for text in told] == [True, True, True, False]
+    reasons = [watch.answered(alive=True, strays={"g": 1}, idle=False, now=now) for now in (0.0, 5.0, 119.0, 120.0)]
+    assert [text is None for text in reasons] == [True, True, True, False]
 
 
 def test_tasks_that_end_in_time_are_forgotten() -> None:
@@ -32,22 +32,22 @@ def test_tasks_that_end_in_time_are_forgotten() -> None:
 
 def test_groups_that_are_just_being_cancelled_one_after_the_other_do_no_harm() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays={f"g{now // 10}": 1}, idle=True, now=now) for now in range(0, 200, 5)]
-    assert told == [None] * 40
+    reasons = [watch.answered(alive=True, strays={f"g{now // 10}": 1}, idle=True, now=now) for now in range(0, 200, 5)]
+    assert reasons == [None] * 40
 
 
 def test_two_looks_far_apart_are_too_few() -> None:
     """The session was silent in between, and tells what was true before."""
     watch = SessionWatch(30.0)
-    told = [watch.answered(alive=True, strays={"g": 1}, idle=True, now=now) for now in (0.0, 100.0, 105.0)]
-    assert [text is None for text in told] == [True, True, False]
+    reasons = [watch.answered(alive=True, strays={"g": 1}, idle=True, now=now) for now in (0.0, 100.0, 105.0)]
+    assert [text is None for text in reasons] == [True, True, False]
 
 
 def test_silence_that_lasts_is_the_end_of_a_session() -> None:
     watch = SessionWatch(30.0)
-    told = [watch.was_silent(now=now) for now in (0.0, SILENCE_PATIENCE - 1, SILENCE_PATIENCE)]
-    assert told[:2] == [None, None]
-    assert "has not answered for 120 s" in (told[2] or "")
+    reasons = [watch.was_silent(now=now) for now in (0.0, SILENCE_PATIENCE - 1, SILENCE_PATIENCE)]
+    assert reasons[:2] == [None, None]
+    assert "has not answered for 120 s" in (reasons[2] or "")
 
 
 def test_answer_ends_the_silence() -> None:

@@ -122,7 +122,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("alive", "is_silence"), [(True, True), (False, False)], ids=["queue", "connection"])
-async def test_silence_is_told_apart_from_a_lost_connection(
+async def test_silence_is_distinguished_from_a_lost_connection(
     clock: VirtualClock, node: Node, alive: bool, is_silence: bool
 ) -> None:
     node.without_leader.add("a")
@@ -258,7 +258,7 @@ async def test_trial_waits_while_an_alarm_blocks_the_connection(clock: VirtualCl
         assert node.taken == [("a", b"1")]
 
 
-async def test_channels_that_nobody_needs_are_closed(clock: VirtualClock, node: Node) -> None:
+async def test_unneeded_channels_are_closed(clock: VirtualClock, node: Node) -> None:
     node.without_leader.add("a")
     async with asyncio.TaskGroup() as group:
         publisher = node.publisher()

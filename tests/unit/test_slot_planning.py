@@ -89,7 +89,7 @@ ROWS = {
     "no more starts than there is room": (
         facts(room=1), 2, [Start(0), Wait("max_concurrent_starts workers are starting", for_room=True)]
     ),
-    "a platform that counts workers itself is told to stop": (
+    "a platform that counts workers itself is asked to stop": (
         facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
         [Stop(InstanceId("i0"), REPLACED)],
     ),
@@ -107,7 +107,7 @@ def test_active_group(known: GroupFacts, slots: int, actions: list[object]) -> N
     assert plan_group(ACTIVE, known, slots=slots, now=NOW) == actions
 
 
-def test_group_that_nobody_uses_is_not_replaced() -> None:
+def test_unused_group_is_not_replaced() -> None:
     known = facts(instance(0), serving=ids(0), outdated=ids(0))
     assert plan_group(UNBOUND, known, slots=1, now=NOW) == []
 

@@ -99,7 +99,7 @@ def test_group_without_tasks_is_looked_at_a_few_times_only() -> None:
     assert spark.asked == ["g"] * 3
 
 
-def test_task_whose_start_is_told_late_is_found() -> None:
+def test_task_whose_start_is_reported_late_is_found() -> None:
     spark = Spark({"g": 0})
     sessions = after_a_cancel(spark)
     assert sessions.stray_tasks(spark) == {}

@@ -1,4 +1,4 @@
-"""What callers of a group that cannot start are told."""
+"""The answer to callers of a group that cannot start."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def describe(reason: str, *log_lines: str) -> str:
 
 
 def test_worker_that_gave_no_reason_is_quoted() -> None:
-    told = describe(EXIT, "first", "cannot open the data")
-    assert told == f"{SAID}. Last words: cannot open the data"
+    description = describe(EXIT, "first", "cannot open the data")
+    assert description == f"{SAID}. Last words: cannot open the data"
 
 
 def test_reason_of_the_worker_is_not_repeated_from_its_log() -> None:
-    told = describe(f"{EXIT}: there is no java.", '{"reason": "there is no java.", "level": "error"}')
-    assert told == f"{SAID}: there is no java."
+    description = describe(f"{EXIT}: there is no java.", '{"reason": "there is no java.", "level": "error"}')
+    assert description == f"{SAID}: there is no java."
 
 
 def test_worker_that_wrote_nothing_leaves_the_reason() -> None:

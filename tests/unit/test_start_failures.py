@@ -134,7 +134,7 @@ async def test_answer_under_way_when_the_group_recovers_is_finished(clock: Virtu
         assert (statuses(broker), stack.waiting("a")) == (["start-failed"], [])
 
 
-async def test_queue_that_somebody_deleted_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_deleted_queue_ends_no_term(clock: VirtualClock, broker: FakeBroker) -> None:
     """defects: one-failure-for-all."""
     async with leading(clock, broker=broker, driver=broken_driver(clock)) as stack:
         await ask(stack)

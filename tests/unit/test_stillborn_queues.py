@@ -68,7 +68,7 @@ async def test_queue_that_was_bound_is_never_made_anew(clock: VirtualClock, brok
         assert broker.count("delete", QUEUE) == 0
 
 
-async def test_stillborn_queue_that_nobody_wants_goes_in_the_end(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_unwanted_stillborn_queue_is_deleted_in_the_end(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await clock.advance(3600.0)
         assert (stack.has_queue("a"), stack.term.state.tracker.keys()) == (False, [])

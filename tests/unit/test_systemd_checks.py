@@ -37,7 +37,7 @@ def test_unit_as_it_is_shipped_is_fine(grace):
         pytest.param({"TimeoutStopUSec": "59s"}, "worker.stop_grace is 60 s", "TimeoutStopSec=60 or more", id="grace"),
     ],
 )
-def test_unit_that_does_not_fit_is_told_with_its_remedy(changes, message, remedy):
+def test_unit_that_does_not_fit_is_reported_with_its_remedy(changes, message, remedy):
     finding = judge(**changes)
     assert not finding.ok
     assert message in finding.message

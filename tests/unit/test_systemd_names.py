@@ -24,11 +24,11 @@ NAMES = UnitNames("osrdyne-worker", "blue", "localhost:5672//")
 ANY_KEY = st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255).map(Key)
 
 
-@pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-def test_unit_name_of_odd_key_is_one_that_systemd_and_a_glob_take_as_it_is(key):
-    unit = NAMES.unit(NAMES.instance(key, 3))
-    assert re.fullmatch(r"osrdyne-worker@blue-[0-9a-f]{8}-3-[A-Za-z0-9:_]*\.service", unit)
-    assert len(unit) <= 190
+def test_unit_name_of_odd_key_is_one_that_systemd_and_a_glob_take_as_it_is():
+    for key in ODD_KEYS.values():
+        unit = NAMES.unit(NAMES.instance(key, 3))
+        assert re.fullmatch(r"osrdyne-worker@blue-[0-9a-f]{8}-3-[A-Za-z0-9:_]*\.service", unit)
+        assert len(unit) <= 190
 
 
 @given(ANY_KEY, ANY_KEY)

@@ -1,4 +1,4 @@
-"""How a term ends when somebody asks it to: in order, and with every worker of the pool where that was asked for."""
+"""How a term ends on request: in order, and with every worker of the pool where that was asked for."""
 
 from __future__ import annotations
 

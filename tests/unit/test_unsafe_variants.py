@@ -71,13 +71,13 @@ def unsettled_evidence(_: World) -> Callable[..., float | None]:
 
 
 def believed(queue: QueueFacts) -> QueueFacts:
-    """A binding that nobody has seen in this term counts as unbound."""
+    """A binding that was not seen in this term counts as unbound."""
     unseen = queue.exists and queue.binding is Binding.UNKNOWN
     return replace(queue, binding=Binding.UNBOUND, unbound_at=0.0) if unseen else queue
 
 
 def believing_plan(_: World) -> Callable[..., QueueStep]:
-    return lambda wish, queue, *rest, **times: queue_plan.plan_queue(wish, believed(queue), *rest, **times)
+    return lambda desired, queue, *rest, **times: queue_plan.plan_queue(desired, believed(queue), *rest, **times)
 
 
 def believing_evidence(_: World) -> Callable[..., float | None]:
@@ -111,8 +111,8 @@ def plan_once(_: World) -> Callable[..., list[GroupAction]]:
 
 def plan_known_only(_: World) -> Callable[..., list[GroupAction]]:
     """Stops workers only of groups that it knows."""
-    return lambda wish, facts, **limits: (
-        [] if wish is None and not facts.queue_exists else worker_plan.plan_group(wish, facts, **limits)
+    return lambda desired, facts, **limits: (
+        [] if desired is None and not facts.queue_exists else worker_plan.plan_group(desired, facts, **limits)
     )
 
 
@@ -227,7 +227,7 @@ def answer_acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
     return acknowledge_first
 
 
-def failed_for_ever(_: World) -> Callable[..., bool]:
+def always_failed(_: World) -> Callable[..., bool]:
     """Once a start has failed for good, the responder goes on consuming the queue."""
     is_failed = StartFailureResponder._is_failed
     failed = False
@@ -287,7 +287,7 @@ def before(name: str, target: str = QUEUE) -> Callable[[Command], bool]:
 
 
 def forward_in(world: World) -> Callable[[Command], bool]:
-    """The forward of an orphan: nobody publishes to a group that is bound but the leader."""
+    """The forward of an orphan: only the leader publishes to a group that is bound."""
     return lambda command: (
         command.name == "publish"
         and not command.done
@@ -454,7 +454,7 @@ async def worker_dies_unnoticed(world: World) -> None:
 
 
 async def dead_letter_without_a_taker(world: World) -> None:
-    """A request expires, and stays in its queue for as long as nobody takes dead letters."""
+    """A request expires, and stays in its queue for as long as dead letters are not taken."""
     for _ in range(30):
         world.driver.fail_next_start(DriverError("The engine is busy."))
     await serve_one(world)
@@ -605,7 +605,7 @@ VARIANTS = [
     Variant(
         "startfail_keep",
         group_ends_after_its_start_failed,
-        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", failed_for_ever)],
+        [("osrdyne.processors.failures.start_failures.StartFailureResponder._is_failed", always_failed)],
         Fault.WRONG_END,
     ),
 ]

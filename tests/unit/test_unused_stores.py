@@ -45,8 +45,8 @@ async def with_an_alert(stack: Stack) -> None:
     await stack.report("a", Event.READY)
 
 
-def told(broker: FakeBroker) -> list[str]:
-    """The queues that the workers were told last."""
+def announced_queues(broker: FakeBroker) -> list[str]:
+    """The queues in the last message to the workers."""
     queues = json.loads(broker.bodies("control")[-1])["queues"]
     assert isinstance(queues, list)
     return queues
@@ -67,10 +67,10 @@ async def test_store_that_no_route_uses_goes_once_it_is_empty(clock: VirtualCloc
         await with_an_alert(stack)
         await change(stack, rest=REST)
         await clock.advance(A_WHILE)
-        assert (waiting(stack, 0), told(broker)) == ([b"1"], [STORE, "pool-req-a"])
+        assert (waiting(stack, 0), announced_queues(broker)) == ([b"1"], [STORE, "pool-req-a"])
         await (await serve(stack)).close()
         await clock.advance(A_WHILE)
-        assert (own_queues(broker), told(broker)) == (["pool-req-a"], ["pool-req-a"])
+        assert (own_queues(broker), announced_queues(broker)) == (["pool-req-a"], ["pool-req-a"])
 
 
 async def test_store_stays_until_its_workers_have_let_go(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -79,7 +79,7 @@ async def test_store_stays_until_its_workers_have_let_go(clock: VirtualClock, br
         await change(stack, rest=REST)
         worker = await serve(stack)
         await clock.advance(A_WHILE)
-        assert (own_queues(broker), told(broker)) == (["pool-req-a", STORE], ["pool-req-a"])
+        assert (own_queues(broker), announced_queues(broker)) == (["pool-req-a", STORE], ["pool-req-a"])
         await worker.close()
         await clock.advance(A_WHILE)
         assert own_queues(broker) == ["pool-req-a"]
@@ -108,11 +108,11 @@ async def test_store_whose_priority_is_used_again_stays(clock: VirtualClock, bro
         await change(stack, rest=REST)
         await serve(stack)
         await clock.advance(A_WHILE)
-        assert told(broker) == ["pool-req-a"]
+        assert announced_queues(broker) == ["pool-req-a"]
         await change(stack, alerts=ALERTS, rest=REST)
         await stack.publish("a", b"2", headers=ALERT)
         await clock.advance(A_WHILE)
-        assert told(broker) == [STORE, "pool-req-a"]
+        assert announced_queues(broker) == [STORE, "pool-req-a"]
         assert own_queues(broker) == ["pool-req-a", STORE]
 
 
@@ -129,7 +129,7 @@ async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualCl
 
 
 async def test_store_that_was_not_empty_after_all_is_served_again(clock: VirtualClock, broker: FakeBroker) -> None:
-    """Nothing could come into it; should something be there all the same, it is not left there."""
+    """Nothing could come into it; should something be there anyway, it is not left there."""
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
         worker = await serve(stack)
@@ -138,7 +138,7 @@ async def test_store_that_was_not_empty_after_all_is_served_again(clock: Virtual
         broker.queues[STORE].put(Message(body=b"2"), exchange="", routing_key=STORE)
         await worker.close()
         await clock.advance(A_WHILE)
-        assert (waiting(stack, 0), told(broker)) == ([b"2"], [STORE, "pool-req-a"])
+        assert (waiting(stack, 0), announced_queues(broker)) == ([b"2"], [STORE, "pool-req-a"])
 
 
 async def test_pool_that_becomes_a_direct_one_serves_its_stores_first(clock: VirtualClock, broker: FakeBroker) -> None:
@@ -149,7 +149,11 @@ async def test_pool_that_becomes_a_direct_one_serves_its_stores_first(clock: Vir
         await clock.advance(A_WHILE)
         await stack.report("a", Event.READY)
         await clock.settle()
-        assert (waiting(stack, None), waiting(stack, 0), told(broker)) == ([b"2"], [b"1"], [STORE, "pool-req-a"])
+        assert (waiting(stack, None), waiting(stack, 0), announced_queues(broker)) == (
+            [b"2"],
+            [b"1"],
+            [STORE, "pool-req-a"],
+        )
         await (await serve(stack)).close()
         await clock.advance(A_WHILE)
         assert (own_queues(broker), stack.is_bound("a")) == (["pool-req-a"], True)

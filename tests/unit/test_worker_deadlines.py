@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from test_worker_processor import REPLIES, Bench
+from test_worker_processor import PATIENCE, REPLIES, Bench
 
 from osrdyne.aio.clock import now_ms
 from osrdyne.protocol.activity import Event
@@ -30,12 +30,12 @@ class DeafBench(Bench):
 
         @app.handler("/deaf_thread")
         def deaf_thread(call: Call) -> str:
-            self.released.wait(60)
+            self.released.wait(600)
             return "too late"
 
         @app.handler("/abandonable", abandonable=True)
         def abandonable(call: Call) -> str:
-            self.released.wait(60)
+            self.released.wait(600)
             return "too late"
 
         @app.handler("/quick")
@@ -45,7 +45,7 @@ class DeafBench(Bench):
         return app
 
     async def until_answered(self, *statuses: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while len(self.statuses()) < len(statuses):
                 await asyncio.sleep(0.001)
         assert self.statuses() == list(statuses)
@@ -129,7 +129,7 @@ async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
             await bench.open()
             await bench.take("/abandonable", **bench.soon())
             await bench.until_answered("expired")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE):
                 while not bench.given_up:
                     await asyncio.sleep(0.001)
             bench.reporter.report(Event.FAILED)

@@ -171,6 +171,6 @@ def test_handler_does_not_see_the_credentials_of_the_caller(name: str) -> None:
     assert Call(Context(Key("k")), request).headers == {"traceparent": "00-1"}
 
 
-async def test_request_without_a_path_is_told_so(dispatcher: Run) -> None:
+async def test_request_without_a_path_is_answered_with_that_reason(dispatcher: Run) -> None:
     response = await dispatcher().run(call_of(""), group_id="g")
     assert json.loads(response.body)["error"]["message"].startswith("The request has no x-rpc-path header")

@@ -63,7 +63,7 @@ async def ready(stack: Stack, key: str = "a") -> None:
 
 
 async def earlier_leader(broker: FakeBroker, driver: FakeDriver, *keys: str) -> None:
-    """Leave a bound queue and a loading worker for each key, and nobody who leads."""
+    """Leave a bound queue and a loading worker for each key, and no leader."""
     async with leading(broker.clock, broker=broker, driver=driver) as stack:
         await require(stack, *keys)
     driver.calls.clear()
@@ -98,15 +98,15 @@ class TestStart:
             await clock.settle()
             assert stack.running("a") == 1
 
-    @pytest.mark.parametrize("key", ODD_KEYS.values(), ids=ODD_KEYS.keys())
-    async def test_worker_is_given_the_raw_key(self, clock: VirtualClock, key: Key) -> None:
-        async with leading(clock) as stack:
-            await require(stack, key)
-            (worker,) = stack.driver.workers_of(key)
-            assert worker.spec.environment.key == key
-            assert worker.spec.environment.requests_queue in stack.broker.queues
+    async def test_worker_is_given_the_raw_key(self, clock: VirtualClock) -> None:
+        for key in ODD_KEYS.values():
+            async with leading(clock) as stack:
+                await require(stack, key)
+                (worker,) = stack.driver.workers_of(key)
+                assert worker.spec.environment.key == key
+                assert worker.spec.environment.requests_queue in stack.broker.queues
 
-    async def test_spec_carries_the_generation_of_the_wish(self, clock: VirtualClock) -> None:
+    async def test_spec_carries_the_generation_of_the_desired_state(self, clock: VirtualClock) -> None:
         """lifecycle: generations."""
         async with leading(clock) as stack:
             await require(stack)
@@ -156,7 +156,7 @@ class TestStart:
 
 class TestEnds:
     async def test_crash_of_a_ready_worker_is_made_good_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """[edge]: remembering "started" would leave the request waiting for ever."""
+        """[edge]: remembering "started" would leave the request waiting endlessly."""
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             await ready(stack)
@@ -175,9 +175,7 @@ class TestEnds:
                 await clock.advance(1.0)
             assert 6 <= driver.count("start") <= 12
 
-    async def test_crash_loop_alone_does_not_keep_a_group_for_ever(
-        self, clock: VirtualClock, driver: FakeDriver
-    ) -> None:
+    async def test_crash_loop_alone_does_not_keep_a_group(self, clock: VirtualClock, driver: FakeDriver) -> None:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             for _ in range(130):
@@ -341,23 +339,23 @@ class TestStops:
             await clock.advance(1.0)
             assert (older.instance.state, younger.instance.state) == (InstanceState.RUNNING, InstanceState.EXITED)
 
-    async def test_instance_of_a_key_nobody_knows_is_stopped(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """lifecycle: resync [listonly]: an old start that landed late would live for ever."""
-        stray = running_worker(driver, Key("nobody"))
+    async def test_instance_of_an_unknown_key_is_stopped(self, clock: VirtualClock, driver: FakeDriver) -> None:
+        """lifecycle: resync [listonly]: an old start that landed late would live on."""
+        stray = running_worker(driver, Key("absent"))
         async with leading(clock, driver=driver):
             await clock.advance(1.0)
-            assert (stray.instance.state, driver.workers_of(Key("nobody"))) == (InstanceState.EXITED, [])
+            assert (stray.instance.state, driver.workers_of(Key("absent"))) == (InstanceState.EXITED, [])
 
     async def test_start_that_lands_late_is_found_by_its_event(self, clock: VirtualClock, driver: FakeDriver) -> None:
         async with leading(clock, driver=driver):
-            stray = running_worker(driver, Key("nobody"))
+            stray = running_worker(driver, Key("absent"))
             await clock.settle()
             assert stray.instance.state is InstanceState.EXITED
 
     async def test_stop_that_an_earlier_leader_did_not_finish_is_finished(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
-        """Its key would wait for ever: no start while the slot is taken, no bind while a stop is in flight."""
+        """Its key would wait endlessly: no start while the slot is taken, no bind while a stop is in flight."""
         worker = running_worker(driver)
         worker.stubborn = True
         dying = asyncio.create_task(driver.stop(worker.instance.instance_id, grace=1e9))
@@ -388,8 +386,8 @@ class TestStops:
         with capture_logs() as logs:
             async with leading(clock, driver=driver):
                 await clock.advance(60.0)
-        told = [entry["error"] for entry in logs if entry["event"].startswith("driver call failed")]
-        assert told == ["The engine does not answer.", "The engine is busy."]
+        errors = [entry["error"] for entry in logs if entry["event"].startswith("driver call failed")]
+        assert errors == ["The engine does not answer.", "The engine is busy."]
 
     async def test_stop_is_known_before_it_is_asked_for(self, clock: VirtualClock, driver: FakeDriver) -> None:
         """lifecycle: bind-waits-for-stop: who wants to bind must see a stop that is decided, not only one that has
@@ -505,7 +503,7 @@ class TestDriverFaults:
         driver.events = break_once  # type: ignore[method-assign, assignment]
         async with leading(clock, driver=driver):
             await clock.advance(2.0)
-            stray = running_worker(driver, Key("nobody"))
+            stray = running_worker(driver, Key("absent"))
             await clock.settle()
             assert (broken, stray.instance.state) == ([2], InstanceState.EXITED)
 
@@ -517,7 +515,7 @@ class TestDriverFaults:
             stack.term.workers.loop.relist()
             await clock.settle()
             stack.term.state.tracker.require_worker_group(A)
-            # The loop lists, so nobody plans: give it the plan as the events would have.
+            # The loop lists, so no event plans: give it the plan as the events would have.
             await clock.settle()
             driver.release_lists()
             await clock.settle()
@@ -568,7 +566,7 @@ class TestDriverFaults:
                 driver.backend.changed()
                 await clock.advance(0.5)
             assert listings <= 6
-            stray = running_worker(driver, Key("nobody"))
+            stray = running_worker(driver, Key("absent"))
             await clock.advance(10.0)
             assert stray.instance.state is InstanceState.EXITED
 

@@ -140,7 +140,7 @@ async def test_at_most_one_request_of_a_class_waits_in_the_worker(scene: Scene) 
     assert [len(scene.broker.look_up(queue).ready) for queue in QUEUES] == [2, 2, 2]
 
 
-async def test_queue_that_does_not_exist_holds_nobody_up(scene: Scene) -> None:
+async def test_missing_queue_delays_no_other(scene: Scene) -> None:
     scene.broker.delete_queue(HIGH)
     await scene.put(LOW, "low")
     await scene.serve()
@@ -148,7 +148,7 @@ async def test_queue_that_does_not_exist_holds_nobody_up(scene: Scene) -> None:
     assert scene.served == ["low"]
 
 
-async def test_queue_that_does_not_answer_holds_nobody_up(scene: Scene) -> None:
+async def test_queue_that_does_not_answer_delays_no_other(scene: Scene) -> None:
     async def fail(command: Command) -> None:
         if command.name == "look_up" and command.target == HIGH and scene.served:
             raise BrokerUnavailableError("no answer")
@@ -176,7 +176,7 @@ async def test_queue_whose_leader_is_slow_to_answer_is_not_taken_for_empty(scene
     assert scene.served == ["high 1", "high 2", "low"]
 
 
-async def test_queue_whose_leader_is_gone_holds_nobody_up_for_long(scene: Scene) -> None:
+async def test_queue_whose_leader_is_gone_delays_no_other_for_long(scene: Scene) -> None:
     scene.broker.set_running(HIGH, False)
     await scene.put(LOW, "low 1", "low 2")
     await scene.serve()
@@ -184,7 +184,7 @@ async def test_queue_whose_leader_is_gone_holds_nobody_up_for_long(scene: Scene)
     assert scene.served == ["low 1", "low 2"]
 
 
-async def test_class_that_is_not_served_any_more_holds_nobody_up(scene: Scene) -> None:
+async def test_class_that_is_not_served_any_more_delays_no_other(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, "high 1", "high 2")
     await scene.put(LOW, "low")
@@ -236,7 +236,7 @@ async def test_pause_gives_back_what_waits_and_finishes_what_runs(scene: Scene) 
     assert scene.served == [f"high {number}" for number in range(6)]
 
 
-async def test_nobody_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
+async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
     """Nor when another request of a lower class comes meanwhile."""
     backlogs, asked = Backlogs(VirtualClock()), asyncio.Event()
     answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()

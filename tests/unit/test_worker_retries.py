@@ -79,8 +79,8 @@ async def bench() -> AsyncIterator[RetryBench]:
 async def test_failed_request_goes_to_wait_instead_of_being_answered(bench: RetryBench) -> None:
     await bench.fail(**{HOPS_HEADER: 7, FAILED_DELIVERIES_HEADER: 4, "x-own": "kept"})
     [message] = bench.waiting()
-    told = {name: value for name, value in message.headers.items() if name not in {TERMS_HEADER, PATH_HEADER}}
-    assert told == {ATTEMPTS_HEADER: 1, DELAY_HEADER: "1000", "x-own": "kept"}
+    headers = {name: value for name, value in message.headers.items() if name not in {TERMS_HEADER, PATH_HEADER}}
+    assert headers == {ATTEMPTS_HEADER: 1, DELAY_HEADER: "1000", "x-own": "kept"}
     assert (message.reply_to, message.correlation_id, message.expiration) == (REPLIES, "c", None)
     assert (bench.statuses(), bench.broker.bodies(QUEUE)) == ([], [])
 
@@ -149,7 +149,7 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
     assert bench.statuses() == ["cancelled"]
 
 
-async def test_cancel_told_to_a_worker_that_was_not_there_counts_when_the_request_comes_back(
+async def test_cancel_sent_to_a_worker_that_was_not_there_counts_when_the_request_comes_back(
     bench: RetryBench,
 ) -> None:
     bench.processor.cancel("c", REPLIES, keep_for=600.0)

@@ -85,9 +85,9 @@ async def test_workers_that_are_not_needed_finish_and_go_after_the_cooldown(stac
     hear(stack)
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()
     await clock.advance(290.0)
-    assert told(stack) == []
+    assert commands_sent(stack) == []
     await clock.advance(600.0)
-    assert told(stack)[:3] == [Command.DRAIN] * 3
+    assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
     assert stack.driver.count("stop") == 0
 
 
@@ -144,7 +144,7 @@ async def test_workers_that_never_report_completion_scale_by_their_queue(
     for one in stack.driver.workers_of(A):
         stack.term.state.worker_reports.assume_ready(one.spec.worker_id, A)
     await clock.advance(900.0)
-    assert told(stack)[:3] == [Command.DRAIN] * 3
+    assert commands_sent(stack)[:3] == [Command.DRAIN] * 3
 
 
 async def test_minimum_is_started_with_the_group(clock: VirtualClock, driver: FakeDriver) -> None:
@@ -172,7 +172,7 @@ def hear(stack: Stack) -> None:
         stack.broker.bind("ctl", stack.names.control_exchange, routing_key)
 
 
-def told(stack: Stack) -> list[Command]:
+def commands_sent(stack: Stack) -> list[Command]:
     messages = map(control_from_wire, stack.broker.bodies("ctl"))
     return [message.command for message in messages if message is not None]
 

@@ -35,9 +35,9 @@ def test_every_part_of_a_request_counts(changes: dict[str, object]) -> None:
     assert print_of(**changes) == print_of(**changes)
 
 
-@pytest.mark.parametrize("told", [None, 1, {}, "abc", [1, None, ["x"], "y" * 65]], ids=str)
-def test_nonsense_names_no_request(told: object) -> None:
-    assert named_requests(told) == ()
+@pytest.mark.parametrize("value", [None, 1, {}, "abc", [1, None, ["x"], "y" * 65]], ids=str)
+def test_nonsense_names_no_request(value: object) -> None:
+    assert named_requests(value) == ()
     assert len(named_requests(["a"] * 1000)) == MAX_NAMED_REQUESTS
 
 
@@ -131,7 +131,7 @@ async def test_redelivered_request_runs_without_a_connection_for_reports(bench: 
     await bench.broker.publish(message, exchange="", routing_key=QUEUE)
     await (await bench.consumer.get()).reject()
     bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
-    await asyncio.wait_for(bench.running.wait(), 0.5)
+    await asyncio.wait_for(bench.running.wait(), 120)
 
 
 async def test_request_that_took_the_session_along_is_named_to_the_end(

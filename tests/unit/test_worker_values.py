@@ -30,7 +30,7 @@ from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")
 
 
-def test_settings_that_are_not_told_have_defaults() -> None:
+def test_missing_settings_have_defaults() -> None:
     assert runtime_settings({}) == RuntimeSettings()
 
 
@@ -175,7 +175,7 @@ async def test_slot_granted_in_the_moment_of_cancellation_is_passed_on() -> None
     await asyncio.sleep(0)
     slots.release()  # the turn is first's, which has not run yet
     first.cancel()
-    await asyncio.wait_for(second, 1)
+    await asyncio.wait_for(second, 120)
     assert first.cancelled()
 
 
@@ -229,8 +229,8 @@ def test_route_and_class_of_completed_requests_are_reported() -> None:
     for priority in (0, None):
         window.received()
         window.completed(replace(OK, route="alerts", priority=priority), duration_ms=1)
-    told = [(draft.headers["x-route"], draft.headers.get("x-priority")) for draft in window.take(1.0)[1:3]]
-    assert told == [("alerts", 0), ("alerts", None)]
+    routes = [(draft.headers["x-route"], draft.headers.get("x-priority")) for draft in window.take(1.0)[1:3]]
+    assert routes == [("alerts", 0), ("alerts", None)]
 
 
 def test_idle_follows_only_on_a_busy_worker() -> None:

@@ -85,16 +85,14 @@ async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stac
     assert stack.driver.count("stop") == 0
 
 
-async def test_requests_that_nobody_takes_replace_the_worker_that_says_it_is_idle(
-    stack: Stack, clock: VirtualClock
-) -> None:
+async def test_untaken_requests_replace_the_worker_that_says_it_is_idle(stack: Stack, clock: VirtualClock) -> None:
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
     await clock.advance(300.0)
     assert (stack.driver.count("stop"), stack.running("a"), stack.waiting("a")) == (1, 1, [b"1"])
 
 
-async def test_requests_that_wait_behind_others_replace_nobody(stack: Stack, clock: VirtualClock) -> None:
+async def test_requests_that_wait_behind_others_replace_no_worker(stack: Stack, clock: VirtualClock) -> None:
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
     for _ in range(60):
@@ -106,7 +104,7 @@ async def test_requests_that_wait_behind_others_replace_nobody(stack: Stack, clo
 @pytest.mark.parametrize(
     "state", [{"paused": True}, {"generation": [10**12, 1]}], ids=["paused", "follows a later generation"]
 )
-async def test_worker_that_does_not_go_on_when_it_is_told_to_is_replaced(
+async def test_worker_that_does_not_resume_on_command_is_replaced(
     stack: Stack, clock: VirtualClock, state: dict[str, object]
 ) -> None:
     worker, asked = first_worker(stack), questions(stack)
@@ -124,7 +122,7 @@ async def test_paused_worker_is_resumed_and_stays(stack: Stack, clock: VirtualCl
     assert (stack.driver.count("stop"), stack.term.state.worker_reports[first_worker(stack)].paused) == (0, False)  # type: ignore[union-attr]
 
 
-async def test_request_held_by_a_connection_that_is_dead_replaces_nobody(stack: Stack, clock: VirtualClock) -> None:
+async def test_request_held_by_a_connection_that_is_dead_replaces_no_worker(stack: Stack, clock: VirtualClock) -> None:
     """The queue counts a message, and the new worker is healthy: it answers."""
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
@@ -133,7 +131,7 @@ async def test_request_held_by_a_connection_that_is_dead_replaces_nobody(stack: 
     assert stack.driver.count("stop") == 0
 
 
-async def test_nobody_is_blamed_while_rabbitmq_blocks_publishers(stack: Stack, clock: VirtualClock) -> None:
+async def test_no_worker_is_blamed_while_rabbitmq_blocks_publishers(stack: Stack, clock: VirtualClock) -> None:
     blocked = True
 
     async def block(command: Command) -> None:
@@ -164,7 +162,7 @@ async def test_idle_worker_that_stands_still_is_replaced(stack: Stack, clock: Vi
     assert (stack.driver.count("stop"), stack.running("a")) == (1, 1)
 
 
-async def test_worker_of_nobody_knows_whom_is_forgotten_when_it_says_nothing(stack: Stack, clock: VirtualClock) -> None:
+async def test_unknown_worker_is_forgotten_when_it_says_nothing(stack: Stack, clock: VirtualClock) -> None:
     """Started by hand, replaced by hand: nothing else tells that it is gone."""
     answering(stack, Event.READY, in_flight=0)
     await stack.report("a", Event.READY, "by-hand", in_flight=0)
@@ -191,7 +189,7 @@ async def test_deployment_is_replaced_when_none_of_its_workers_answers(
     )
 
 
-async def test_request_that_ran_in_a_hanging_worker_is_told_apart(stack: Stack, clock: VirtualClock) -> None:
+async def test_request_that_ran_in_a_hanging_worker_is_distinguished(stack: Stack, clock: VirtualClock) -> None:
     """Should it reach the delivery limit, the evidence names the worker that hung with it."""
     await stack.report("a", Event.BUSY, in_flight=1, **{REQUESTS_FIELD: ["print"]})
     await clock.advance(LONG_ENOUGH)

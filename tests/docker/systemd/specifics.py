@@ -42,7 +42,7 @@ async def driver(make_driver):
 
 @pytest.fixture
 def other_unit():
-    """A template of somebody else's making, installed for one test."""
+    """A template that osrdyne did not make, installed for one test."""
     path = UNITS / "osrdyne-worker-other@.service"
 
     def install(change):
@@ -118,16 +118,16 @@ def test_unit_scores_well_in_the_review_of_systemd(unit, limit):
 
 
 async def test_units_of_others_are_neither_listed_nor_touched(driver):
-    (FILES / "somebody.env").write_text("A=1\n")
-    (FILES / "somebody.uri").touch()
-    systemctl("start", "osrdyne-worker-other-people@somebody.service")
+    (FILES / "stranger.env").write_text("A=1\n")
+    (FILES / "stranger.uri").touch()
+    systemctl("start", "osrdyne-worker-other-people@stranger.service")
     started = await driver.start(make_spec())
     assert await driver.list_instances() == [started]
     await driver.stop(started.instance_id, grace=0)
-    assert systemctl("is-active", "osrdyne-worker-other-people@somebody.service").strip() == "active"
-    systemctl("stop", "osrdyne-worker-other-people@somebody.service")
-    (FILES / "somebody.env").unlink()
-    (FILES / "somebody.uri").unlink()
+    assert systemctl("is-active", "osrdyne-worker-other-people@stranger.service").strip() == "active"
+    systemctl("stop", "osrdyne-worker-other-people@stranger.service")
+    (FILES / "stranger.env").unlink()
+    (FILES / "stranger.uri").unlink()
 
 
 async def test_missing_unit_is_refused_for_good_and_names_the_remedy(make_driver):
@@ -256,7 +256,7 @@ async def test_missing_unit_is_found_by_doctor(make_driver):
     await driver.close()
 
 
-START_AS_SOMEBODY = """
+START_AS_OTHER_USER = """
 import asyncio, os
 os.environ.update(SYSTEMD_MANAGER="system", SYSTEMD_BUS="{bus}")
 from conformance import CONTEXT, OPTIONS
@@ -264,7 +264,7 @@ from osrdyne.drivers.systemd import SystemdDriver
 from osrdyne.testing.driver_conformance import make_spec
 
 async def main():
-    driver = SystemdDriver(OPTIONS.model_copy(update=dict(runtime_directory="/tmp/of-somebody")), CONTEXT)
+    driver = SystemdDriver(OPTIONS.model_copy(update=dict(runtime_directory="/tmp/of-another-user")), CONTEXT)
     try:
         await driver.start(make_spec())
     except Exception as error:
@@ -276,12 +276,12 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("bus", ["dbus", "systemctl"])
-def test_user_without_the_polkit_rule_is_told_about_it(bus):
-    command = ["/opt/osrdyne/bin/python", "-c", START_AS_SOMEBODY.format(bus=bus)]
-    as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+def test_user_without_the_polkit_rule_gets_an_explanation(bus):
+    command = ["/opt/osrdyne/bin/python", "-c", START_AS_OTHER_USER.format(bus=bus)]
+    as_other_user = ["setpriv", "--reuid=65534", "--regid=nogroup", "--clear-groups"]
     environment = {"PYTHONPATH": f"/src:{Path(__file__).parent}", "PATH": "/usr/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run([*as_nobody, *command], check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run([*as_other_user, *command], check=True, capture_output=True, text=True, env=environment)
     first, findings = done.stdout.splitlines()
     assert first.startswith("StartFailedError") and "polkit rule" in first
     assert "('journal', False)" in findings
-    assert list(Path("/tmp/of-somebody").iterdir()) == []
+    assert list(Path("/tmp/of-another-user").iterdir()) == []
