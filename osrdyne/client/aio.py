@@ -19,7 +19,7 @@ from typing import Self, TypeVar, Unpack
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.client.errors import ClientClosed, ConnectionLost, RequestTimeout, error_from_reply
 from osrdyne.client.reply import Reply

@@ -19,7 +19,7 @@ import uvloop
 from osrdyne import __version__
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.aio.supervise import start_endless
+from osrdyne.aio.tasks import start_endless
 from osrdyne.api.access import access_of
 from osrdyne.api.app import create_app
 from osrdyne.api.bodies import BodyLimits

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from osrdyne.aio.supervise import start_endless
+from osrdyne.aio.tasks import start_endless
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.daemon.wiring import Resources, wire_term
 from osrdyne.errors import BrokerError

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.drivers.base import Driver, Exit, Finding, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.protocol.names import Key

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import SystemClock
-from osrdyne.aio.keyed import KeyedJobs
 from osrdyne.aio.offload import SMALL, off_loop
-from osrdyne.aio.supervise import TaskEndedError, start_endless
-from osrdyne.aio.wakeup import Wakeup
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import ChangeFeed, Wakeup, WatchCell
+from osrdyne.aio.tasks import KeyedJobs, TaskEndedError, start_endless
 from osrdyne.testing.clock import VirtualClock
 
 

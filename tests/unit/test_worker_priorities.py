@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId

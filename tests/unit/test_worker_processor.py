@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.errors import MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event

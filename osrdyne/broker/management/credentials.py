@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence, Set
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.broker.topology.layout import QueueLayout

@@ -19,7 +19,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Connection
 from osrdyne.amqp.direct_reply_to import GuardedChannel
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, MessageTooLargeError, PublishRefusedError

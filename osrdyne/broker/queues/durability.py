@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from itertools import cycle
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel
 from osrdyne.broker.leadership.channel_pool import ScratchChannels
 from osrdyne.protocol.names import Key, PoolNames, QueueName

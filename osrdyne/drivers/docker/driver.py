@@ -14,7 +14,7 @@ from typing import ClassVar, TypeVar
 
 from docker.errors import APIError
 
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.drivers.base import (
     Driver,
     DriverContext,

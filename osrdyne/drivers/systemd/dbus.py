@@ -14,7 +14,7 @@ from dbus_fast import DBusFastError, Message, MessageType, unpack_variants
 from dbus_fast.aio import MessageBus
 from dbus_fast.constants import BusType
 
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.drivers.systemd.names import UnitEnd, object_path
 from osrdyne.drivers.systemd.units import CALL_TIMEOUT, ActiveState, SystemdUnits, active_state, refusal, trouble
 from osrdyne.errors import DriverUnavailableError

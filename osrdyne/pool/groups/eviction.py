@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
-from osrdyne.aio.changes import Subscription
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.queues.depths import FreshTotals

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
-from osrdyne.aio.changes import Subscription
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.signals import Subscription
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.queues.depths import FreshTotals
 from osrdyne.pool.queues.plan import stop_evidence_after

@@ -8,9 +8,8 @@ for all who wait, and told through `feed`. It decides nothing.
 from __future__ import annotations
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import ChangeFeed, Wakeup
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerError

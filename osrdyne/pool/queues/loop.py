@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.changes import ChangeFeed, Subscription
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import Deviation, ObjectKind, Problem, compare, expected_objects
 from osrdyne.broker.topology.declarations import Queue, QueueBinding, Topology

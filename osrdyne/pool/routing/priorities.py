@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.protocol.names import Key
 
 MAX_DEATHS = 1000

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from osrdyne.aio.changes import ChangeFeed
+from osrdyne.aio.signals import ChangeFeed
 from osrdyne.drivers.base import Instance
 from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.names import Key

@@ -15,9 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from osrdyne.aio.changes import ChangeFeed, Subscription
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
 from osrdyne.pool.state import groups
 from osrdyne.pool.state.groups import Delays, GroupRecord, GroupStatus
 from osrdyne.protocol.control import Generation

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.signals import ChangeFeed
 from osrdyne.pool.views import WorkerState
 from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
 from osrdyne.protocol.control import Generation

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from osrdyne.aio.changes import ChangeFeed
 from osrdyne.aio.clock import Clock
+from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import Backlog
 from osrdyne.drivers.base import InstanceState
 from osrdyne.errors import BrokerError

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.changes import Subscription
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.drivers.base import Driver, InstanceId, InstanceState
 from osrdyne.errors import DriverError
 from osrdyne.logs import Logger, get_logger

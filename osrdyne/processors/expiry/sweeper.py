@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from osrdyne.aio.clock import Clock, now_ms
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.broker.topology.layout import QueueLayout

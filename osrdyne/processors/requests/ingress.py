@@ -16,7 +16,7 @@ import asyncio
 from functools import partial
 
 from osrdyne.aio.clock import Clock, now_ms, sleep_until
-from osrdyne.aio.keyed import KeyedJobs
+from osrdyne.aio.tasks import KeyedJobs
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerConflictError, BrokerError, BrokerSilentError, InvalidKeyError, PublishRefusedError

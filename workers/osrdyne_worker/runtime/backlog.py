@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.wakeup import Wakeup
+from osrdyne.aio.signals import Wakeup
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import QueueName
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger

@@ -15,8 +15,8 @@ from typing import Any
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.aio.supervise import endless
-from osrdyne.aio.watch import WatchCell
+from osrdyne.aio.signals import WatchCell
+from osrdyne.aio.tasks import endless
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
 from osrdyne.logs import get_logger

@@ -1,13 +1,30 @@
-"""Work in order per key, keys side by side."""
+"""Tasks with an owner: endless tasks that must not return, and jobs in order per key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
+
+
+class TaskEndedError(RuntimeError):
+    """An endless task has returned."""
+
+
+async def endless(name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await a coroutine that must not return; raise `TaskEndedError` naming it when it does."""
+    await coroutine
+    raise TaskEndedError(f"The task {name!r} ended, but it must never end.")
+
+
+def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Start an endless task in `group` under `name`."""
+    return group.create_task(endless(name, coroutine), name=name)
+
+
 Job = Callable[[], Awaitable[None]]
 
 
