@@ -20,7 +20,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from osrdyne.client import AsyncClient, Reply, RequestFailed
+from osrdyne.client import AsyncClient, Reply, RequestFailedError
 from osrdyne.config.models import Settings
 from osrdyne.dev.stack import running_stack, sample_settings
 from osrdyne.errors import OsrdyneError
@@ -148,7 +148,7 @@ async def refused_requests(client: AsyncClient) -> None:
     }.items():
         try:
             await ask(client, LARGE, query)
-        except RequestFailed as error:
+        except RequestFailedError as error:
             tell(f"{title}: [yellow]{error}[/yellow]")
         else:
             raise DemoError(f"{query!r} must be refused")
@@ -160,7 +160,7 @@ async def missing_data(client: AsyncClient) -> None:
     try:
         async with timed(f"{MISSING} answered"):
             await ask(client, MISSING, "select 1")
-    except RequestFailed as error:
+    except RequestFailedError as error:
         tell(f"[yellow]{error}[/yellow]")
     else:
         raise DemoError(f"the key {MISSING} has no data and must be answered with an error")

@@ -21,12 +21,12 @@ from osrdyne.cli.options import ConfigOption, KeyArgument, PoolOption, SetOption
 from osrdyne.client import (
     ARROW_TYPE,
     AsyncClient,
-    ConnectionLost,
-    PoolNotFound,
+    ConnectionLostError,
+    PoolNotFoundError,
     Reply,
     RequestError,
-    RequestExpired,
-    RequestTimeout,
+    RequestExpiredError,
+    RequestTimeoutError,
 )
 from osrdyne.client.aio import ANSWER_MARGIN
 from osrdyne.client.request import RequestOptions
@@ -115,11 +115,11 @@ def exit_code(outcome: BaseException) -> int:
     match outcome:
         case KeyboardInterrupt():
             return INTERRUPTED
-        case RequestTimeout() | RequestExpired():
+        case RequestTimeoutError() | RequestExpiredError():
             return TIMED_OUT
-        case BrokerUnavailableError() | ConnectionLost():
+        case BrokerUnavailableError() | ConnectionLostError():
             return UNREACHABLE
-        case PoolNotFound():
+        case PoolNotFoundError():
             return WRONG_USE
         case _:
             return FAILED

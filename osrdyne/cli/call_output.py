@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osrdyne.cli.output import log_line, printable
-from osrdyne.client import Reply, RequestError, StartFailed
+from osrdyne.client import Reply, RequestError, StartFailedError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
 
@@ -175,7 +175,7 @@ def error_lines(error: BaseException) -> list[str]:
     lines = [log_line(mask_uri(str(error)))]
     if not isinstance(error, RequestError):
         return lines
-    log = error.log_lines if isinstance(error, StartFailed) else ()
+    log = error.log_lines if isinstance(error, StartFailedError) else ()
     detail = (error.detail or "").splitlines()
     if not log and detail:
         lines += [log_line(line) for line in detail if line not in str(error)]

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from osrdyne.client.aio import AsyncClient as AsyncClient
 from osrdyne.client.aio import ConnectionStatus as ConnectionStatus
 from osrdyne.client.blocking import Client as Client
-from osrdyne.client.errors import ClientClosed as ClientClosed
-from osrdyne.client.errors import ConnectionLost as ConnectionLost
-from osrdyne.client.errors import DeliveryLimitReached as DeliveryLimitReached
+from osrdyne.client.errors import ClientClosedError as ClientClosedError
+from osrdyne.client.errors import ConnectionLostError as ConnectionLostError
+from osrdyne.client.errors import DeliveryLimitError as DeliveryLimitError
 from osrdyne.client.errors import ErrorBody as ErrorBody
-from osrdyne.client.errors import InvalidRequest as InvalidRequest
-from osrdyne.client.errors import NoCapacity as NoCapacity
-from osrdyne.client.errors import NoRoute as NoRoute
-from osrdyne.client.errors import NotRunning as NotRunning
-from osrdyne.client.errors import PoolNotFound as PoolNotFound
-from osrdyne.client.errors import QueueFull as QueueFull
-from osrdyne.client.errors import RequestCancelled as RequestCancelled
+from osrdyne.client.errors import InvalidRequestError as InvalidRequestError
+from osrdyne.client.errors import NoCapacityError as NoCapacityError
+from osrdyne.client.errors import NoRouteError as NoRouteError
+from osrdyne.client.errors import NotRunningError as NotRunningError
+from osrdyne.client.errors import PoolNotFoundError as PoolNotFoundError
+from osrdyne.client.errors import RequestCancelledError as RequestCancelledError
 from osrdyne.client.errors import RequestError as RequestError
-from osrdyne.client.errors import RequestExpired as RequestExpired
-from osrdyne.client.errors import RequestFailed as RequestFailed
-from osrdyne.client.errors import RequestPoisoned as RequestPoisoned
-from osrdyne.client.errors import RequestRefused as RequestRefused
-from osrdyne.client.errors import RequestRejected as RequestRejected
-from osrdyne.client.errors import RequestTimeout as RequestTimeout
-from osrdyne.client.errors import StartFailed as StartFailed
-from osrdyne.client.errors import UnknownStatus as UnknownStatus
+from osrdyne.client.errors import RequestExpiredError as RequestExpiredError
+from osrdyne.client.errors import RequestFailedError as RequestFailedError
+from osrdyne.client.errors import RequestPoisonedError as RequestPoisonedError
+from osrdyne.client.errors import RequestQueueFullError as RequestQueueFullError
+from osrdyne.client.errors import RequestRefusedError as RequestRefusedError
+from osrdyne.client.errors import RequestRejectedError as RequestRejectedError
+from osrdyne.client.errors import RequestTimeoutError as RequestTimeoutError
+from osrdyne.client.errors import StartFailedError as StartFailedError
+from osrdyne.client.errors import UnknownStatusError as UnknownStatusError
+from osrdyne.client.errors import renamed as _renamed
 from osrdyne.client.poison import PoisonClient as PoisonClient
 from osrdyne.client.poison import PoisonEntry as PoisonEntry
 from osrdyne.client.poison import PoisonOutcome as PoisonOutcome
 from osrdyne.client.reply import Reply as Reply
 from osrdyne.protocol.messages import ARROW_TYPE as ARROW_TYPE
+
+
+def __getattr__(name: str) -> Any:
+    return _renamed(__name__, name, globals())

@@ -21,7 +21,7 @@ from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions
-from osrdyne.client.errors import ClientClosed, ConnectionLost, RequestTimeout, error_from_reply
+from osrdyne.client.errors import ClientClosedError, ConnectionLostError, RequestTimeoutError, error_from_reply
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest, RequestOptions, build_request
 from osrdyne.client.session import ProgressCallback, Session
@@ -110,7 +110,7 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with `ConnectionLost`. Closing again does nothing."""
+        """Close the connection; calls under way end with `ConnectionLostError`. Closing again does nothing."""
         state = self._state.value
         self._state.set(_down_for_good("The client is closed."))
         if self._keeper is not None:
@@ -162,7 +162,7 @@ class AsyncClient:
         Cancelling the task asks the worker to stop, too. For the other keywords see `RequestOptions`.
 
         Raises the subclass of `RequestError` that stands for the answer's status (with `raise_on_error=False` such an
-        answer is returned), `RequestTimeout` without any answer, `ConnectionLost`, `PoolNotFound`.
+        answer is returned), `RequestTimeoutError` without any answer, `ConnectionLostError`, `PoolNotFoundError`.
         """
         request = self._build(key, path, body, options, wants_progress=on_progress is not None)
         reply = await self._attempt(request, lambda session: session.call(request, on_progress), idempotent=idempotent)
@@ -219,7 +219,7 @@ class AsyncClient:
         await self._attempt(request, lambda session: session.publish(request), idempotent=idempotent)
 
     async def cancel(self, correlation_id: str) -> bool:
-        """Ask for a call under way to be cancelled; it then ends with `RequestCancelled`, or regularly if it was done.
+        """Ask for a call under way to be cancelled; it ends with `RequestCancelledError`, or regularly if it was done.
 
         False when no call with this correlation id is under way.
         """
@@ -267,7 +267,7 @@ class AsyncClient:
                     session = await self._session()
                     try:
                         return await operation(session)
-                    except ConnectionLost:
+                    except ConnectionLostError:
                         if request.sent and not idempotent:
                             raise
         except TimeoutError:
@@ -285,9 +285,9 @@ class AsyncClient:
                 raise state.error
             await self._state.changed()
 
-    def _timed_out(self, request: OutgoingRequest) -> RequestTimeout:
+    def _timed_out(self, request: OutgoingRequest) -> RequestTimeoutError:
         reason = "there was no answer" if request.sent else f"it was not sent: {self._obstacle()}"
-        return RequestTimeout(
+        return RequestTimeoutError(
             f"The request was given up after {request.timeout:g} s; {reason}.",
             sent=request.sent,
             key=request.key,
@@ -346,4 +346,4 @@ async def _time_limit(request: OutgoingRequest) -> AsyncGenerator[asyncio.Timeou
 
 
 def _down_for_good(reason: str) -> _Down:
-    return _Down(reason, ClientClosed(reason))
+    return _Down(reason, ClientClosedError(reason))

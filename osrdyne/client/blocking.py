@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.client.aio import ANSWER_SLACK, DEFAULT_TIMEOUT, AsyncClient, ConnectionStatus
-from osrdyne.client.errors import ClientClosed
+from osrdyne.client.errors import ClientClosedError
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import RequestOptions
 from osrdyne.client.session import ProgressCallback
@@ -165,7 +165,7 @@ class Client:
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         if not self._finalizer.alive:
             coroutine.close()
-            raise ClientClosed("The client is closed.")
+            raise ClientClosedError("The client is closed.")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 

@@ -7,6 +7,7 @@ same request may succeed later. Source: docs/reference/protocol/responses.md.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -74,51 +75,51 @@ class RequestError(OsrdyneError):
         return _error_body(self.reply)
 
 
-class RequestFailed(RequestError):
+class RequestFailedError(RequestError):
     """The handler failed or refused the request; `error` says why."""
 
     summary = "The request failed"
 
 
-class RequestExpired(RequestError):
+class RequestExpiredError(RequestError):
     """The deadline passed before the work was done, and the worker or the controller said so."""
 
     retryable = True
     summary = "The request expired"
 
 
-class RequestRejected(RequestError):
+class RequestRejectedError(RequestError):
     """A consumer of the request queue refused the request for good."""
 
     summary = "The request was rejected"
 
 
-class QueueFull(RequestError):
+class RequestQueueFullError(RequestError):
     """The request queue has reached its limit: the request was dropped, or not taken over at all (`reply` is None)."""
 
     retryable = True
     summary = "The request queue is full"
 
 
-class RequestPoisoned(RequestError):
+class RequestPoisonedError(RequestError):
     """Requests with the same path and body have ended the workers that ran them; they are refused for a while."""
 
     summary = "The request ends workers"
 
 
-class DeliveryLimitReached(RequestError):
+class DeliveryLimitError(RequestError):
     """The request was given to workers as often as the pool allows and none of them survived it."""
 
     summary = "The request was tried too often"
 
 
-class RequestCancelled(RequestError):
+class RequestCancelledError(RequestError):
     """The request was cancelled on demand."""
 
     summary = "The request was cancelled"
 
 
-class StartFailed(RequestError):
+class StartFailedError(RequestError):
     """The worker for this key could not be started; `log_lines` are its last words."""
 
     retryable = True
@@ -132,38 +133,38 @@ class StartFailed(RequestError):
         return tuple((self.detail or "").splitlines()[1:])
 
 
-class NoCapacity(RequestError):
+class NoCapacityError(RequestError):
     """Too many keys wait for room in the pool."""
 
     retryable = True
     summary = "The pool has no room for another key"
 
 
-class NotRunning(RequestError):
+class NotRunningError(RequestError):
     """No worker runs for the key, and the request asked not to start one."""
 
     summary = "No worker is running for this key"
 
 
-class InvalidRequest(RequestError):
+class InvalidRequestError(RequestError):
     """The request cannot be understood or accepted as it is."""
 
     summary = "The request is not valid"
 
 
-class NoRoute(RequestError):
+class NoRouteError(RequestError):
     """No route of a managed pool takes the request; `osrdyne explain` says why."""
 
     summary = "No route takes the request"
 
 
-class UnknownStatus(RequestError):
+class UnknownStatusError(RequestError):
     """The answer has an `x-status` that this version of the client does not know; see `status` and `detail`."""
 
     summary = "The request ended with an unknown status"
 
 
-class RequestTimeout(RequestError):
+class RequestTimeoutError(RequestError):
     """No answer came by the deadline and `answer_slack` more; `sent` is False when the request was never sent."""
 
     retryable = True
@@ -173,39 +174,39 @@ class RequestTimeout(RequestError):
         self.sent = sent
 
 
-class ConnectionLost(RequestError):
+class ConnectionLostError(RequestError):
     """The connection was lost while the request was under way: whether it was or will be processed is unknown."""
 
     retryable = True
 
 
-class RequestRefused(RequestError):
+class RequestRefusedError(RequestError):
     """RabbitMQ did not take the request over: the pool has neither a queue for the key nor one for new keys."""
 
     retryable = True
 
 
-class PoolNotFound(RequestError):
+class PoolNotFoundError(RequestError):
     """The pool does not exist on this broker."""
 
 
-class ClientClosed(RequestError):
+class ClientClosedError(RequestError):
     """The client is closed, or was never opened."""
 
 
 _BY_STATUS: dict[str, type[RequestError]] = {
-    Status.ERROR: RequestFailed,
-    Status.EXPIRED: RequestExpired,
-    Status.REJECTED: RequestRejected,
-    Status.MAXLEN: QueueFull,
-    Status.DELIVERY_LIMIT: DeliveryLimitReached,
-    Status.POISON: RequestPoisoned,
-    Status.CANCELLED: RequestCancelled,
-    Status.START_FAILED: StartFailed,
-    Status.CAPACITY: NoCapacity,
-    Status.NOT_RUNNING: NotRunning,
-    Status.INVALID: InvalidRequest,
-    Status.NO_ROUTE: NoRoute,
+    Status.ERROR: RequestFailedError,
+    Status.EXPIRED: RequestExpiredError,
+    Status.REJECTED: RequestRejectedError,
+    Status.MAXLEN: RequestQueueFullError,
+    Status.DELIVERY_LIMIT: DeliveryLimitError,
+    Status.POISON: RequestPoisonedError,
+    Status.CANCELLED: RequestCancelledError,
+    Status.START_FAILED: StartFailedError,
+    Status.CAPACITY: NoCapacityError,
+    Status.NOT_RUNNING: NotRunningError,
+    Status.INVALID: InvalidRequestError,
+    Status.NO_ROUTE: NoRouteError,
 }
 
 
@@ -213,8 +214,8 @@ def error_from_reply(reply: Reply, *, key: str, path: str) -> RequestError | Non
     """The error that a terminal reply stands for; None for `ok`."""
     if reply.ok:
         return None
-    kind = _BY_STATUS.get(reply.status, UnknownStatus)
-    summary = kind.summary if kind is not UnknownStatus else f"{kind.summary}, {str(reply.status)!r}"
+    kind = _BY_STATUS.get(reply.status, UnknownStatusError)
+    summary = kind.summary if kind is not UnknownStatusError else f"{kind.summary}, {str(reply.status)!r}"
     body = _error_body(reply)
     reason = body.message or (reply.detail or "").partition("\n")[0]
     named = f"{summary} ({body.code})" if body.code and body.code != reply.status else summary
@@ -231,3 +232,38 @@ def _error_body(reply: Reply | None) -> ErrorBody:
         return ErrorBody()
     named = {name: str(body[name]) for name in ("code", "message", "path") if body.get(name) is not None}
     return ErrorBody(**named, details={name: value for name, value in body.items() if name not in named})
+
+
+RENAMED = {
+    "ClientClosed": "ClientClosedError",
+    "ConnectionLost": "ConnectionLostError",
+    "DeliveryLimitReached": "DeliveryLimitError",
+    "InvalidRequest": "InvalidRequestError",
+    "NoCapacity": "NoCapacityError",
+    "NoRoute": "NoRouteError",
+    "NotRunning": "NotRunningError",
+    "PoolNotFound": "PoolNotFoundError",
+    "QueueFull": "RequestQueueFullError",
+    "RequestCancelled": "RequestCancelledError",
+    "RequestExpired": "RequestExpiredError",
+    "RequestFailed": "RequestFailedError",
+    "RequestPoisoned": "RequestPoisonedError",
+    "RequestRefused": "RequestRefusedError",
+    "RequestRejected": "RequestRejectedError",
+    "RequestTimeout": "RequestTimeoutError",
+    "StartFailed": "StartFailedError",
+    "UnknownStatus": "UnknownStatusError",
+}
+"""Earlier names of errors, kept for one release."""
+
+
+def renamed(module: str, name: str, values: Mapping[str, Any]) -> Any:
+    """Return what an earlier name of an error stands for, with a warning; for the `__getattr__` of a module."""
+    if name not in RENAMED:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warnings.warn(f"{module}.{name} is now called {RENAMED[name]}.", DeprecationWarning, stacklevel=3)
+    return values[RENAMED[name]]
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name, globals())

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, connect
-from osrdyne.client.errors import ConnectionLost, InvalidRequest, PoolNotFound, QueueFull, RequestRefused
+from osrdyne.client.errors import (
+    ConnectionLostError,
+    InvalidRequestError,
+    PoolNotFoundError,
+    RequestQueueFullError,
+    RequestRefusedError,
+)
 from osrdyne.client.reply import Reply
 from osrdyne.client.request import DIRECT_REPLY_TO, OutgoingRequest
 from osrdyne.errors import (
@@ -103,10 +109,10 @@ class Session:
             await self.close()
 
     async def close(self) -> None:
-        """Close the connection; calls under way end with `ConnectionLost`, and are cancelled where that can be said."""
+        """Close the connection: calls under way end with `ConnectionLostError`, and are cancelled if possible."""
         for call in self._pending.values():
             self._cancel_soon(call.request)
-            call.end(ConnectionLost(_LOST))
+            call.end(ConnectionLostError(_LOST))
         if self._cancels:
             await asyncio.wait(self._cancels, timeout=_CANCEL_TIMEOUT)
         await self._connection.close()
@@ -115,7 +121,9 @@ class Session:
         """Publish a request and wait for its last answer. Who is cancelled while waiting cancels the request."""
         call = PendingCall(request, asyncio.get_running_loop().create_future(), on_progress)
         if self._pending.setdefault(request.correlation_id, call) is not call:
-            raise InvalidRequest(f"A call with the correlation id {request.correlation_id!r} is under way already.")
+            raise InvalidRequestError(
+                f"A call with the correlation id {request.correlation_id!r} is under way already."
+            )
         try:
             await self.publish(request)
             outcome = await call.outcome
@@ -134,7 +142,7 @@ class Session:
         if self._connection.is_blocked:
             await self._connection.wait_unblocked()
         if self.is_over:
-            raise ConnectionLost(_LOST)
+            raise ConnectionLostError(_LOST)
         request.sent = True
         await self._publish(request.message, self._names.requests_exchange, request.key)
 
@@ -172,15 +180,17 @@ class Session:
         except BrokerNotFoundError as error:
             raise self._pool_not_found(exchange) from error
         except QueueFullError as error:
-            raise QueueFull("The request queue is full; RabbitMQ did not take the request over.", key=key) from error
+            raise RequestQueueFullError(
+                "The request queue is full; RabbitMQ did not take the request over.", key=key
+            ) from error
         except PublishRefusedError as error:
-            raise RequestRefused(
+            raise RequestRefusedError(
                 "RabbitMQ did not take the request over: no queue is there for it.", key=key
             ) from error
         except BrokerConflictError as error:
-            raise InvalidRequest(f"RabbitMQ does not accept the request: {error}.", key=key) from error
+            raise InvalidRequestError(f"RabbitMQ does not accept the request: {error}.", key=key) from error
         except BrokerUnavailableError as error:
-            raise ConnectionLost(_LOST if self.is_over else _UNCONFIRMED, key=key) from error
+            raise ConnectionLostError(_LOST if self.is_over else _UNCONFIRMED, key=key) from error
 
     async def _require_exchange(self, exchange: str) -> None:
         """Look once, on a channel of its own: publishing to a missing exchange would end all calls of this session."""
@@ -201,10 +211,10 @@ class Session:
         except BrokerNotFoundError:
             raise self._pool_not_found(exchange) from None
         except BrokerUnavailableError as error:
-            raise ConnectionLost(_LOST) from error
+            raise ConnectionLostError(_LOST) from error
 
-    def _pool_not_found(self, exchange: str) -> PoolNotFound:
-        return PoolNotFound(
+    def _pool_not_found(self, exchange: str) -> PoolNotFoundError:
+        return PoolNotFoundError(
             f"There is no pool {self._names.pool!r} on this broker (no exchange {exchange}): "
             "check broker and pool name, and that its daemon (`osrdyne run`, `osrdyne dev`) has run once.",
             pool=self._names.pool,

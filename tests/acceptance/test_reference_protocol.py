@@ -12,7 +12,7 @@ import pytest
 from daemon_process import MakeDaemon
 from plain_client import reference_client
 
-from osrdyne.client import RequestFailed, UnknownStatus
+from osrdyne.client import RequestFailedError, UnknownStatusError
 
 HERE = Path(__file__).parent
 OURS = "a key of osrdyne's own worker"
@@ -62,8 +62,8 @@ async def test_client_and_worker_of_the_reference_work_together(make_daemon: Mak
     # The client of osrdyne reads what both of them answer.
     async with daemon.client() as ours:
         assert (await ours.call("infra=42", "/path", b"x")).body == answer + b"x"
-        with pytest.raises(RequestFailed):
+        with pytest.raises(RequestFailedError):
             await ours.call(OURS, "/refuse")
-        with pytest.raises(UnknownStatus) as raised:
+        with pytest.raises(UnknownStatusError) as raised:
             await ours.call("infra=42", "/error")
         assert raised.value.status == "core_error"

@@ -16,7 +16,7 @@ import pytest
 from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
 
 from osrdyne.amqp import Channel, ConnectionOptions, connect
-from osrdyne.client import AsyncClient, RequestCancelled
+from osrdyne.client import AsyncClient, RequestCancelledError
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.retries import ATTEMPTS_HEADER
 
@@ -83,7 +83,7 @@ async def cancel_what_waits(client: AsyncClient, daemon: DaemonProcess, gate: Pa
     await daemon.until_group("k", lambda group: group["workers"][0]["state"] == "busy", "it is busy")
     assert await client.cancel("waits")
     assert await client.cancel("runs")
-    with pytest.raises(RequestCancelled):
+    with pytest.raises(RequestCancelledError):
         await running
 
 
@@ -110,7 +110,7 @@ async def test_request_cancelled_while_it_waits_is_not_tried_by_the_successor_of
         await until(notices, "its successor is notified of the cancel")
         async with channel_of(daemon) as channel:
             await end_wait(channel, PoolNames(daemon.pool).wait_queue(LONG_MS))
-            with pytest.raises(RequestCancelled) as caught:
+            with pytest.raises(RequestCancelledError) as caught:
                 await call
     assert caught.value.reply is not None
     assert caught.value.reply.worker_id == notices()[0]["worker"]

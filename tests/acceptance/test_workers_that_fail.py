@@ -11,7 +11,7 @@ import pytest
 from daemon_process import PATIENCE, DaemonProcess, MakeDaemon, until
 from durable_caller import DurableCaller
 
-from osrdyne.client import StartFailed
+from osrdyne.client import StartFailedError
 
 
 async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
@@ -54,12 +54,12 @@ async def test_group_that_cannot_start_answers_and_recovers(make_daemon: MakeDae
     await daemon.start()
     pid = (await caller.info("other"))["pid"]
     async with daemon.client() as client:
-        with pytest.raises(StartFailed) as caught:
+        with pytest.raises(StartFailedError) as caught:
             await client.call("broken", "/info", timeout=PATIENCE)
         assert BROKEN["says"] in caught.value.log_lines
         assert "exit code 3" in str(caught.value)
         assert caught.value.retry_after is not None
-        with pytest.raises(StartFailed):  # at once, without another attempt
+        with pytest.raises(StartFailedError):  # at once, without another attempt
             await client.call("broken", "/info", timeout=PATIENCE)
         assert len(daemon.events("worker started", key="broken")) == 1
         assert (await client.call("other", "/info", timeout=PATIENCE)).json()["pid"] == pid

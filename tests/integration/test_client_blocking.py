@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from client_responder import responder_in_a_thread
 
-from osrdyne.client import Client, ClientClosed, ConnectionLost, PoolNotFound, Reply
+from osrdyne.client import Client, ClientClosedError, ConnectionLostError, PoolNotFoundError, Reply
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.protocol.messages import Request, Response
@@ -53,7 +53,7 @@ def test_progress_and_stream_run_in_the_callers_thread(broker: EmbeddedBroker, p
 
 
 def test_errors_arrive_in_the_callers_thread(broker: EmbeddedBroker, pool_id: str) -> None:
-    with Client(broker.amqp_uri, pool_id) as client, pytest.raises(PoolNotFound):
+    with Client(broker.amqp_uri, pool_id) as client, pytest.raises(PoolNotFoundError):
         client.call("k", timeout=PATIENCE)
 
 
@@ -69,7 +69,7 @@ def test_closing_ends_the_calls_of_other_threads(broker: EmbeddedBroker, pool_id
         call = threads.submit(client.call, "k", timeout=PATIENCE)
         assert arrived.wait(PATIENCE)
         client.close()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionLostError):
             call.result(PATIENCE)
 
 
@@ -77,7 +77,7 @@ def test_closed_client_refuses_calls(broker: EmbeddedBroker, pool_id: str) -> No
     with Client(broker.amqp_uri, pool_id) as client:
         pass
     client.close()
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosedError):
         client.call("k")
 
 

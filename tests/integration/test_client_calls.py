@@ -13,16 +13,16 @@ from client_responder import Responder, echo, silence
 from osrdyne.client import (
     AsyncClient,
     ConnectionStatus,
-    InvalidRequest,
-    PoolNotFound,
-    QueueFull,
+    InvalidRequestError,
+    PoolNotFoundError,
     Reply,
-    RequestCancelled,
-    RequestExpired,
-    RequestFailed,
-    RequestRefused,
-    RequestTimeout,
-    StartFailed,
+    RequestCancelledError,
+    RequestExpiredError,
+    RequestFailedError,
+    RequestQueueFullError,
+    RequestRefusedError,
+    RequestTimeoutError,
+    StartFailedError,
 )
 from osrdyne.client.session import Session
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
@@ -94,7 +94,7 @@ async def test_request_carries_what_the_caller_says(broker: EmbeddedBroker, pool
 
 async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
-        with pytest.raises(PoolNotFound, match=pool_id):
+        with pytest.raises(PoolNotFoundError, match=pool_id):
             await client.call("k", timeout=PATIENCE)
         assert client.status is ConnectionStatus.CONNECTED
         async with Responder(broker.amqp_uri, pool_id):
@@ -104,11 +104,11 @@ async def test_unknown_pool_is_named_and_the_client_goes_on(broker: EmbeddedBrok
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (Status.ERROR, RequestFailed),
-        (Status.EXPIRED, RequestExpired),
-        (Status.CANCELLED, RequestCancelled),
-        (Status.START_FAILED, StartFailed),
-        (Status.INVALID, InvalidRequest),
+        (Status.ERROR, RequestFailedError),
+        (Status.EXPIRED, RequestExpiredError),
+        (Status.CANCELLED, RequestCancelledError),
+        (Status.START_FAILED, StartFailedError),
+        (Status.INVALID, InvalidRequestError),
     ],
 )
 async def test_status_of_the_answer_is_raised(
@@ -170,7 +170,7 @@ async def test_failing_progress_callback_fails_its_call_only(broker: EmbeddedBro
 async def test_no_answer_ends_in_a_timeout_of_the_clients_own(broker: EmbeddedBroker, pool_id: str) -> None:
     responder = Responder(broker.amqp_uri, pool_id, answer=silence)
     async with responder, AsyncClient(broker.amqp_uri, pool_id, answer_slack=3600) as client:
-        with pytest.raises(RequestTimeout, match="no answer") as raised:
+        with pytest.raises(RequestTimeoutError, match="no answer") as raised:
             await client.call("k", timeout=2.0, answer_slack=0.05)
         assert (raised.value.sent, client.in_flight) == (True, 0)
 
@@ -232,7 +232,7 @@ async def test_pool_without_cancel_exchange_does_not_cost_the_calls_under_way(
         call = group.create_task(client.call("k", correlation_id="mine"))
         await responder.requests.get()
         await delete_exchange(responder.channel, responder.names.cancel_exchange)
-        with pytest.raises(PoolNotFound, match="cancel"):
+        with pytest.raises(PoolNotFoundError, match="cancel"):
             await client.cancel("mine")
         assert (client.in_flight, client.status) == (1, ConnectionStatus.CONNECTED)
         call.cancel()
@@ -246,7 +246,7 @@ async def test_same_correlation_id_twice_is_refused(broker: EmbeddedBroker, pool
     ):
         call = group.create_task(client.call("k", correlation_id="mine"))
         await responder.requests.get()
-        with pytest.raises(InvalidRequest, match="mine"):
+        with pytest.raises(InvalidRequestError, match="mine"):
             await client.call("k", correlation_id="mine")
         assert client.in_flight == 1
         call.cancel()
@@ -257,13 +257,13 @@ async def test_full_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: s
     responder = Responder(broker.amqp_uri, pool_id, queue_arguments=full, consume=False)
     async with responder, AsyncClient(broker.amqp_uri, pool_id) as client:
         await client.cast("k")
-        with pytest.raises(QueueFull):
+        with pytest.raises(RequestQueueFullError):
             await client.call("k", timeout=PATIENCE)
 
 
 async def test_pool_without_any_queue_refuses_the_request(broker: EmbeddedBroker, pool_id: str) -> None:
     async with Responder(broker.amqp_uri, pool_id, keys=[]), AsyncClient(broker.amqp_uri, pool_id) as client:
-        with pytest.raises(RequestRefused):
+        with pytest.raises(RequestRefusedError):
             await client.call("k", timeout=PATIENCE)
 
 

@@ -13,7 +13,7 @@ from client_responder import Responder, silence
 from yarl import URL
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.client import AsyncClient, ConnectionLost, ConnectionStatus, PoolNotFound, RequestTimeout
+from osrdyne.client import AsyncClient, ConnectionLostError, ConnectionStatus, PoolNotFoundError, RequestTimeoutError
 from osrdyne.dev.rabbitmq import node_files
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.rabbitmq.node_files import NodeIdentity
@@ -54,7 +54,7 @@ async def test_call_under_way_fails_with_unknown_outcome(broker: EmbeddedBroker,
         await responder.requests.get()
         await kill_connection(broker, f"{pool_id} client")
         error = await call
-        assert isinstance(error, ConnectionLost)
+        assert isinstance(error, ConnectionLostError)
         assert error.retryable
         assert (await client.call("k", timeout=PATIENCE)).text == "after"
 
@@ -96,7 +96,7 @@ async def test_deleted_exchange_costs_a_session_and_not_the_client(broker: Embed
     async with AsyncClient(broker.amqp_uri, pool_id, reconnect=FAST) as client:
         async with Responder(broker.amqp_uri, pool_id):
             assert (await client.call("k", timeout=PATIENCE)).ok
-        with pytest.raises(PoolNotFound):
+        with pytest.raises(PoolNotFoundError):
             await client.call("k", timeout=PATIENCE)
         async with Responder(broker.amqp_uri, pool_id):
             assert (await client.call("k", timeout=PATIENCE)).ok
@@ -127,7 +127,7 @@ async def test_client_lives_through_a_restart_of_the_broker(own_broker: Embedded
             assert (await client.call("k", timeout=PATIENCE)).ok
         await own_broker.stop()
         await until(lambda: client.status is ConnectionStatus.RECONNECTING)
-        with pytest.raises(RequestTimeout, match="not sent") as raised:
+        with pytest.raises(RequestTimeoutError, match="not sent") as raised:
             await client.call("k", timeout=0.2)
         assert not raised.value.sent
         async with asyncio.TaskGroup() as group:
@@ -142,7 +142,7 @@ async def test_closing_ends_and_cancels_the_calls_under_way(broker: EmbeddedBrok
         async with AsyncClient(broker.amqp_uri, pool_id) as client:
             call = group.create_task(_outcome(client))
             await responder.requests.get()
-        assert isinstance(await call, ConnectionLost)
+        assert isinstance(await call, ConnectionLostError)
         assert (await responder.next_cancel()).routing_key == "k"
 
 
@@ -165,7 +165,7 @@ async def test_blocked_broker_is_reported_and_requests_wait_for_it(own_broker: E
         await set_memory_limit(own_broker, 0)
         waiting = group.create_task(client.cast("k", "", b"waited", timeout=240))
         await until(lambda: client.status is ConnectionStatus.BLOCKED)
-        with pytest.raises(RequestTimeout, match="alarm") as raised:
+        with pytest.raises(RequestTimeoutError, match="alarm") as raised:
             await client.call("k", timeout=0.2)
         assert not raised.value.sent
         await set_memory_limit(own_broker, 0.4)

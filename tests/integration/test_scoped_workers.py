@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import user_prefix
-from osrdyne.client import AsyncClient, RequestCancelled, StartFailed
+from osrdyne.client import AsyncClient, RequestCancelledError, StartFailedError
 from osrdyne.config.models import BrokerSettings, Settings
 from osrdyne.protocol.uri import with_user
 
@@ -58,7 +58,7 @@ async def test_worker_answers_reports_and_hears_as_a_user_of_its_own(
             return (await group_of(daemon, KEY))["workers"][0]["state"] in {"ready", "idle"}
 
         await until(reported, "the daemon hears the worker's reports")
-        with pytest.raises(RequestCancelled):  # by way of a control message
+        with pytest.raises(RequestCancelledError):  # by way of a control message
             await cancelled_call(client)
     assert await worker_ids(management, settings.pool.id) == []  # the daemon has stopped its workers
 
@@ -158,7 +158,7 @@ async def policymaker(settings: Settings, management: ManagementClient, pool_id:
 
 async def test_controller_that_may_not_make_users_tells_callers(policymaker: Settings) -> None:
     async with running_daemon(policymaker), client_of(policymaker) as client:
-        with pytest.raises(StartFailed, match="credentials of the worker cannot be made"):
+        with pytest.raises(StartFailedError, match="credentials of the worker cannot be made"):
             await client.call(KEY, "/echo", b"x", timeout=PATIENCE)
 
 

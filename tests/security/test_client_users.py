@@ -12,7 +12,7 @@ from osrdyne import amqp
 from osrdyne.amqp import Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
-from osrdyne.client import AsyncClient, NoRoute, RequestError
+from osrdyne.client import AsyncClient, NoRouteError, RequestError
 from osrdyne.config.models import BrokerSettings, PoolSettings
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import Key, PoolNames
@@ -73,7 +73,7 @@ async def test_route_that_demands_a_user_id_believes_no_other_client(
         async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as http:
             (await http.put("/v1/routes", json=manifest, params={"author": "test"})).raise_for_status()
         assert (await known.call(KEY, "/echo", b"x")).body == b"x"
-        with pytest.raises(NoRoute):
+        with pytest.raises(NoRouteError):
             await silent.call(KEY, "/echo", b"x", headers={"$userId": user, "userId": user, "user-id": user})
         with pytest.raises(RequestError):
             await liar.call(KEY, "/echo", b"x")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne.client import RequestPoisoned
+from osrdyne.client import RequestPoisonedError
 from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
 
@@ -51,9 +51,9 @@ async def test_request_that_kills_spark_runs_last_alone_and_at_most_twice(
             await until(lambda: daemon.events("worker ended", key="k"), "its first worker is dead", timeout=LONG)
             others = [client.call("k", "/count", {"n": n}) for n in range(1, 5)]
             assert [reply.json() for reply in await asyncio.gather(*others)] == [1, 2, 3, 4]
-            with pytest.raises(RequestPoisoned):
+            with pytest.raises(RequestPoisonedError):
                 await deadly
-            with pytest.raises(RequestPoisoned):
+            with pytest.raises(RequestPoisonedError):
                 await client.call("k", "/kill", DEADLY)
             assert (await client.call("k", "/count", {"n": 5})).json() == 5
     finally:

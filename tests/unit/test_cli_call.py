@@ -13,15 +13,15 @@ import typer
 from osrdyne.cli import call as module
 from osrdyne.cli.call_output import CallOutput, ProgressDisplay, error_lines, print_answer, progress_of
 from osrdyne.client import (
-    ClientClosed,
-    ConnectionLost,
-    PoolNotFound,
-    QueueFull,
+    ClientClosedError,
+    ConnectionLostError,
+    PoolNotFoundError,
     Reply,
-    RequestExpired,
-    RequestFailed,
-    RequestTimeout,
-    StartFailed,
+    RequestExpiredError,
+    RequestFailedError,
+    RequestQueueFullError,
+    RequestTimeoutError,
+    StartFailedError,
 )
 from osrdyne.client.errors import error_from_reply
 from osrdyne.config.models import Settings
@@ -42,13 +42,13 @@ def reply(value: object) -> Reply:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (RequestFailed("m"), 1),
-        (QueueFull("m"), 1),
-        (ClientClosed("m"), 1),
-        (PoolNotFound("m"), 2),
-        (RequestTimeout("m", sent=True), 3),
-        (RequestExpired("m"), 3),
-        (ConnectionLost("m"), 4),
+        (RequestFailedError("m"), 1),
+        (RequestQueueFullError("m"), 1),
+        (ClientClosedError("m"), 1),
+        (PoolNotFoundError("m"), 2),
+        (RequestTimeoutError("m", sent=True), 3),
+        (RequestExpiredError("m"), 3),
+        (ConnectionLostError("m"), 4),
         (BrokerUnavailableError("m"), 4),
         (KeyboardInterrupt(), 130),
     ],
@@ -95,7 +95,7 @@ def test_answer_that_is_not_arrow_is_refused_where_arrow_is_wanted(capsys: pytes
 def test_failed_start_shows_the_last_lines_of_the_log() -> None:
     answer = Reply("start-failed", detail="It died.\nTraceback\nValueError: \x1b[1mno", retry_after=30.0)
     error = error_from_reply(answer, key="k", path="/p")
-    assert isinstance(error, StartFailed)
+    assert isinstance(error, StartFailedError)
     assert error_lines(error) == [
         "The worker could not be started: It died.",
         "The last lines of its log:",
@@ -120,7 +120,7 @@ def test_code_and_attempts_are_shown_below_the_error() -> None:
 
 
 def test_error_without_an_answer_has_no_code() -> None:
-    assert error_lines(ConnectionLost("Lost.")) == ["Lost."]
+    assert error_lines(ConnectionLostError("Lost.")) == ["Lost."]
 
 
 @pytest.mark.parametrize(

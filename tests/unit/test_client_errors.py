@@ -8,39 +8,40 @@ import pytest
 
 from osrdyne.client import (
     ARROW_TYPE,
-    DeliveryLimitReached,
-    InvalidRequest,
-    NoCapacity,
-    NoRoute,
-    NotRunning,
-    QueueFull,
+    DeliveryLimitError,
+    InvalidRequestError,
+    NoCapacityError,
+    NoRouteError,
+    NotRunningError,
     Reply,
-    RequestCancelled,
+    RequestCancelledError,
     RequestError,
-    RequestExpired,
-    RequestFailed,
-    RequestPoisoned,
-    RequestRejected,
-    StartFailed,
-    UnknownStatus,
+    RequestExpiredError,
+    RequestFailedError,
+    RequestPoisonedError,
+    RequestQueueFullError,
+    RequestRejectedError,
+    StartFailedError,
+    UnknownStatusError,
+    errors,
 )
 from osrdyne.client.errors import error_from_reply
 from osrdyne.errors import InvalidMessageError, OsrdyneError
 from osrdyne.protocol.statuses import CODES, Status
 
 KINDS: dict[Status, type[RequestError]] = {
-    Status.ERROR: RequestFailed,
-    Status.EXPIRED: RequestExpired,
-    Status.REJECTED: RequestRejected,
-    Status.MAXLEN: QueueFull,
-    Status.DELIVERY_LIMIT: DeliveryLimitReached,
-    Status.POISON: RequestPoisoned,
-    Status.CANCELLED: RequestCancelled,
-    Status.START_FAILED: StartFailed,
-    Status.CAPACITY: NoCapacity,
-    Status.NOT_RUNNING: NotRunning,
-    Status.INVALID: InvalidRequest,
-    Status.NO_ROUTE: NoRoute,
+    Status.ERROR: RequestFailedError,
+    Status.EXPIRED: RequestExpiredError,
+    Status.REJECTED: RequestRejectedError,
+    Status.MAXLEN: RequestQueueFullError,
+    Status.DELIVERY_LIMIT: DeliveryLimitError,
+    Status.POISON: RequestPoisonedError,
+    Status.CANCELLED: RequestCancelledError,
+    Status.START_FAILED: StartFailedError,
+    Status.CAPACITY: NoCapacityError,
+    Status.NOT_RUNNING: NotRunningError,
+    Status.INVALID: InvalidRequestError,
+    Status.NO_ROUTE: NoRouteError,
 }
 
 
@@ -91,14 +92,14 @@ def test_body_without_an_error_in_it_is_no_fault(body: bytes) -> None:
 def test_log_lines_of_a_failed_start_come_from_the_body_or_the_detail() -> None:
     in_body = error_of(failed("start-failed", message="m", log_lines=["a", "b"]))
     in_detail = error_of(Reply("start-failed", detail="It died.\na\nb"))
-    assert isinstance(in_body, StartFailed)
-    assert isinstance(in_detail, StartFailed)
+    assert isinstance(in_body, StartFailedError)
+    assert isinstance(in_detail, StartFailedError)
     assert in_body.log_lines == in_detail.log_lines == ("a", "b")
 
 
 def test_status_of_a_later_version_is_named() -> None:
     error = error_of(Reply("quota-exceeded", detail="Slow down.", retry_after=3.0))
-    assert isinstance(error, UnknownStatus)
+    assert isinstance(error, UnknownStatusError)
     assert str(error) == "The request ended with an unknown status, 'quota-exceeded': Slow down."
     assert (error.retry_after, error.code) == (3.0, None)
 
@@ -140,3 +141,9 @@ def test_arrow_reply_becomes_a_table() -> None:
 def test_reply_that_is_no_arrow_stream_says_so(content_type: str | None, match: str) -> None:
     with pytest.raises(InvalidMessageError, match=match):
         Reply(body=b"{}", content_type=content_type).arrow()
+
+
+@pytest.mark.parametrize("name", sorted(errors.RENAMED))
+def test_earlier_names_of_errors_work_with_a_warning(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"is now called {errors.RENAMED[name]}"):
+        assert getattr(errors, name) is getattr(errors, errors.RENAMED[name])

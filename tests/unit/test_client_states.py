@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from osrdyne.client import AsyncClient, Client, ClientClosed, ConnectionStatus
+from osrdyne.client import AsyncClient, Client, ClientClosedError, ConnectionStatus
 from osrdyne.client.aio import ANSWER_SLACK, _time_limit
 from osrdyne.client.request import build_request
 from osrdyne.config.models import RequestSettings
@@ -18,7 +18,7 @@ URI = "amqp://user:s3cret@localhost:1/"
 
 async def test_client_that_was_never_opened_says_so() -> None:
     client = AsyncClient(URI, "pool")
-    with pytest.raises(ClientClosed, match="never opened"):
+    with pytest.raises(ClientClosedError, match="never opened"):
         await client.call("k", timeout=1)
     assert (client.status, client.in_flight) == (ConnectionStatus.CLOSED, 0)
 
@@ -38,7 +38,7 @@ async def test_closing_twice_does_nothing() -> None:
     client = AsyncClient(URI, "pool")
     await client.close()
     await client.close()
-    with pytest.raises(ClientClosed, match="is closed"):
+    with pytest.raises(ClientClosedError, match="is closed"):
         await client.cast("k", timeout=1)
 
 
@@ -62,7 +62,7 @@ def test_client_waits_until_a_pool_says_that_a_request_expired() -> None:
 def test_blocking_client_can_be_closed_unopened() -> None:
     client = Client(URI, "pool")
     client.close()
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosedError):
         client.cast("k")
 
 
