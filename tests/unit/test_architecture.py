@@ -10,8 +10,6 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for tree in ("osrdyne", "workers") for path in (ROOT / tree).rglob("*.py"))
 
@@ -29,11 +27,11 @@ def test_imports_go_downwards_only() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_module_has_a_docstring_and_a_subject(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not text or ast.get_docstring(ast.parse(text)), "a module opens with a docstring: what it owns, who calls it"
-    assert path.stem not in {"utils", "helpers", "common"}, "name the subject"
+def test_modules_have_a_docstring_and_a_subject() -> None:
+    """A module opens with a docstring, and its name is that of a subject."""
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    assert [name_of(path) for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))] == []
+    assert [name_of(path) for path in SOURCES if path.stem in {"utils", "helpers", "common"}] == []
 
 
 def test_test_modules_have_names_of_their_own() -> None:

@@ -37,10 +37,10 @@ def matches(pool: str, queue: str) -> bool:
     return re.search(policy.pattern, queue) is not None
 
 
-@pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("other", POOLS)
-def test_policy_matches_request_queues_of_its_own_pool_only(pool: str, other: str) -> None:
-    assert matches(pool, PoolNames(other).request_queue(Key("infra=42/é"))) is (pool == other)
+def test_policy_matches_request_queues_of_its_own_pool_only() -> None:
+    for pool in POOLS:
+        matched = [other for other in POOLS if matches(pool, PoolNames(other).request_queue(Key("infra=42/é")))]
+        assert matched == [pool]
 
 
 @given(pool=POOL_IDS, other=POOL_IDS, key=KEYS, priority=st.none() | st.integers(0, 9))

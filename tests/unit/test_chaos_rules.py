@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from osrdyne.config.models import RequestSettings
 from osrdyne.ingress.requests import sample_arrival
@@ -13,18 +15,16 @@ from osrdyne.ingress.routes.table import RouteTable
 from tests.chaos.checker import LIFETIME
 from tests.chaos.rules import APP_ID, draw_rules
 
-SEEDS = range(30)
-
 
 def test_same_seed_gives_the_same_rules() -> None:
     assert draw_rules(7) == draw_rules(7)
 
 
 def test_some_seeds_clean_queues_and_some_do_not() -> None:
-    assert {draw_rules(seed).cleans for seed in SEEDS} == {True, False}
+    assert {draw_rules(seed).cleans for seed in range(30)} == {True, False}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@given(st.integers(0, 2**32))
 def test_manifest_says_what_the_rules_are(seed: int) -> None:
     rules = draw_rules(seed)
     manifest = load_manifest(json.dumps({"routes": rules.routes()}))
@@ -43,7 +43,7 @@ def test_each_path_of_the_callers_takes_its_route(path: str, route: str) -> None
     assert [winner.name for winner in table.winners(arrival)] == [route]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@given(st.integers(0, 2**32))
 def test_request_gets_all_its_attempts_long_before_its_time_is_over(seed: int) -> None:
     retry = draw_rules(seed).retry
     delays = [retry.delay_ms(attempt) for attempt in range(1, retry.max_attempts)]

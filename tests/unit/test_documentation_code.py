@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^(?P<mark><!-- runs -->\n)?```python\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
@@ -21,11 +19,11 @@ def blocks() -> Iterator[tuple[str, bool, str]]:
             yield f"{page.relative_to(ROOT).as_posix()}:{line}", found["mark"] is not None, found["code"]
 
 
-@pytest.mark.parametrize(("where", "runs", "code"), list(blocks()), ids=[where for where, _, _ in blocks()])
-def test_python_of_the_documentation_is_python(where: str, runs: bool, code: str) -> None:
-    compiled = compile(code, where, "exec", dont_inherit=True)
-    if runs:
-        exec(compiled, {"__name__": "documentation"})
+def test_python_of_the_documentation_is_python() -> None:
+    for where, runs, code in blocks():
+        compiled = compile(code, where, "exec", dont_inherit=True)
+        if runs:
+            exec(compiled, {"__name__": "documentation"})
 
 
 def test_some_code_of_the_documentation_runs() -> None:

@@ -33,11 +33,12 @@ def names_of_the_pool() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", names_of_the_pool())
-def test_no_answer_goes_to_a_name_of_the_pools_own(name: str) -> None:
-    assert NAMES.owns(name)
-    assert ReplyAddresses(NAMES).refuse(name) is not None
-    assert ReplyAddresses(NAMES, (name,)).refuse(name) is not None
+def test_no_answer_goes_to_a_name_of_the_pools_own() -> None:
+    names = names_of_the_pool()
+    assert len(names) > 30
+    assert [name for name in names if not NAMES.owns(name)] == []
+    assert [name for name in names if ReplyAddresses(NAMES).refuse(name) is None] == []
+    assert [name for name in names if ReplyAddresses(NAMES, (name,)).refuse(name) is None] == []
 
 
 @given(st.text(max_size=200))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from osrdyne.protocol import activity, deadlines, environment, messages, retries
@@ -89,9 +88,8 @@ def test_page_names_all_that_is_on_the_broker() -> None:
     assert f"`{KEY_ARGUMENT}`" in PAGE
 
 
-@pytest.mark.parametrize("name", sorted(HEADERS | set(Event) | set(Command)))
-def test_page_names_every_header_event_and_command(name: str) -> None:
-    assert f"`{name}`" in PAGE
+def test_page_names_every_header_event_and_command() -> None:
+    assert [name for name in sorted(HEADERS | set(Event) | set(Command)) if f"`{name}`" not in PAGE] == []
 
 
 def test_page_names_every_variable_of_a_worker() -> None:

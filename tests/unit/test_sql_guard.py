@@ -59,9 +59,9 @@ def test_text_without_tokens_is_still_limited_in_its_nesting() -> None:
     assert refusal("select " + "(" * 31 + "'").error_code == "query_too_complex"
 
 
-@pytest.mark.parametrize("name", sorted(DENIED_FUNCTIONS))
-def test_denied_function_is_refused(name: str) -> None:
-    assert refusal(f"select {name}() from nation").error_code == "function_not_allowed"
+def test_denied_function_is_refused() -> None:
+    for name in sorted(DENIED_FUNCTIONS):
+        assert refusal(f"select {name}() from nation").error_code == "function_not_allowed", name
 
 
 def test_no_function_is_allowed_and_denied() -> None:
