@@ -16,15 +16,15 @@ from urllib.parse import unquote, urlsplit
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
-from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.leadership.token import Token, TokenChannel
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.publishing.publisher import LeaderPublisher
-from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import Quarantine
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
-from osrdyne.broker.queues.retry_queues import WaitQueueCommands
+from osrdyne.broker.queues.retry_queues import RetryQueueCommands
 from osrdyne.broker.topology.declarations import Topology, pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.version import BrokerVersion
@@ -83,10 +83,10 @@ class LeaderSession:
         self.consuming: Connection
         self.publisher: LeaderPublisher
         self.token: TokenChannel
-        self.scratch: ScratchChannels
-        self.probing: ScratchChannels
-        self.declaring: ScratchChannels
-        self._register: QueueRegister
+        self.spare_channels: ChannelPool
+        self.probe_channels: ChannelPool
+        self.declare_channels: ChannelPool
+        self._durability: QueueDurability
         self._open: list[Connection] = []
         self._closing: asyncio.Task[None] | None = None
         self._log: Logger = get_logger("leader", pool=settings.pool.id)
@@ -117,10 +117,10 @@ class LeaderSession:
         # As short a heartbeat: what a silent leader has taken goes back when the token does.
         consuming = connection_options(self._settings, purpose="consumer", heartbeat=broker.leader_heartbeat)
         self.consuming = await self._open_connection(consuming)
-        self.scratch = ScratchChannels(self.control)
-        self.probing = ScratchChannels(self.control)
-        self.declaring = ScratchChannels(self.control)
-        self._register = QueueRegister(self.names, self.scratch, clock=self._clock)
+        self.spare_channels = ChannelPool(self.control)
+        self.probe_channels = ChannelPool(self.control)
+        self.declare_channels = ChannelPool(self.control)
+        self._durability = QueueDurability(self.names, self.spare_channels, clock=self._clock)
         self.token = TokenChannel(
             await self.control.channel(),
             names=self.names,
@@ -186,24 +186,24 @@ class LeaderSession:
         return RequestQueueCommands(
             names=self.names,
             token=self.token,
-            scratch=self.scratch,
-            probing=self.probing,
-            declaring=self.declaring,
+            spare_channels=self.spare_channels,
+            probe_channels=self.probe_channels,
+            declare_channels=self.declare_channels,
             publisher=self.publisher,
             management=management,
             quarantine=self._quarantine,
-            register=self._register,
+            durability=self._durability,
             layout=layout or QueueLayout(self.names),
             clock=self._clock,
         )
 
-    def wait_queues(self, management: ManagementClient) -> WaitQueueCommands:
+    def retry_queues(self, management: ManagementClient) -> RetryQueueCommands:
         """Commands on the queues where requests wait for their next attempt."""
-        return WaitQueueCommands(
+        return RetryQueueCommands(
             names=self.names,
             token=self.token,
-            probing=self.probing,
-            register=self._register,
+            probe_channels=self.probe_channels,
+            durability=self._durability,
             publisher=self.publisher,
             management=management,
             declare=self.declare,
@@ -225,12 +225,12 @@ class LeaderSession:
         renew = min(RENEW_AT_MOST, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
-            group.create_task(self.scratch.run(), name="scratch channels")
-            group.create_task(self.probing.run(), name="probe channels")
-            group.create_task(self.declaring.run(), name="declaring channels")
-            group.create_task(self._register.run(), name="queue register")
+            group.create_task(self.spare_channels.run(), name="spare channels")
+            group.create_task(self.probe_channels.run(), name="probe channels")
+            group.create_task(self.declare_channels.run(), name="declare channels")
+            group.create_task(self._durability.run(), name="queue durability")
             group.create_task(self._watch_publishing(), name="publishing channel")
-            group.create_task(self.publisher.run(), name="channels of trials")
+            group.create_task(self.publisher.run(), name="isolation channels")
 
     async def _keep_token(self, token: Token, renew_interval: float) -> None:
         try:

@@ -315,7 +315,7 @@ def wire_routing(resources: Resources, state: State, queues: Queues, workers: Wo
             clock=clock,
         ),
         retries=RetryQueuesLoop(
-            session.wait_queues(management),
+            session.retry_queues(management),
             needed_for=settings.requests.ttl,
             settle_delay=settings.lifecycle.settle_delay,
             clock=clock,

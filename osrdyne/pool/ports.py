@@ -52,7 +52,7 @@ class RequestQueues(Protocol):
         ...
 
 
-class WaitQueues(Protocol):
+class RetryQueues(Protocol):
     """The queues where failed requests wait for their next attempt, by their delays in milliseconds."""
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:

@@ -169,7 +169,7 @@ class PoolNames:
 
     @property
     def register_queues(self) -> tuple[QueueName, QueueName]:
-        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queue_register`)."""
+        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queues.durability`)."""
         return QueueName(f"{self.pool}-register-1"), QueueName(f"{self.pool}-register-2")
 
     def work_exchange(self, priority: int | None = None) -> str:
@@ -187,17 +187,17 @@ class PoolNames:
         return f"{self.pool}-retried-xchg"
 
     @property
-    def wait_queue_prefix(self) -> str:
+    def retry_queue_prefix(self) -> str:
         return f"{self.pool}-retry-"
 
-    def wait_queue(self, delay_ms: int) -> QueueName:
+    def retry_queue(self, delay_ms: int) -> QueueName:
         """Where requests wait for so long before they are tried again."""
-        return QueueName(f"{self.wait_queue_prefix}{delay_ms}")
+        return QueueName(f"{self.retry_queue_prefix}{delay_ms}")
 
-    def delay_of_wait_queue(self, queue: str) -> int | None:
+    def delay_of_retry_queue(self, queue: str) -> int | None:
         """The delay in milliseconds; None for any other queue."""
-        digits = queue.removeprefix(self.wait_queue_prefix)
-        return int(digits) if _DELAY.match(digits) and queue == self.wait_queue(int(digits)) else None
+        digits = queue.removeprefix(self.retry_queue_prefix)
+        return int(digits) if _DELAY.match(digits) and queue == self.retry_queue(int(digits)) else None
 
     @property
     def request_queue_prefix(self) -> str:

@@ -46,7 +46,7 @@ async def channel_of(daemon: DaemonProcess) -> AsyncIterator[Channel]:
 async def waiting(daemon: DaemonProcess, delay_ms: int) -> int:
     """How many requests wait for so long."""
     async with channel_of(daemon) as channel:
-        return (await channel.declare_queue(PoolNames(daemon.pool).wait_queue(delay_ms), passive=True)).ready
+        return (await channel.declare_queue(PoolNames(daemon.pool).retry_queue(delay_ms), passive=True)).ready
 
 
 async def end_wait(channel: Channel, queue: QueueName) -> None:
@@ -109,7 +109,7 @@ async def test_request_cancelled_while_it_waits_is_not_tried_by_the_successor_of
 
         await until(notices, "its successor is notified of the cancel")
         async with channel_of(daemon) as channel:
-            await end_wait(channel, PoolNames(daemon.pool).wait_queue(LONG_MS))
+            await end_wait(channel, PoolNames(daemon.pool).retry_queue(LONG_MS))
             with pytest.raises(RequestCancelledError) as caught:
                 await call
     assert caught.value.reply is not None

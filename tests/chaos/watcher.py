@@ -27,7 +27,7 @@ EMPTY = (NAMES.orphan_queue, NAMES.dead_letter_queue)
 
 
 def _should_be_empty(queue: str) -> bool:
-    return queue in EMPTY or queue.startswith(NAMES.wait_queue_prefix)
+    return queue in EMPTY or queue.startswith(NAMES.retry_queue_prefix)
 
 
 class Watcher:

@@ -14,7 +14,7 @@ from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.queues.outcomes import DeleteOutcome
-from osrdyne.broker.queues.retry_queues import WaitQueueCommands
+from osrdyne.broker.queues.retry_queues import RetryQueueCommands
 from osrdyne.broker.session import Connect, LeaderSession
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout
@@ -35,7 +35,7 @@ class Leader:
     """A leader's commands, and a channel of another process."""
 
     names: PoolNames
-    waits: WaitQueueCommands
+    waits: RetryQueueCommands
     session: LeaderSession
     channel: Channel
     memory: FakeBroker | None
@@ -49,7 +49,7 @@ class Leader:
     async def time_out(self) -> None:
         """The short delay passes; in memory a time-to-live has to be said."""
         if self.memory is not None:
-            self.memory.expire(self.names.wait_queue(SHORT))
+            self.memory.expire(self.names.retry_queue(SHORT))
 
     async def next_of(self, queue: str) -> bytes:
         async with asyncio.timeout(60):
@@ -66,7 +66,7 @@ async def leading(settings: Settings, connect: Connect, management: ManagementCl
         options = amqp.ConnectionOptions(uri=settings.broker.uri.get_secret_value(), name="osrdyne contract test")
         other = await connect(options)
         channel = await other.channel(confirms=True)
-        yield Leader(session.names, session.wait_queues(management), session, channel, None)
+        yield Leader(session.names, session.retry_queues(management), session, channel, None)
         keeping.cancel()
         await asyncio.wait({keeping})
         await other.close()
@@ -143,7 +143,7 @@ async def test_only_a_queue_in_which_nothing_waits_is_deleted(leader: Leader) ->
 
 
 async def test_queue_with_other_arguments_is_reported_and_costs_neither_leader_nor_other_delays(leader: Leader) -> None:
-    queue = leader.names.wait_queue(SHORT)
+    queue = leader.names.retry_queue(SHORT)
     await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     refused = await leader.waits.declare([SHORT, LONG], [])
     assert refused.keys() == {SHORT}

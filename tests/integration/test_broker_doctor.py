@@ -14,7 +14,7 @@ from osrdyne.amqp import Channel
 from osrdyne.broker.doctor.run import run_broker_checks
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.queues.retry_queues import wait_queues
+from osrdyne.broker.queues.retry_queues import retry_queues
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
@@ -89,9 +89,9 @@ async def test_a_foreign_policy_is_found(
 async def test_a_queue_in_the_place_of_a_wait_queue_is_found(
     settings: Settings, pool_id: str, channel: Channel
 ) -> None:
-    await declare_topology(channel, wait_queues(PoolNames(pool_id), [1000, 2000]))
+    await declare_topology(channel, retry_queues(PoolNames(pool_id), [1000, 2000]))
     assert wrong(await run_broker_checks(settings)) == set()
-    await channel.declare_queue(PoolNames(pool_id).wait_queue(3000), arguments={"x-queue-type": "quorum"})
+    await channel.declare_queue(PoolNames(pool_id).retry_queue(3000), arguments={"x-queue-type": "quorum"})
     assert wrong(await run_broker_checks(settings)) == {"wait queues"}
 
 

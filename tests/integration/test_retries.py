@@ -14,7 +14,7 @@ from worker_process import PATIENCE, Stage, WorkerProcess, stage
 
 from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.broker.management.apply import declare_topology
-from osrdyne.broker.queues.retry_queues import retry_exchanges, wait_bindings, wait_queues
+from osrdyne.broker.queues.retry_queues import retry_bindings, retry_exchanges, retry_queues
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import PublishRefusedError
@@ -46,8 +46,8 @@ async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
         for topology in (
             layout.exchanges,
             retry_exchanges(names, [URGENT]),
-            wait_queues(names, [DELAY_MS, LONG_MS]),
-            wait_bindings(names, [DELAY_MS, LONG_MS]),
+            retry_queues(names, [DELAY_MS, LONG_MS]),
+            retry_bindings(names, [DELAY_MS, LONG_MS]),
         ):
             await declare_topology(channel, topology)
         await result.declare_request_queue(names.request_queue(result.key, URGENT))
@@ -88,7 +88,7 @@ async def test_request_that_waits_holds_neither_worker_nor_queue(pool: Stage) ->
     await send(pool, 1, attempts=2, delay_ms=LONG_MS)
     response = await pool.caller.answer(await send(pool, 0, attempts=2))
     assert json.loads(response.body)["attempt"] == 1
-    assert (await pool.channel.declare_queue(pool.names.wait_queue(LONG_MS), passive=True)).ready == 1
+    assert (await pool.channel.declare_queue(pool.names.retry_queue(LONG_MS), passive=True)).ready == 1
 
 
 async def test_last_outcome_is_the_answer(pool: Stage) -> None:

@@ -17,7 +17,7 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import LIMITS, ScopedCredentials, user_prefix, worker_permissions
-from osrdyne.broker.queues.retry_queues import retry_exchanges, wait_queues
+from osrdyne.broker.queues.retry_queues import retry_exchanges, retry_queues
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings
@@ -167,7 +167,11 @@ async def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further
 ) -> None:
     """Asked of RabbitMQ with the permissions of a managed pool, on the user of a direct one."""
     names = grants.names
-    for topology in (QueueLayout(names, managed=True).exchanges, retry_exchanges(names, ()), wait_queues(names, [500])):
+    for topology in (
+        QueueLayout(names, managed=True).exchanges,
+        retry_exchanges(names, ()),
+        retry_queues(names, [500]),
+    ):
         await declare_topology(channel, topology)
     [user] = await users_of(management, names.pool)
     await management.put_permissions(user, worker_permissions(names, [], ME, has_retries=True))
@@ -179,7 +183,7 @@ async def test_worker_of_a_managed_pool_may_send_requests_to_wait_and_no_further
                 await publish(worker, exchange, MINE)
     async with worker_channel(uri) as worker:
         with pytest.raises(BrokerAccessError, match="access to queue"):
-            await worker.consume(names.wait_queue(500))
+            await worker.consume(names.retry_queue(500))
 
 
 @asynccontextmanager

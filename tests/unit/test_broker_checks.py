@@ -8,7 +8,7 @@ import pytest
 
 from osrdyne.broker.doctor import checks
 from osrdyne.broker.management.models import NodeStatus, Permissions, Whoami, read_totals
-from osrdyne.broker.queues.retry_queues import wait_queue_arguments
+from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import RequestSettings, Settings, WorkerSettings
 from osrdyne.findings import Finding
@@ -150,9 +150,9 @@ def test_a_policy_that_displaces_ours_is_found(policy: str | None, ok: bool) -> 
 
 
 def test_queue_with_the_name_of_a_wait_queue_is_found() -> None:
-    ours, theirs = wait_queue_arguments(PoolNames("p"), 1000), {"x-queue-type": "quorum"}
+    ours, theirs = retry_queue_arguments(PoolNames("p"), 1000), {"x-queue-type": "quorum"}
     named = {"p-retry-1000": ours, "p-retry-2000": theirs, "p-retry-x": theirs, "p-retry-02000": theirs}
     queues = [read_totals({"name": name, "arguments": one}, asked_at=0.0) for name, one in named.items()]
-    [finding] = checks.check_wait_queues(filter(None, queues), pool="p")
+    [finding] = checks.check_retry_queues(filter(None, queues), pool="p")
     assert (finding.ok, finding.fatal, "p-retry-2000" in finding.message) == (False, False, True)
     assert "p-retry-1000" not in finding.message

@@ -26,7 +26,7 @@ def names_of_the_pool() -> list[str]:
         *NAMES.register_queues,
         NAMES.retry_exchange,
         NAMES.retried_exchange,
-        NAMES.wait_queue(5000),
+        NAMES.retry_queue(5000),
         NAMES.control_queue(WorkerId("w")),
         *(NAMES.work_exchange(priority) for priority in (None, *PRIORITIES)),
         *(NAMES.request_queue(Key("a+b"), priority) for priority in (None, *PRIORITIES)),

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from osrdyne.broker.leadership.token import TokenChannel
-from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import DURATION, Quarantine
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.topology.layout import QueueLayout
@@ -86,13 +86,13 @@ def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> Re
     return RequestQueueCommands(
         names=PoolNames("pool"),
         token=cast("TokenChannel", token),
-        scratch=unused,
-        probing=unused,
-        declaring=unused,
+        spare_channels=unused,
+        probe_channels=unused,
+        declare_channels=unused,
         publisher=unused,
         management=unused,
         quarantine=Quarantine(clock),
-        register=cast("QueueRegister", Register()),
+        durability=cast("QueueDurability", Register()),
         layout=layout,
         clock=clock,
     )

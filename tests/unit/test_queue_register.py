@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from osrdyne.broker.leadership.channel_pool import ScratchChannels
-from osrdyne.broker.queues.durability import DELETE_AFTER, QueueRegister
+from osrdyne.broker.leadership.channel_pool import ChannelPool
+from osrdyne.broker.queues.durability import DELETE_AFTER, QueueDurability
 from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.broker import Command, FakeBroker
@@ -51,8 +51,8 @@ class Scratch:
         self.is_closed = True
 
 
-def register_over(scratch: Any) -> QueueRegister:
-    return QueueRegister(PoolNames("p"), scratch, clock=VirtualClock())
+def register_over(scratch: Any) -> QueueDurability:
+    return QueueDurability(PoolNames("p"), scratch, clock=VirtualClock())
 
 
 async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
@@ -76,7 +76,7 @@ async def test_what_a_broken_channel_may_have_left_is_deleted_first() -> None:
 async def test_queue_that_came_goes_a_moment_later() -> None:
     """Not at once: the binding that has waited for it would wait for the deletion as well."""
     scratch, clock = Scratch(), VirtualClock()
-    register = QueueRegister(PoolNames("p"), cast("ScratchChannels", scratch), clock=clock)
+    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), clock=clock)
     running = asyncio.create_task(register.run())
     await register.write()
     await clock.settle()
@@ -87,7 +87,7 @@ async def test_queue_that_came_goes_a_moment_later() -> None:
     running.cancel()
 
 
-async def begun(scratch: Any) -> QueueRegister:
+async def begun(scratch: Any) -> QueueDurability:
     """One that has had its first turn."""
     register = register_over(scratch)
     await register.write()

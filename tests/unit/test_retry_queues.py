@@ -16,7 +16,7 @@ from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
-from osrdyne.pool.routing.retries import LOOK_INTERVAL, Unused, WaitStep, plan_wait_queue
+from osrdyne.pool.routing.retries import LOOK_INTERVAL, Unused, WaitStep, plan_retry_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -35,7 +35,7 @@ TEXT = "FROM /messages/* INTO $upstream"
 PLAIN = {"route": TEXT, "retry": RETRY}
 URGENT = {**PLAIN, "priority": 3}
 TTL = managed().requests.ttl
-WAIT = NAMES.wait_queue(1000)
+WAIT = NAMES.retry_queue(1000)
 A = Key("a")
 
 
@@ -228,7 +228,7 @@ class TestQueues:
     ) -> None:
         async with managing(clock, broker, plain=PLAIN) as stack:
             await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": ["1s", "PT5M"]}})
-            found = [delay for delay in (1000, 30_000, 300_000) if NAMES.wait_queue(delay) in broker.queues]
+            found = [delay for delay in (1000, 30_000, 300_000) if NAMES.retry_queue(delay) in broker.queues]
             bound = broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "300000"})
             assert (found, bound) == ([1000, 30_000, 300_000], ["pool-retry-300000"])
 
@@ -328,7 +328,7 @@ class TestQueues:
             await clock.advance(TTL - 1)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
             await clock.advance(4 * LOOK_INTERVAL)
-            assert [name for name in broker.queues if name.startswith(NAMES.wait_queue_prefix)] == []
+            assert [name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)] == []
 
     async def test_unused_queue_stays_while_a_request_waits_in_it(
         self, clock: VirtualClock, broker: FakeBroker
@@ -384,7 +384,7 @@ class TestQueues:
             await stack.publish("a", b"1")
             await clock.settle()
             await fail(stack)
-            commands = stack.term._session.wait_queues(stack.management)
+            commands = stack.term._session.retry_queues(stack.management)
             broker.queues[WAIT].ready, held = [], broker.queues[WAIT].ready
             original = broker.queues[WAIT].changed
 
@@ -418,7 +418,7 @@ def totals(messages: int | None, sampled_after: float, *, state: str = "running"
     ids=["needed", "not needed", "unsettled", "empty", "not empty", "unknown", "down"],
 )
 def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: WaitStep) -> None:
-    assert plan_wait_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
+    assert plan_retry_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
 
 
 async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> bool:
@@ -459,11 +459,11 @@ async def test_leader_killed_at_any_step_leaves_a_next_one_that_has_it_right() -
         died = await lead_and_die(clock, broker, number)
         async with managing(clock, broker, plain=PLAIN) as stack:
             await clock.advance(TTL + 5 * LOOK_INTERVAL)
-            queues = {name for name in broker.queues if name.startswith(NAMES.wait_queue_prefix)}
+            queues = {name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)}
             bound = [broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: delay}) for delay in ("1000", "30000")]
             await time_out(stack)
-            assert queues == {WAIT, NAMES.wait_queue(30_000)}, f"killed at step {number}"
-            assert bound == [[WAIT], [NAMES.wait_queue(30_000)]], f"killed at step {number}"
+            assert queues == {WAIT, NAMES.retry_queue(30_000)}, f"killed at step {number}"
+            assert bound == [[WAIT], [NAMES.retry_queue(30_000)]], f"killed at step {number}"
             assert answers(broker) == [("c", "expired")], f"killed at step {number}"
         if not died:
             break

@@ -204,9 +204,9 @@ class TestDecision:
 def test_wait_queues_are_distinguished_from_all_others() -> None:
     names = PoolNames("p")
     found = [
-        names.delay_of_wait_queue(name) for name in (names.wait_queue(1500), "p-retry-", "p-retry-01", "p-retry-x")
+        names.delay_of_retry_queue(name) for name in (names.retry_queue(1500), "p-retry-", "p-retry-01", "p-retry-x")
     ]
     assert found == [1500, None, None, None]
-    assert [names.delay_of_wait_queue(name) for name in ("p-req-5", "5", "q-retry-5", names.retry_exchange)] == [
+    assert [names.delay_of_retry_queue(name) for name in ("p-req-5", "5", "q-retry-5", names.retry_exchange)] == [
         None
     ] * 4

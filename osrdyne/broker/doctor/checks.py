@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from osrdyne.broker.management.models import NodeStatus, Permissions, QueueTotals, Whoami
-from osrdyne.broker.queues.retry_queues import wait_queue_arguments
+from osrdyne.broker.queues.retry_queues import retry_queue_arguments
 from osrdyne.broker.topology.comparison import Deviation, Problem
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.version import BrokerVersion
@@ -197,14 +197,14 @@ _TOPOLOGY_REMEDIES = {
 }
 
 
-def check_wait_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:
+def check_retry_queues(queues: Iterable[QueueTotals], *, pool: str) -> list[Finding]:
     """Whether a queue has the name of one where requests wait for their next attempt, and is another one."""
     names, subject = PoolNames(pool), "wait queues"
-    delays = {names.delay_of_wait_queue(queue.name): queue for queue in queues}
+    delays = {names.delay_of_retry_queue(queue.name): queue for queue in queues}
     others = [
         queue.name
         for delay_ms, queue in delays.items()
-        if delay_ms is not None and dict(queue.arguments) != wait_queue_arguments(names, delay_ms)
+        if delay_ms is not None and dict(queue.arguments) != retry_queue_arguments(names, delay_ms)
     ]
     if not others:
         return []

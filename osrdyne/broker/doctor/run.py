@@ -105,7 +105,7 @@ async def _check_management(
         findings += await _guarded("permissions", lambda: _check_permissions(management, settings))
         findings += await _guarded("feature flags", lambda: _check_feature_flags(management))
         findings += await _guarded("queue policy", lambda: _check_policy(management, settings))
-        findings += await _guarded("wait queues", lambda: _check_wait_queues(management, settings))
+        findings += await _guarded("wait queues", lambda: _check_retry_queues(management, settings))
         findings += await _guarded("topology", lambda: _check_topology(management, settings, overview.version, *used))
         if whoami.may_monitor:
             findings += await _guarded("nodes", lambda: _check_nodes(management))
@@ -165,21 +165,21 @@ async def _check_topology(
     except BrokerNotFoundError:
         return []  # the virtual host: others have said so already
     # A wait queue that is not ours has a check of its own; it turns retries off, and no more.
-    ours = [one for one in found if one.problem is not Problem.CONFLICT or not _is_wait_queue(one.name, names)]
+    ours = [one for one in found if one.problem is not Problem.CONFLICT or not _is_retry_queue(one.name, names)]
     missing = [one for one in found if one.problem is Problem.MISSING and isinstance(one.repair, Exchange)]
     return checks.check_topology(ours, declared=len(missing) < len(topology.exchanges))
 
 
-def _is_wait_queue(name: str, names: PoolNames) -> bool:
-    return names.delay_of_wait_queue(name) is not None
+def _is_retry_queue(name: str, names: PoolNames) -> bool:
+    return names.delay_of_retry_queue(name) is not None
 
 
-async def _check_wait_queues(management: ManagementClient, settings: Settings) -> list[Finding]:
+async def _check_retry_queues(management: ManagementClient, settings: Settings) -> list[Finding]:
     try:
-        queues = await management.list_queues(PoolNames(settings.pool.id).wait_queue_prefix)
+        queues = await management.list_queues(PoolNames(settings.pool.id).retry_queue_prefix)
     except BrokerNotFoundError:
         return []  # as above
-    return checks.check_wait_queues(queues, pool=settings.pool.id)
+    return checks.check_retry_queues(queues, pool=settings.pool.id)
 
 
 async def _check_nodes(management: ManagementClient) -> list[Finding]:

@@ -15,7 +15,7 @@ from osrdyne.amqp import Channel, Connection
 SPARE = 4
 
 
-class ScratchChannels:
+class ChannelPool:
     """A small stock of open channels of one connection. `run` keeps it filled."""
 
     def __init__(self, connection: Connection) -> None:

@@ -45,7 +45,7 @@ class Destinations:
 
     def __init__(self, shared: Channel | GuardedChannel, connection: Connection, *, clock: Clock) -> None:
         self._shared = shared
-        self._channels = TrialChannels(connection)
+        self._channels = IsolationChannels(connection)
         self._clock = clock
         self._destinations: dict[tuple[str, str], _Destination] = {}
         self._lost = Wakeup(clock)
@@ -162,7 +162,7 @@ class _Destination:
             raise BrokerSilentError("The message was not sent: RabbitMQ did not confirm one before it.")
 
 
-class TrialChannels:
+class IsolationChannels:
     """Channels of one connection, with confirms, each for one message at a time."""
 
     def __init__(self, connection: Connection) -> None:

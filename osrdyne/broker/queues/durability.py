@@ -18,7 +18,7 @@ from itertools import cycle
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel
-from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 _ARGUMENTS = {"x-queue-type": "quorum"}
@@ -29,7 +29,7 @@ DELETE_AFTER = 0.05
 deletion would come before the binding that has waited for it."""
 
 
-class QueueRegister:
+class QueueDurability:
     """Numbers what happens to queues, and knows up to which number it is written down.
 
     A name that was deleted a moment ago makes the node write nothing when it is declared again. So the queues that
@@ -37,10 +37,10 @@ class QueueRegister:
     both come, because it is not known which one an earlier leader had last. All keys that wait share the next turn.
     """
 
-    def __init__(self, names: PoolNames, scratch: ScratchChannels, *, clock: Clock) -> None:
+    def __init__(self, names: PoolNames, spare_channels: ChannelPool, *, clock: Clock) -> None:
         self._queues = names.register_queues
         self._in_turn = cycle(self._queues)
-        self._scratch = scratch
+        self._spare_channels = spare_channels
         self._clock = clock
         self._channel: Channel | None = None
         self._present: QueueName | None = None
@@ -93,7 +93,7 @@ class QueueRegister:
         channel, self._channel = self._channel, None
         is_new = channel is None or channel.is_closed
         if channel is None or channel.is_closed:
-            channel = await self._scratch.take()
+            channel = await self._spare_channels.take()
         try:
             if is_new:
                 await self._begin(channel)

@@ -3,7 +3,7 @@
 Bind, unbind and delete travel over the token channel only. Queues are declared over other channels of the same
 connection, several at a time: a declaration changes nothing for a queue that exists, and one of a leader that has lost
 the token leaves an empty, unbound queue at worst, which the next leader finds and deletes (decision 0039). Questions
-are asked on scratch channels. Neither a refused declaration nor a refused question costs the leader its token.
+are asked on spare channels. Neither a refused declaration nor a refused question costs the leader its token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import partial
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery, QueueInfo
-from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.leadership.token import Send, TokenChannel
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
-from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.broker.queues.quarantine import Quarantine
 from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
@@ -52,25 +52,25 @@ class RequestQueueCommands:
         *,
         names: PoolNames,
         token: TokenChannel,
-        scratch: ScratchChannels,
-        probing: ScratchChannels,
-        declaring: ScratchChannels,
+        spare_channels: ChannelPool,
+        probe_channels: ChannelPool,
+        declare_channels: ChannelPool,
         publisher: LeaderPublisher,
         management: ManagementClient,
         quarantine: Quarantine,
-        register: QueueRegister,
+        durability: QueueDurability,
         layout: QueueLayout,
         clock: Clock,
     ) -> None:
         self._names = names
         self._token = token
-        self._scratch = scratch
-        self._probing = probing
-        self._declaring = declaring
+        self._spare_channels = spare_channels
+        self._probe_channels = probe_channels
+        self._declare_channels = declare_channels
         self._publisher = publisher
         self._management = management
         self._quarantine = quarantine
-        self._register = register
+        self._durability = durability
         self._suspects: set[Key] = set()
         self._layout = layout
         self._clock = clock
@@ -91,12 +91,12 @@ class RequestQueueCommands:
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
         try:
-            async with self._declaring.borrow() as channel:
+            async with self._declare_channels.borrow() as channel:
                 await channel.declare_queue(queue.name, arguments=arguments)
         except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
             await self._compare(queue.name, arguments)
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
-        self._register.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
+        self._durability.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
         self._layout.note(key, queue.priority)
 
     async def _command(self, key: Key, command: Send, *, begin: Send | None = None) -> None:
@@ -140,7 +140,7 @@ class RequestQueueCommands:
 
     async def _exists(self, queue: QueueName) -> bool:
         try:
-            async with self._scratch.borrow() as channel:
+            async with self._spare_channels.borrow() as channel:
                 await channel.declare_queue(queue, passive=True)
         except BrokerNotFoundError:
             return False
@@ -179,7 +179,7 @@ class RequestQueueCommands:
             for queue in queues:
                 if queue.used and self._layout.is_new(key, queue.priority):
                     await self._declare(key, queue)
-            await self._register.written(key)  # before anything is confirmed in them (decision 0020)
+            await self._durability.written(key)  # before anything is confirmed in them (decision 0020)
             for queue in queues:
                 if queue.used:
                     await self._command(
@@ -218,7 +218,7 @@ class RequestQueueCommands:
         if await self._look_up(queue) != QueueInfo(ready=0, consumers=0):
             return True
         try:
-            async with self._probing.borrow() as channel:
+            async with self._probe_channels.borrow() as channel:
                 try:
                     await channel.consume(queue, prefetch=1)
                 finally:
@@ -276,7 +276,7 @@ class RequestQueueCommands:
 
     async def _delete(self, key: Key, queue: GroupQueue) -> DeleteOutcome:
         try:
-            async with self._probing.borrow() as channel:
+            async with self._probe_channels.borrow() as channel:
                 try:
                     return await delete_if_proven_empty(
                         channel,
@@ -293,13 +293,13 @@ class RequestQueueCommands:
 
     async def _command_delete(self, key: Key, queue: QueueName) -> int:
         count = await self._token.do(lambda channel: channel.delete_queue(queue))
-        self._register.note_deleted(key)
+        self._durability.note_deleted(key)
         return count
 
     async def _write_down_deletion(self) -> None:
         """Killed before, RabbitMQ 3.10 confuses the next queue of this name with the old one (decision 0020)."""
         with suppress(BrokerConflictError):  # the bind has succeeded; the next declaration reports the conflict
-            await self._register.write()
+            await self._durability.write()
 
     async def _give_back(self, key: Key, exchange: str, delivery: Delivery) -> None:
         """Return once the broker has the request again; a deleted queue would not take it back."""
@@ -333,7 +333,7 @@ class RequestQueueCommands:
     async def _look_up(self, queue: QueueName) -> QueueInfo:
         """What the queue says now; one that does not exist has nothing."""
         try:
-            async with self._scratch.borrow() as channel:
+            async with self._spare_channels.borrow() as channel:
                 return await channel.declare_queue(queue, passive=True)
         except BrokerNotFoundError:
             return QueueInfo(ready=0, consumers=0)

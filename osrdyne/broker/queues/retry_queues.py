@@ -14,12 +14,12 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
-from osrdyne.broker.leadership.channel_pool import ScratchChannels
+from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.leadership.token import TokenChannel
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
-from osrdyne.broker.queues.durability import QueueRegister
+from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
 from osrdyne.broker.topology.declarations import NEVER, Exchange, ExchangeBinding, Queue, QueueBinding, Topology
@@ -46,16 +46,16 @@ def retry_exchanges(names: PoolNames, priorities: Iterable[int]) -> Topology:
     )
 
 
-def wait_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
+def retry_queues(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
     """The queues of these delays."""
     return Topology(
         tuple(
-            Queue(names.wait_queue(delay_ms), wait_queue_arguments(names, delay_ms)) for delay_ms in sorted(delays_ms)
+            Queue(names.retry_queue(delay_ms), retry_queue_arguments(names, delay_ms)) for delay_ms in sorted(delays_ms)
         )
     )
 
 
-def wait_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
+def retry_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
     """Such a queue keeps a request until it is confirmed where it goes (broker: at-least-once-dead-lettering)."""
     return {
         "x-queue-type": "quorum",
@@ -67,11 +67,13 @@ def wait_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
     }
 
 
-def wait_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
+def retry_bindings(names: PoolNames, delays_ms: Iterable[int]) -> Topology:
     """The bindings of these queues; from then on workers find them."""
     return Topology(
         tuple(
-            QueueBinding(names.wait_queue(delay_ms), names.retry_exchange, arguments=_when(DELAY_HEADER, str(delay_ms)))
+            QueueBinding(
+                names.retry_queue(delay_ms), names.retry_exchange, arguments=_when(DELAY_HEADER, str(delay_ms))
+            )
             for delay_ms in sorted(delays_ms)
         )
     )
@@ -82,7 +84,7 @@ def _when(header: str, value: str) -> dict[str, object]:
     return {"x-match": "all-with-x", header: value}
 
 
-class WaitQueueCommands:
+class RetryQueueCommands:
     """The wait queues of one pool, for one term."""
 
     def __init__(
@@ -90,8 +92,8 @@ class WaitQueueCommands:
         *,
         names: PoolNames,
         token: TokenChannel,
-        probing: ScratchChannels,
-        register: QueueRegister,
+        probe_channels: ChannelPool,
+        durability: QueueDurability,
         publisher: LeaderPublisher,
         management: ManagementClient,
         declare: Callable[[Topology], Awaitable[None]],
@@ -99,13 +101,13 @@ class WaitQueueCommands:
     ) -> None:
         self._names = names
         self._token = token
-        self._probing = probing
-        self._register = register
+        self._probe_channels = probe_channels
+        self._durability = durability
         self._publisher = publisher
         self._management = management
         self._declare = declare
         self._clock = clock
-        self._log: Logger = get_logger("wait_queues", pool=names.pool)
+        self._log: Logger = get_logger("retry_queues", pool=names.pool)
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
         """Have a queue for each of these delays, and the way back to these classes, whose exchanges exist.
@@ -117,13 +119,13 @@ class WaitQueueCommands:
         refused: dict[int, str] = {}
         for delay_ms in sorted(delays_ms):
             try:
-                await self._declare(wait_queues(self._names, [delay_ms]))
+                await self._declare(retry_queues(self._names, [delay_ms]))
             except BrokerConflictError as error:
                 refused[delay_ms] = error.message
         usable = set(delays_ms) - refused.keys()
         if usable:
             await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
-            await self._declare(wait_bindings(self._names, usable))
+            await self._declare(retry_bindings(self._names, usable))
         return refused
 
     async def leave_default_class(self) -> None:
@@ -136,13 +138,13 @@ class WaitQueueCommands:
 
     async def list(self) -> dict[int, QueueTotals]:
         """The wait queues that there are, by their delays."""
-        listed = await self._management.list_queues(self._names.wait_queue_prefix)
-        delays = ((self._names.delay_of_wait_queue(queue.name), queue) for queue in listed)
+        listed = await self._management.list_queues(self._names.retry_queue_prefix)
+        delays = ((self._names.delay_of_retry_queue(queue.name), queue) for queue in listed)
         return {delay_ms: queue for delay_ms, queue in delays if delay_ms is not None}
 
     async def unbind(self, delay_ms: int) -> None:
         """From then on nothing comes into it."""
-        queue, exchange = self._names.wait_queue(delay_ms), self._names.retry_exchange
+        queue, exchange = self._names.retry_queue(delay_ms), self._names.retry_exchange
         arguments = _when(DELAY_HEADER, str(delay_ms))
         await self._token.do(lambda channel: channel.unbind_queue(queue, exchange, arguments=arguments))
 
@@ -150,7 +152,7 @@ class WaitQueueCommands:
         """Delete a queue that is unbound and settled, if none of its messages is held. What RabbitMQ has taken out of
         it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
         total-for-hidden-messages)."""
-        outcome = await self._delete(self._names.wait_queue(delay_ms))
+        outcome = await self._delete(self._names.retry_queue(delay_ms))
         if outcome is DeleteOutcome.DELETED:
             await self._write_down()  # as of a request queue: for the next one of this name
         return outcome
@@ -158,13 +160,13 @@ class WaitQueueCommands:
     async def _write_down(self) -> None:
         """Without the register a term goes on: what it protects from is a node that is killed within a second."""
         try:
-            await self._register.write()
+            await self._durability.write()
         except BrokerConflictError as error:
             self._log.warning("the queue register cannot be used", error=str(error))
 
     async def _delete(self, queue: QueueName) -> DeleteOutcome:
         try:
-            async with self._probing.borrow() as channel:
+            async with self._probe_channels.borrow() as channel:
                 try:
                     return await delete_if_proven_empty(
                         channel,

@@ -15,7 +15,7 @@ from typing import assert_never
 
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import ListedBinding, ListedExchange
-from osrdyne.broker.queues.retry_queues import retry_exchanges, wait_bindings, wait_queues
+from osrdyne.broker.queues.retry_queues import retry_bindings, retry_exchanges, retry_queues
 from osrdyne.broker.topology.declarations import (
     Declaration,
     Exchange,
@@ -83,8 +83,8 @@ def expected_topology(
         base,
         QueueLayout(names, managed=True).exchanges_for(classes),
         retry_exchanges(names, classes),
-        wait_queues(names, delays),
-        wait_bindings(names, delays),
+        retry_queues(names, delays),
+        retry_bindings(names, delays),
     )
     return Topology(tuple(item for part in parts for item in part.declarations))
 

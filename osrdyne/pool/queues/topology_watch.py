@@ -133,7 +133,7 @@ class TopologyWatch:
             if isinstance(one.repair, PolicySpec):
                 await self._management.put_policy(self._policy())  # the routes may have changed since
                 self._note_repair(one)
-            elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_wait_queue(one.repair):
+            elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_retry_queue(one.repair):
                 waits = True
             elif one.repair is not None:
                 declarations.append(one.repair)
@@ -150,9 +150,9 @@ class TopologyWatch:
         if any(one.kind is ObjectKind.EXCHANGE for one in deviations):
             self._doubt_bindings()  # they went with their exchange
 
-    def _is_of_wait_queue(self, item: Queue | QueueBinding) -> bool:
+    def _is_of_retry_queue(self, item: Queue | QueueBinding) -> bool:
         name: QueueName = item.name if isinstance(item, Queue) else item.queue
-        return self._names.delay_of_wait_queue(name) is not None
+        return self._names.delay_of_retry_queue(name) is not None
 
     def _note_repair(self, one: Deviation) -> None:
         self._repairs += 1

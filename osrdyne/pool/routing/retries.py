@@ -1,6 +1,6 @@
 """Wait queues, where failed requests wait for their next attempt.
 
-`plan_wait_queue` decides about a queue that no route uses any more. `ReturnedRequests` records into which request
+`plan_retry_queue` decides about a queue that no route uses any more. `ReturnedRequests` records into which request
 queues RabbitMQ may have put requests back after their wait. `RetryQueuesLoop` declares a wait queue for each delay of
 the active routes, keeps it for as long as a request accepted earlier may need it, and then deletes it once it is empty.
 Workers publish to the wait queues and RabbitMQ expires requests out of them; this module never reads a request.
@@ -18,7 +18,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.ports import WaitQueues
+from osrdyne.pool.ports import RetryQueues
 from osrdyne.pool.routing.deadlines import Store
 
 MARGIN = 10.0
@@ -77,7 +77,7 @@ class Unused:
     unbound_at: float | None = None
 
 
-def plan_wait_queue(
+def plan_retry_queue(
     unused: Unused, totals: QueueTotals, *, now: float, needed_for: float, settle_delay: float
 ) -> WaitStep:
     """The next step. `needed_for`: how long a request that was accepted before may need the queue.
@@ -100,7 +100,7 @@ class RetryQueuesLoop:
     how many requests wait, by delay, at the latest look.
     """
 
-    def __init__(self, queues: WaitQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
+    def __init__(self, queues: RetryQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
         self._queues = queues
         self.needed_for = needed_for
         """Seconds for which an accepted request may need a queue that no route uses any more."""
@@ -186,7 +186,7 @@ class RetryQueuesLoop:
         self.returned.note_from_before(self._clock.monotonic() + max(waits, default=0.0))
 
     async def _take_step(self, delay_ms: int, unused: Unused, totals: QueueTotals) -> None:
-        step = plan_wait_queue(
+        step = plan_retry_queue(
             unused,
             totals,
             now=self._clock.monotonic(),

@@ -67,7 +67,7 @@ def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[st
     """The headers with the first death that was one: the end of a wait between two attempts is none."""
 
     def waited(queue: object) -> bool:
-        return names.delay_of_wait_queue(decode_text(queue) or "") is not None
+        return names.delay_of_retry_queue(decode_text(queue) or "") is not None
 
     deaths = headers.get("x-death")
     if not waited(headers.get(FIRST_QUEUE)) or not isinstance(deaths, list):
