@@ -18,10 +18,10 @@ from osrdyne.drivers.base import Driver, Instance, InstanceState
 from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import Arrival
-from osrdyne.pool.routing.backlog import Waiting
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.state.backlog import Waiting
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import QueueFacts, WorkerFacts
+from osrdyne.pool.state.observed import ObservedQueue, ObservedWorkers
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.pool.views import (
     ComponentView,
@@ -125,8 +125,8 @@ class DaemonInspector:
         term = self._state.term
         if term is None:
             return None
-        known = term.state.tracker.status(key) is not None or term.state.queue_status[key] != QueueFacts()
-        return self._view(term, key) if known or term.state.worker_status[key] != WorkerFacts() else None
+        known = term.state.tracker.status(key) is not None or term.state.queue_status[key] != ObservedQueue()
+        return self._view(term, key) if known or term.state.worker_status[key] != ObservedWorkers() else None
 
     def waiting(self) -> list[WaitingView]:
         term = self._state.term
@@ -251,7 +251,7 @@ class DaemonInspector:
     def _wall(self, monotonic: float) -> float:
         return self._clock.time() + monotonic - self._clock.monotonic()
 
-    def _workers(self, term: Term, key: Key, facts: WorkerFacts) -> tuple[WorkerView, ...]:
+    def _workers(self, term: Term, key: Key, facts: ObservedWorkers) -> tuple[WorkerView, ...]:
         by_id: dict[str, Instance] = {instance.worker_id: instance for instance in facts.instances}
         reported = {worker.worker_id for worker in term.state.worker_reports.of_key(key)}
         # A worker that has started replicas is shown by their reports.
@@ -294,7 +294,7 @@ def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
     return GroupState.STOPPING.value, record.due_at
 
 
-def _reason(term: Term, key: Key, queue: QueueFacts, workers: WorkerFacts) -> str:
+def _reason(term: Term, key: Key, queue: ObservedQueue, workers: ObservedWorkers) -> str:
     """Why the group is where it is, in a sentence; the most pressing fact first."""
     tracker = term.state.tracker
     status = tracker.status(key)

@@ -92,7 +92,7 @@ class Term:
             "start failure responder": self.processors.start_failures.run(),
             "idle groups": self.groups.idle.run(),
             "eviction": self.groups.eviction.run(),
-            "unused queues": self.routing.unused_stores.run(),
+            "unused queues": self.routing.unused_levels.run(),
             "resync": self.groups.resync.run(),
             "worker liveness": self.groups.liveness.run(),
         }

@@ -23,32 +23,32 @@ from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.drivers.base import Driver, InstanceState
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.groups.eviction import RoomMaker
-from osrdyne.pool.groups.idle import IdleJudge
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.groups.eviction import GroupEviction
+from osrdyne.pool.groups.idle import IdleReaper
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.queues.resync import Resync
 from osrdyne.pool.queues.topology_watch import KeptParameter, TopologyWatch
-from osrdyne.pool.routing.active_manifest import ManifestInForce
-from osrdyne.pool.routing.backlog import ClassBacklog
+from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.deadlines import PassedDeadlines
 from osrdyne.pool.routing.manifest_store import ManifestKind
-from osrdyne.pool.routing.priorities import PriorityClasses, UnusedStores
+from osrdyne.pool.routing.priorities import PriorityLevels, UnusedLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
-from osrdyne.pool.routing.routes import RoutesInForce, RouteStore
-from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.routing.routes import ActiveRoutes, RouteStore
+from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.admission import Admission, KeyCensus
+from osrdyne.pool.state.backlog import PriorityBacklog
 from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
 from osrdyne.pool.state.groups import Delays
-from osrdyne.pool.state.instances import InstanceBook
-from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
-from osrdyne.pool.state.restart_backoff import StartRecords
+from osrdyne.pool.state.instances import InstanceInventory
+from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
+from osrdyne.pool.state.restart_backoff import RestartBackoffs
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import WorkerActions
-from osrdyne.pool.workers.autoscaler import WorkerScaler
+from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.control import WorkerControl
-from osrdyne.pool.workers.liveness import WorkerWatch
+from osrdyne.pool.workers.liveness import WorkerLiveness
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.pool.workers.specs import choose_credentials, group_limits, scaling_rules, spec_factory
 from osrdyne.processors import activity
@@ -94,13 +94,13 @@ class State:
     tracker: PoolStateTracker
     admission: Admission
     layout: QueueLayout
-    queue_status: QueueBoard
-    worker_status: WorkerBoard
+    queue_status: QueueStatuses
+    worker_status: WorkerStatuses
     worker_reports: WorkerRegistry
-    instances: InstanceBook
+    instances: InstanceInventory
     crashes: DeathRegister
     poison_texts: PoisonTexts
-    backlog: ClassBacklog
+    backlog: PriorityBacklog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Queues:
 
     commands: RequestQueueCommands
     listing: RequestQueueListing
-    depths: FreshTotals
+    depths: QueueDepths
     loop: RequestQueuesLoop
 
 
@@ -120,7 +120,7 @@ class Workers:
     credentials: SharedCredentials | ScopedCredentials
     control: WorkerControl
     actions: WorkerActions
-    autoscaler: WorkerScaler
+    autoscaler: Autoscaler
     loop: WorkerGroupsLoop
 
 
@@ -128,13 +128,13 @@ class Workers:
 class Routing:
     """Routes and splitter of a managed pool, and the topology that they need."""
 
-    routes: RoutesInForce
-    splitter: SplitterInForce
-    unused_stores: UnusedStores
+    routes: ActiveRoutes
+    splitter: ActiveSplitter
+    unused_levels: UnusedLevels
     topology: TopologyWatch
 
     @property
-    def manifests(self) -> Mapping[ManifestKind, ManifestInForce[Any]]:
+    def manifests(self) -> Mapping[ManifestKind, ActiveManifest[Any]]:
         return {ManifestKind.ROUTES: self.routes, ManifestKind.SPLITTER: self.splitter}
 
 
@@ -142,9 +142,9 @@ class Routing:
 class Groups:
     """The slow loops over all groups: eviction, the end of idle groups, liveness of workers, the resync."""
 
-    eviction: RoomMaker
-    idle: IdleJudge
-    liveness: WorkerWatch
+    eviction: GroupEviction
+    idle: IdleReaper
+    liveness: WorkerLiveness
     resync: Resync
 
 
@@ -212,13 +212,13 @@ def wire_state(resources: Resources) -> State:
             census=resources.census,
         ),
         layout=layout,
-        queue_status=QueueBoard(),
-        worker_status=WorkerBoard(),
+        queue_status=QueueStatuses(),
+        worker_status=WorkerStatuses(),
         worker_reports=WorkerRegistry(clock),
-        instances=InstanceBook(),
+        instances=InstanceInventory(),
         crashes=DeathRegister(),
         poison_texts=PoisonTexts(clock, seconds=settings.requests.poison_time),
-        backlog=ClassBacklog(since=clock.monotonic() if layout.managed else None),
+        backlog=PriorityBacklog(since=clock.monotonic() if layout.managed else None),
     )
 
 
@@ -226,7 +226,7 @@ def wire_queues(resources: Resources, state: State) -> Queues:
     session, management, clock = resources.session, resources.management, resources.context.clock
     commands = session.request_queues(management, state.layout)
     listing = RequestQueueListing(management, session.names, state.layout)
-    depths = FreshTotals(listing, clock=clock)
+    depths = QueueDepths(listing, clock=clock)
     loop = RequestQueuesLoop(
         tracker=state.tracker,
         queues=commands,
@@ -257,7 +257,7 @@ def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
         clock=clock,
     )
     control = WorkerControl(names=session.names, tracker=state.tracker, publisher=session.publisher)
-    records, limits = StartRecords(), group_limits(settings)
+    records, limits = RestartBackoffs(), group_limits(settings)
     actions = WorkerActions(
         driver=driver,
         make_spec=spec_factory(settings, state.layout, credentials, state.poison_texts),
@@ -275,7 +275,7 @@ def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
         clock=clock,
         metrics=metrics,
     )
-    autoscaler = WorkerScaler(
+    autoscaler = Autoscaler(
         scaling_rules(settings, driver),
         book=state.instances,
         registry=state.worker_reports,
@@ -304,9 +304,9 @@ def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
 def wire_routing(resources: Resources, state: State, queues: Queues, workers: Workers) -> Routing:
     settings, session, management = resources.context.settings, resources.session, resources.management
     clock, metrics = resources.context.clock, resources.context.metrics
-    routes = RoutesInForce(
+    routes = ActiveRoutes(
         layout=state.layout,
-        classes=PriorityClasses(
+        classes=PriorityLevels(
             layout=state.layout,
             board=state.queue_status,
             registry=state.worker_reports,
@@ -328,13 +328,13 @@ def wire_routing(resources: Resources, state: State, queues: Queues, workers: Wo
         clock=clock,
         metrics=metrics,
     )
-    splitter = SplitterInForce(management, pool=session.names.pool, managed=state.layout.managed, clock=clock)
-    unused_stores = UnusedStores(
+    splitter = ActiveSplitter(management, pool=session.names.pool, managed=state.layout.managed, clock=clock)
+    unused_levels = UnusedLevels(
         layout=state.layout,
         board=state.queue_status,
         totals=queues.listing,
         control=workers.control,
-        look_at=queues.loop.look_at,
+        reconcile=queues.loop.reconcile,
         settle_delay=settings.lifecycle.settle_delay,
         clock=clock,
     )
@@ -346,13 +346,13 @@ def wire_routing(resources: Resources, state: State, queues: Queues, workers: Wo
         management=management,
         declare=session.declare,
         declare_waits=routes.declare_waits,
-        doubt_bindings=queues.loop.doubt_all,
+        verify_bindings=queues.loop.verify_all,
         lease=session.token,
         interval=settings.lifecycle.topology_interval,
         clock=clock,
         metrics=metrics,
     )
-    return Routing(routes=routes, splitter=splitter, unused_stores=unused_stores, topology=topology)
+    return Routing(routes=routes, splitter=splitter, unused_levels=unused_levels, topology=topology)
 
 
 async def _apply_policy(resources: Resources, longest_ttl: float) -> None:
@@ -365,7 +365,7 @@ def _policy(resources: Resources, longest_ttl: float) -> PolicySpec:
 
 def wire_groups(resources: Resources, state: State, queues: Queues, workers: Workers) -> Groups:
     lifecycle, clock = resources.context.settings.lifecycle, resources.context.clock
-    eviction = RoomMaker(
+    eviction = GroupEviction(
         tracker=state.tracker,
         admission=state.admission,
         board=state.worker_status,
@@ -375,7 +375,7 @@ def wire_groups(resources: Resources, state: State, queues: Queues, workers: Wor
         clock=clock,
         metrics=resources.context.metrics,
     )
-    idle = IdleJudge(
+    idle = IdleReaper(
         tracker=state.tracker,
         board=state.queue_status,
         workers=state.worker_status,
@@ -383,7 +383,7 @@ def wire_groups(resources: Resources, state: State, queues: Queues, workers: Wor
         settle_delay=lifecycle.settle_delay,
         clock=clock,
     )
-    liveness = WorkerWatch(
+    liveness = WorkerLiveness(
         tracker=state.tracker,
         registry=state.worker_reports,
         book=state.instances,
@@ -513,7 +513,7 @@ def wire_orphans(
             tracker=state.tracker,
             board=state.queue_status,
             admission=state.admission,
-            doubt=queues.loop.doubt,
+            doubt=queues.loop.verify,
             publisher=session.publisher,
             replier=replier,
             forgeries=forgeries,
@@ -548,7 +548,7 @@ def wire_orphans(
         tracker=state.tracker,
         board=state.queue_status,
         admission=state.admission,
-        doubt=queues.loop.doubt,
+        doubt=queues.loop.verify,
         backlog=state.backlog,
         routing=routing.routes,
         splitting=routing.splitter,

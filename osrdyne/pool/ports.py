@@ -12,7 +12,7 @@ from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.protocol.names import Key, WorkerId
 
 
-class RequestQueues(Protocol):
+class QueueCommands(Protocol):
     """Commands on request queues. Every error but `BrokerConflictError` ends the term."""
 
     async def declare(self, key: Key) -> None:
@@ -31,7 +31,7 @@ class RequestQueues(Protocol):
         """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
         ...
 
-    async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
+    async def delete_level(self, key: Key, priority: int) -> DeleteOutcome:
         """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
         ...
 
@@ -80,7 +80,7 @@ class Totals(Protocol):
 class StoreTotals(Protocol):
     """Emptiness of single stores."""
 
-    async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
+    async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
         """As `Totals.list_message_totals`, by key and priority."""
         ...
 

@@ -15,7 +15,7 @@ from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import InvalidKeyError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import OTHER, Metrics
-from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WORK, WorkerRegistry, completed_requests
 from osrdyne.processors.forgeries import Forgeries
@@ -48,7 +48,7 @@ class ActivityProcessor:
         *,
         names: PoolNames,
         tracker: PoolStateTracker,
-        board: QueueBoard,
+        board: QueueStatuses,
         registry: WorkerRegistry,
         forgeries: Forgeries,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],

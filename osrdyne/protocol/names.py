@@ -17,6 +17,8 @@ from osrdyne.errors import InvalidKeyError
 Key = NewType("Key", str)
 QueueName = NewType("QueueName", str)
 WorkerId = NewType("WorkerId", str)
+QueueId = tuple[Key, int | None]
+"""One request queue: the key of its group and its priority level, None for the default level."""
 
 MAX_NAME_BYTES = 255
 MAX_KEY_BYTES = 255

@@ -117,7 +117,7 @@ async def pool_under_attack(
         try:
             await daemons[0].start()
             if rules is not None:
-                await _put_in_force(daemons[0], rules)
+                await _activate(daemons[0], rules)
             daemons[1].launch()
             yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons)
         finally:
@@ -125,7 +125,7 @@ async def pool_under_attack(
                 await daemon.close()
 
 
-async def _put_in_force(daemon: DaemonProcess, rules: Rules) -> None:
+async def _activate(daemon: DaemonProcess, rules: Rules) -> None:
     async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=CHANGE_TIMEOUT) as http:
         (await http.put("/v1/routes", params={"author": POOL}, json={"routes": rules.routes()})).raise_for_status()
 

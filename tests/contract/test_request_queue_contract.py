@@ -397,13 +397,13 @@ class TestPriorityClasses:
 
     async def test_empty_store_that_is_not_used_any_more_goes_alone(self, leader: Leader) -> None:
         leader = await self.unused(leader)
-        assert await leader.queues.delete_store(A, 5) is DeleteOutcome.DELETED
+        assert await leader.queues.delete_level(A, 5) is DeleteOutcome.DELETED
         assert await leader.queues.exists(A)
-        assert await leader.listing.list_store_totals() == {}
+        assert await leader.listing.list_level_totals() == {}
 
     async def test_store_with_a_request_is_kept_with_it(self, leader: Leader) -> None:
         leader = await self.unused(leader, holding=b"1")
-        assert await leader.queues.delete_store(A, 5) is DeleteOutcome.NOT_EMPTY
+        assert await leader.queues.delete_level(A, 5) is DeleteOutcome.NOT_EMPTY
         assert await leader.drain(leader.names.request_queue(A, 5)) == [b"1"]
 
     async def test_class_that_is_not_used_any_more_goes_with_its_group(self, leader: Leader) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from osrdyne.amqp import Delivery, Message
 from osrdyne.metrics import Metrics
 from osrdyne.pool.state.groups import Delays, GroupStatus
-from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.views import WorkerState
@@ -31,7 +31,7 @@ class Setting:
     def __init__(self) -> None:
         self.clock = VirtualClock(monotonic=0.0)
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, 50.0), clock=self.clock)
-        self.board = QueueBoard()
+        self.board = QueueStatuses()
         self.registry = WorkerRegistry(self.clock)
         self.metrics = Metrics()
         names = PoolNames("pool")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.routing.backlog import MAX_MARKS, ArrivalLog, ClassBacklog, Waiting
+from osrdyne.pool.state.backlog import MAX_MARKS, ArrivalLog, PriorityBacklog, Waiting
 from osrdyne.protocol.names import Key
 
 A, B = Key("a"), Key("b")
@@ -12,7 +12,7 @@ A, B = Key("a"), Key("b")
 def listed(key: Key, **ready: int) -> ListedQueue:
     """`default`, or `p` and a priority."""
     by_class = {None if name == "default" else int(name[1:]): count for name, count in ready.items()}
-    return ListedQueue(key, bound=True, ready=sum(ready.values()), messages=None, ready_by_class=by_class)
+    return ListedQueue(key, bound=True, ready=sum(ready.values()), messages=None, ready_by_level=by_class)
 
 
 def test_oldest_of_those_that_wait_is_that_many_arrivals_back() -> None:
@@ -39,7 +39,7 @@ def test_age_is_never_reported_too_low_however_few_marks_are_kept() -> None:
 
 
 def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
-    backlog = ClassBacklog(since=0.0)
+    backlog = PriorityBacklog(since=0.0)
     backlog.note(A, 0, 10.0)
     backlog.note(B, 0, 5.0)
     backlog.note(B, 0, 20.0)
@@ -48,7 +48,7 @@ def test_classes_are_summed_over_groups_and_the_oldest_of_all_counts() -> None:
 
 
 def test_each_group_has_a_backlog_of_its_own() -> None:
-    backlog = ClassBacklog(since=0.0)
+    backlog = PriorityBacklog(since=0.0)
     backlog.note(A, 0, 10.0)
     backlog.take_listing([listed(A, p0=1, default=0), listed(B, default=0)])
     assert backlog.of_group(A) == {0: Waiting(1, 10.0), None: Waiting(0, None)}
@@ -56,20 +56,20 @@ def test_each_group_has_a_backlog_of_its_own() -> None:
 
 
 def test_what_waited_before_the_term_is_as_old_as_the_term() -> None:
-    backlog = ClassBacklog(since=3.0)
+    backlog = PriorityBacklog(since=3.0)
     backlog.note(A, None, 10.0)
     backlog.take_listing([listed(A, default=5)])
     assert backlog.waiting() == {None: Waiting(5, 3.0)}
 
 
 def test_age_is_unknown_where_arrivals_are_not_noted() -> None:
-    backlog = ClassBacklog(since=None)
+    backlog = PriorityBacklog(since=None)
     backlog.take_listing([listed(A, default=5)])
     assert backlog.waiting() == {None: Waiting(5, None)}
 
 
 def test_arrivals_that_are_over_are_forgotten() -> None:
-    backlog = ClassBacklog(since=0.0)
+    backlog = PriorityBacklog(since=0.0)
     for at in range(50):
         backlog.note(A, None, float(at))
     backlog.take_listing([listed(A, default=0)])
@@ -77,7 +77,7 @@ def test_arrivals_that_are_over_are_forgotten() -> None:
 
 
 def test_group_that_was_not_listed_yet_is_not_forgotten() -> None:
-    backlog = ClassBacklog(since=0.0)
+    backlog = PriorityBacklog(since=0.0)
     backlog.note(A, None, 10.0)
     backlog.take_listing([])
     backlog.take_listing([listed(A, default=1)])

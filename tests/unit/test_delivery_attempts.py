@@ -38,7 +38,7 @@ def put_a_foreign_queue_in_its_place(stack: Stack) -> None:
     stack.broker.delete_queue("pool-req-a")
     stack.broker.declare_queue("pool-req-a", {"x-queue-type": "classic"})
     stack.term.state.queue_status.update(A, exists=False, binding="unknown")
-    stack.term.queues.loop.look_at(A)
+    stack.term.queues.loop.reconcile(A)
 
 
 @pytest.mark.parametrize(("lead", "exchange"), [(direct, "pool-req-xchg"), (managed, "pool-work-xchg")])

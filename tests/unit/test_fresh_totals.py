@@ -11,7 +11,7 @@ import pytest
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 
@@ -47,8 +47,8 @@ def listing(clock: VirtualClock) -> Listing:
 
 
 @pytest.fixture
-async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[FreshTotals]:
-    totals = FreshTotals(listing, clock=clock)
+async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[QueueDepths]:
+    totals = QueueDepths(listing, clock=clock)
     running = asyncio.create_task(totals.run())
     yield totals
     running.cancel()
@@ -56,7 +56,7 @@ async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[FreshTo
 
 
 async def test_total_is_sampled_after_the_moment_that_was_asked_for(
-    totals: FreshTotals, listing: Listing, clock: VirtualClock
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
 ) -> None:
     listing.messages = {A: 0}
     assert totals.messages(A, after=100.0) is None
@@ -66,7 +66,7 @@ async def test_total_is_sampled_after_the_moment_that_was_asked_for(
     assert (totals.messages(A, after=100.0), listing.count) == (0, 1)
 
 
-async def test_total_from_before_is_no_answer(totals: FreshTotals, listing: Listing, clock: VirtualClock) -> None:
+async def test_total_from_before_is_no_answer(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
     listing.messages = {A: 0}
     totals.messages(A, after=80.0)
     await clock.advance(1.0)
@@ -75,7 +75,7 @@ async def test_total_from_before_is_no_answer(totals: FreshTotals, listing: List
 
 
 async def test_all_who_wait_share_a_listing_and_are_notified(
-    totals: FreshTotals, listing: Listing, clock: VirtualClock
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
 ) -> None:
     listing.messages = {A: 0, B: 3}
     changed = totals.feed.subscribe()
@@ -87,7 +87,7 @@ async def test_all_who_wait_share_a_listing_and_are_notified(
 
 
 async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_ask(
-    totals: FreshTotals, listing: Listing, clock: VirtualClock
+    totals: QueueDepths, listing: Listing, clock: VirtualClock
 ) -> None:
     totals.messages(A, after=100.0)
     await clock.advance(300.0)
@@ -96,13 +96,13 @@ async def test_queue_that_is_not_listed_is_asked_for_no_more_often_than_callers_
     assert listing.count == 2
 
 
-async def test_listing_that_fails_is_repeated(totals: FreshTotals, listing: Listing, clock: VirtualClock) -> None:
+async def test_listing_that_fails_is_repeated(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
     listing.messages, listing.failures = {A: 0}, 3
     totals.messages(A, after=80.0)
     await clock.advance(30.0)
     assert (totals.messages(A, after=80.0), listing.count) == (0, 4)
 
 
-async def test_nothing_is_listed_without_a_caller(totals: FreshTotals, clock: VirtualClock) -> None:
+async def test_nothing_is_listed_without_a_caller(totals: QueueDepths, clock: VirtualClock) -> None:
     await clock.advance(1.0)
     assert clock.pending == []

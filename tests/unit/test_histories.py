@@ -148,7 +148,7 @@ def test_found_history_goes_well_with_the_real_decision(loop: MemoryLoop, found:
 @pytest.mark.parametrize("manner", ["frozen", "idle"])
 def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: MemoryLoop, manner: str) -> None:
     history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
-    patches = [left_out("osrdyne.pool.workers.liveness.WorkerWatch.look")]
+    patches = [left_out("osrdyne.pool.workers.liveness.WorkerLiveness.check")]
     assert Fault.NO_OUTCOME in live_through(loop, history, narrow=True, patches=patches)
     assert live_through(loop, history, narrow=True) == {}
 

@@ -9,10 +9,10 @@ import pytest
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.pool.groups.idle import IdleJudge
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.groups.idle import IdleReaper
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.state.groups import Delays, GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
@@ -51,10 +51,10 @@ class Setting:
         self.totals = Totals()
         self.clock = self.totals.clock
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
-        self.board = QueueBoard()
-        fresh = FreshTotals(self.totals, clock=self.clock)
-        self.workers = WorkerBoard()
-        self.judge = IdleJudge(
+        self.board = QueueStatuses()
+        fresh = QueueDepths(self.totals, clock=self.clock)
+        self.workers = WorkerStatuses()
+        self.judge = IdleReaper(
             tracker=self.tracker,
             board=self.board,
             workers=self.workers,

@@ -193,7 +193,7 @@ class TestForward:
                     stack.broker.hook = None
                     stack.broker.unbind("pool-req-a", "pool-req-xchg", "a")
                     stack.term.state.queue_status.update(A, binding="unknown")
-                    stack.term.queues.loop.look_at(A)
+                    stack.term.queues.loop.reconcile(A)
 
             stack.broker.hook = unbind_once
             await stack.publish("a", b"1")

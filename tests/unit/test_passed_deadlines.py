@@ -59,7 +59,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_queues_that_are_gone_are_forgotten() -> None:
     passed = known(NEW, NEW)
-    passed.forget(passed.stores())
+    passed.forget(passed.queues())
     assert passed.may_hide_expired(STORE, 2, now_ms=NOW)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from osrdyne.drivers.base import Exit
 from osrdyne.pool.state.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
-from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, StartRecord, worker_ended
+from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, RestartBackoff, worker_ended
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Command, control_from_wire
 from osrdyne.protocol.fingerprints import ALONE_FIELD, STUCK_FIELD, text_fingerprint
@@ -124,8 +124,8 @@ async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock:
         assert stack.driver.workers_of(A)[0].spec.environment.poison == {}
 
 
-def after_deaths(count: int, **how: object) -> StartRecord:
-    record = StartRecord()
+def after_deaths(count: int, **how: object) -> RestartBackoff:
+    record = RestartBackoff()
     for _ in range(count):
         facts = {"served": True, "lived": 1.0, "had_requests": True, "had_answered": False, **how}
         record = worker_ended(record, reason="x", log_lines=(), attempts_allowed=2, now=100.0, **facts)  # type: ignore[arg-type]

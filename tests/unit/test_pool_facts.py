@@ -11,15 +11,22 @@ import pytest
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.errors import BrokerConflictError
 from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.instances import InstanceBook
-from osrdyne.pool.state.observed import Binding, QueueBoard, QueueFacts, StartFailure, WorkerBoard, WorkerFacts
-from osrdyne.pool.state.restart_backoff import StartRecord, StartRecords
+from osrdyne.pool.state.instances import InstanceInventory
+from osrdyne.pool.state.observed import (
+    Binding,
+    ObservedQueue,
+    ObservedWorkers,
+    QueueStatuses,
+    StartFailure,
+    WorkerStatuses,
+)
+from osrdyne.pool.state.restart_backoff import RestartBackoff, RestartBackoffs
 from osrdyne.protocol.names import Key, WorkerId
 
 A, B = Key("a"), Key("b")
 
 
-def ended(record: StartRecord, *, served: bool = False, lived: float = 1.0, now: float = 0.0) -> StartRecord:
+def ended(record: RestartBackoff, *, served: bool = False, lived: float = 1.0, now: float = 0.0) -> RestartBackoff:
     return restart_backoff.worker_ended(
         record, served=served, lived=lived, reason="exit code 1", log_lines=("last",), attempts_allowed=2, now=now
     )
@@ -27,41 +34,41 @@ def ended(record: StartRecord, *, served: bool = False, lived: float = 1.0, now:
 
 class TestStartRecord:
     def test_first_failed_start_backs_off(self) -> None:
-        record = ended(StartRecord())
+        record = ended(RestartBackoff())
         assert (record.failures, record.failure) == (1, None)
         assert 0.9 <= (record.back_off_until or 0.0) <= 1.1
 
     def test_last_attempt_that_failed_is_final_and_keeps_the_last_words(self) -> None:
-        record = ended(ended(StartRecord()))
+        record = ended(ended(RestartBackoff()))
         assert record.failure is not None
         assert (record.failure.attempts, record.failure.log_lines, record.back_off_until) == (2, ("last",), None)
         assert 9.0 <= record.failure.retry_at <= 11.0
 
     def test_every_further_round_waits_longer(self) -> None:
-        record = ended(ended(restart_backoff.retry_allowed(ended(ended(StartRecord())))))
+        record = ended(ended(restart_backoff.retry_allowed(ended(ended(RestartBackoff())))))
         assert record.failure is not None
         assert 18.0 <= record.failure.retry_at <= 22.0
 
     def test_retry_allows_all_attempts_again(self) -> None:
-        record = restart_backoff.retry_allowed(ended(ended(StartRecord())))
+        record = restart_backoff.retry_allowed(ended(ended(RestartBackoff())))
         assert (record.failures, record.failure, record.rounds) == (0, None, 1)
 
     def test_first_crash_is_made_good_at_once(self) -> None:
-        assert ended(StartRecord(), served=True, now=7.0).back_off_until == 7.0
+        assert ended(RestartBackoff(), served=True, now=7.0).back_off_until == 7.0
 
     def test_crash_loop_backs_off_longer_each_time(self) -> None:
-        record, waits = StartRecord(), []
+        record, waits = RestartBackoff(), []
         for _ in range(4):
             record = restart_backoff.became_ready(ended(record, served=True))
             waits.append(round(record.back_off_until or 0.0))
         assert waits == [0, 1, 2, 4]
 
     def test_crash_after_long_service_is_the_first_again(self) -> None:
-        record = ended(StartRecord(crashes=5), served=True, lived=restart_backoff.STABLE_AFTER)
+        record = ended(RestartBackoff(crashes=5), served=True, lived=restart_backoff.STABLE_AFTER)
         assert record.crashes == 1
 
     def test_group_without_history_has_no_record(self) -> None:
-        records = StartRecords()
+        records = RestartBackoffs()
         records.apply(A, ended)
         records.apply(A, restart_backoff.became_ready)
         records.apply(A, lambda record: replace(record, back_off_until=None))
@@ -74,26 +81,26 @@ def instance(name: str, key: Key = A, state: InstanceState = InstanceState.RUNNI
 
 class TestInstanceBook:
     def test_listing_tells_which_keys_changed(self) -> None:
-        book = InstanceBook()
+        book = InstanceInventory()
         assert book.apply_listing([instance("1")], now=0.0) == ({A}, [])
         assert book.apply_listing([instance("1")], now=1.0) == (set(), [])
         assert book.apply_listing([instance("1", state=InstanceState.EXITED)], now=2.0) == ({A}, [])
         assert [entry.seen_at for entry in book.of_key(A)] == [0.0]
 
     def test_instance_that_vanished_is_reported_and_forgotten(self) -> None:
-        book = InstanceBook()
+        book = InstanceInventory()
         book.apply_listing([instance("1"), instance("2", B)], now=0.0)
         changed, vanished = book.apply_listing([instance("2", B)], now=1.0)
         assert (changed, [entry.instance for entry in vanished], book.of_key(A)) == ({A}, [instance("1")], [])
 
     def test_listing_says_nothing_of_keys_that_were_acted_upon_meanwhile(self) -> None:
-        book = InstanceBook()
+        book = InstanceInventory()
         book.note(instance("new"), now=0.0)
         assert book.apply_listing([instance("old")], now=1.0, ignoring={A}) == (set(), [])
         assert [entry.instance.instance_id for entry in book.of_key(A)] == ["new"]
 
     def test_only_our_own_starts_count_as_loading(self) -> None:
-        book = InstanceBook()
+        book = InstanceInventory()
         book.apply_listing([instance("adopted")], now=0.0)
         book.note(instance("ours", B), now=0.0, started_here=True)
         assert book.loading() == 1
@@ -101,7 +108,7 @@ class TestInstanceBook:
         assert book.loading() == 0
 
     def test_dropping_twice_is_harmless(self) -> None:
-        book = InstanceBook()
+        book = InstanceInventory()
         book.note(instance("1"), now=0.0)
         book.drop(InstanceId("1"))
         book.drop(InstanceId("1"))
@@ -113,12 +120,12 @@ FAULT = BrokerConflictError("The queue exists with other arguments.")
 
 class TestQueueBoard:
     async def test_bound_queue_is_not_waited_for(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         board.update(A, exists=True, binding=Binding.BOUND)
         await board.wait_bound(A)
 
     async def test_all_who_wait_go_on_once_the_queue_is_bound(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         waiting = [asyncio.create_task(board.wait_bound(A)) for _ in range(3)]
         await asyncio.sleep(0)
         board.update(A, exists=True)
@@ -128,7 +135,7 @@ class TestQueueBoard:
         await asyncio.gather(*waiting)
 
     async def test_newcomers_do_not_overtake_those_who_waited(self) -> None:
-        board, gone = QueueBoard(), list[int]()
+        board, gone = QueueStatuses(), list[int]()
 
         async def go(number: int) -> None:
             await board.wait_bound(A)
@@ -143,7 +150,7 @@ class TestQueueBoard:
         assert gone == [1, 2, 3]
 
     async def test_cancelled_waiter_cancels_no_other(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         first, second = (asyncio.create_task(board.wait_bound(A)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
@@ -153,7 +160,7 @@ class TestQueueBoard:
         assert first.cancelled()
 
     async def test_fault_is_raised_to_who_waits_and_to_who_comes_later(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         waiting = asyncio.create_task(board.wait_bound(A))
         await asyncio.sleep(0)
         board.update(A, fault=FAULT)
@@ -162,7 +169,7 @@ class TestQueueBoard:
                 await attempt
 
     async def test_fault_without_a_waiter_is_not_an_unseen_error(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         waiting = asyncio.create_task(board.wait_bound(A))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -172,7 +179,7 @@ class TestQueueBoard:
 
     async def test_fault_raised_a_thousand_times_does_not_grow(self) -> None:
         """One error object is raised to every orphan of the key: its traceback must not collect their frames."""
-        board = QueueBoard()
+        board = QueueStatuses()
         board.update(A, fault=BrokerConflictError("taken"))
         for _ in range(1_000):
             with pytest.raises(BrokerConflictError) as raised:
@@ -180,35 +187,35 @@ class TestQueueBoard:
         assert len(traceback.extract_tb(raised.value.__traceback__)) < 10
 
     async def test_key_without_facts_takes_no_memory(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         board.update(A, exists=True, binding=Binding.BOUND, bound_at=1.0, unbound_at=2.0, disposable=(3,))
         board.update(A, exists=False)
-        assert (board.keys(), board[A]) == ([], QueueFacts())
+        assert (board.keys(), board[A]) == ([], ObservedQueue())
 
     async def test_update_without_change_wakes_no_waiter(self) -> None:
-        board = QueueBoard()
+        board = QueueStatuses()
         changes = board.feed.subscribe()
         board.update(A, exists=False)
         assert changes.take() == []
 
 
 def test_worker_board_forgets_groups_without_facts() -> None:
-    board = WorkerBoard()
+    board = WorkerStatuses()
     changes = board.feed.subscribe()
-    board.set(A, WorkerFacts(starting=True))
-    board.set(A, WorkerFacts())
+    board.set(A, ObservedWorkers(starting=True))
+    board.set(A, ObservedWorkers())
     assert (board.keys(), changes.take()) == ([], [A])
 
 
 @pytest.mark.parametrize(
     "facts",
-    [WorkerFacts(instances=(instance("1"),)), WorkerFacts(stopping=True), WorkerFacts(starting=True)],
+    [ObservedWorkers(instances=(instance("1"),)), ObservedWorkers(stopping=True), ObservedWorkers(starting=True)],
     ids=["an instance", "a stop under way", "a start under way"],
 )
-def test_group_is_not_empty_with(facts: WorkerFacts) -> None:
+def test_group_is_not_empty_with(facts: ObservedWorkers) -> None:
     """lifecycle: delete-preconditions."""
     assert not facts.is_empty
 
 
 def test_group_that_only_failed_is_empty() -> None:
-    assert WorkerFacts(failure=StartFailure("no", (), 1, 0.0), waiting_for="room").is_empty
+    assert ObservedWorkers(failure=StartFailure("no", (), 1, 0.0), waiting_for="room").is_empty

@@ -8,19 +8,19 @@ import pytest
 from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
 from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue, stop_evidence_after
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueFacts, StartFailure, WorkerFacts
-from osrdyne.pool.workers.plan import GroupFacts, Remove, Start, Stop, Wait, plan_group
+from osrdyne.pool.state.observed import Binding, ObservedQueue, ObservedWorkers, StartFailure
+from osrdyne.pool.workers.plan import ObservedGroup, Remove, Start, Stop, Wait, plan_group
 from osrdyne.protocol.names import Key, WorkerId
 
 ACTIVE, UNBOUND, ABSENT = GroupStatus.ACTIVE, GroupStatus.UNBOUND, None
 SETTLE = 10.0
 NOW = 100.0
 
-NO_QUEUE = QueueFacts()
-LISTED = QueueFacts(exists=True)
-BOUND = QueueFacts(exists=True, binding=Binding.BOUND)
-UNBOUND_NOW = QueueFacts(exists=True, binding=Binding.UNBOUND, unbound_at=NOW)
-SETTLED = QueueFacts(exists=True, binding=Binding.UNBOUND, unbound_at=NOW - SETTLE)
+NO_QUEUE = ObservedQueue()
+LISTED = ObservedQueue(exists=True)
+BOUND = ObservedQueue(exists=True, binding=Binding.BOUND)
+UNBOUND_NOW = ObservedQueue(exists=True, binding=Binding.UNBOUND, unbound_at=NOW)
+SETTLED = ObservedQueue(exists=True, binding=Binding.UNBOUND, unbound_at=NOW - SETTLE)
 
 
 def instance(number: int = 1, *, state: InstanceState = InstanceState.RUNNING, slot: int = 0) -> Instance:
@@ -37,10 +37,10 @@ def instance(number: int = 1, *, state: InstanceState = InstanceState.RUNNING, s
     )
 
 
-NO_WORKER = WorkerFacts(empty_since=NOW - 50)
-RUNNING = WorkerFacts(instances=(instance(),))
-STOP_DECIDED = WorkerFacts(instances=(instance(),), stopping=True)
-STARTING = WorkerFacts(starting=True)
+NO_WORKER = ObservedWorkers(empty_since=NOW - 50)
+RUNNING = ObservedWorkers(instances=(instance(),))
+STOP_DECIDED = ObservedWorkers(instances=(instance(),), stopping=True)
+STARTING = ObservedWorkers(starting=True)
 
 QUEUE_ROWS = {
     "wanted, no queue: declare": (ACTIVE, NO_QUEUE, NO_WORKER, QueueStep.DECLARE),
@@ -66,7 +66,9 @@ QUEUE_ROWS = {
 
 
 @pytest.mark.parametrize(("desired", "queue", "workers", "step"), QUEUE_ROWS.values(), ids=QUEUE_ROWS.keys())
-def test_queue_plan(desired: GroupStatus | None, queue: QueueFacts, workers: WorkerFacts, step: QueueStep) -> None:
+def test_queue_plan(
+    desired: GroupStatus | None, queue: ObservedQueue, workers: ObservedWorkers, step: QueueStep
+) -> None:
     assert plan_queue(desired, queue, workers, now=NOW, settle_delay=SETTLE, messages=0) is step
 
 
@@ -98,12 +100,12 @@ def test_evidence_for_the_deletion_is_sampled_after_the_last_worker(
     empty_since: float | None, after: float | None
 ) -> None:
     """lifecycle: total-for-hidden-messages."""
-    workers = WorkerFacts(empty_since=empty_since)
+    workers = ObservedWorkers(empty_since=empty_since)
     assert delete_evidence_after(SETTLED, workers, settle_delay=SETTLE) == after
 
 
 @pytest.mark.parametrize("queue", [NO_QUEUE, LISTED, BOUND], ids=["no queue", "binding unknown", "bound"])
-def test_no_evidence_without_unbind_ok_of_this_term(queue: QueueFacts) -> None:
+def test_no_evidence_without_unbind_ok_of_this_term(queue: ObservedQueue) -> None:
     assert stop_evidence_after(queue, settle_delay=SETTLE) is None
     assert delete_evidence_after(queue, NO_WORKER, settle_delay=SETTLE) is None
 
@@ -114,61 +116,61 @@ UNWANTED = Stop(RUNS.instance_id, "the group is not wanted")
 UNFINISHED = Stop(ENDS.instance_id, "its stop was not finished")
 
 GROUP_ROWS = {
-    "wanted, nothing runs (16): start": (ACTIVE, GroupFacts([], True), [Start(0)]),
-    "idle but not over, nothing runs (16): start": (UNBOUND, GroupFacts([], True), [Start(0)]),
-    "wanted without queue: start only once it exists": (ACTIVE, GroupFacts([], False), []),
-    "wanted and running: nothing": (ACTIVE, GroupFacts([RUNS], True), []),
-    "wanted, an earlier leader's stop hangs (16, 22): finish it": (ACTIVE, GroupFacts([ENDS], True), [UNFINISHED]),
-    "wanted, the worker ended: its slot is freed first": (ACTIVE, GroupFacts([GONE], True), [Remove(GONE)]),
+    "wanted, nothing runs (16): start": (ACTIVE, ObservedGroup([], True), [Start(0)]),
+    "idle but not over, nothing runs (16): start": (UNBOUND, ObservedGroup([], True), [Start(0)]),
+    "wanted without queue: start only once it exists": (ACTIVE, ObservedGroup([], False), []),
+    "wanted and running: nothing": (ACTIVE, ObservedGroup([RUNS], True), []),
+    "wanted, an earlier leader's stop hangs (16, 22): finish it": (ACTIVE, ObservedGroup([ENDS], True), [UNFINISHED]),
+    "wanted, the worker ended: its slot is freed first": (ACTIVE, ObservedGroup([GONE], True), [Remove(GONE)]),
     "wanted, two in one slot (10, 17): the younger is surplus": (
         ACTIVE,
-        GroupFacts([instance(5), RUNS], True),
+        ObservedGroup([instance(5), RUNS], True),
         [Stop(InstanceId("i5"), "surplus")],
     ),
     "wanted, not ready in time: stop": (
         ACTIVE,
-        GroupFacts([RUNS], True, overdue=frozenset({RUNS.instance_id})),
+        ObservedGroup([RUNS], True, overdue=frozenset({RUNS.instance_id})),
         [Stop(RUNS.instance_id, "not ready within start_timeout")],
     ),
     "wanted, alive without working: stop": (
         ACTIVE,
-        GroupFacts([RUNS], True, hanging={RUNS.instance_id: "it does not answer"}),
+        ObservedGroup([RUNS], True, hanging={RUNS.instance_id: "it does not answer"}),
         [Stop(RUNS.instance_id, "it does not answer")],
     ),
-    "its end is being looked into: no worker is started for it": (UNBOUND, GroupFacts([], True, is_ending=True), []),
+    "its end is being looked into: no worker is started for it": (UNBOUND, ObservedGroup([], True, is_ending=True), []),
     "wanted, backing off: wait until then": (
         ACTIVE,
-        GroupFacts([], True, back_off_until=NOW + 5),
+        ObservedGroup([], True, back_off_until=NOW + 5),
         [Wait("the last worker ended; backing off", NOW + 5)],
     ),
-    "wanted, back-off over: start": (ACTIVE, GroupFacts([], True, back_off_until=NOW), [Start(0)]),
+    "wanted, back-off over: start": (ACTIVE, ObservedGroup([], True, back_off_until=NOW), [Start(0)]),
     "wanted, failed for good: wait for a request": (
         ACTIVE,
-        GroupFacts([], True, failure=FAILED),
+        ObservedGroup([], True, failure=FAILED),
         [Wait("the start failed; the next request after the back-off tries again")],
     ),
     "wanted, no room: wait for it": (
         ACTIVE,
-        GroupFacts([], True, room=False),
+        ObservedGroup([], True, room=False),
         [Wait("max_concurrent_starts workers are starting", for_room=True)],
     ),
-    "unwanted and running (10): stop": (ABSENT, GroupFacts([RUNS], True), [UNWANTED]),
-    "unwanted, its queue is unknown (10): stop": (ABSENT, GroupFacts([RUNS], False), [UNWANTED]),
-    "unwanted, an earlier leader's stop hangs: finish it": (ABSENT, GroupFacts([ENDS], True), [UNFINISHED]),
-    "unwanted and ended: forget": (ABSENT, GroupFacts([GONE], True), [Remove(GONE)]),
-    "unwanted, nothing runs: nothing": (ABSENT, GroupFacts([], True), []),
+    "unwanted and running (10): stop": (ABSENT, ObservedGroup([RUNS], True), [UNWANTED]),
+    "unwanted, its queue is unknown (10): stop": (ABSENT, ObservedGroup([RUNS], False), [UNWANTED]),
+    "unwanted, an earlier leader's stop hangs: finish it": (ABSENT, ObservedGroup([ENDS], True), [UNFINISHED]),
+    "unwanted and ended: forget": (ABSENT, ObservedGroup([GONE], True), [Remove(GONE)]),
+    "unwanted, nothing runs: nothing": (ABSENT, ObservedGroup([], True), []),
 }
 
 
 @pytest.mark.parametrize(("desired", "facts", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
-def test_group_plan(desired: GroupStatus | None, facts: GroupFacts, actions: list[object]) -> None:
+def test_group_plan(desired: GroupStatus | None, facts: ObservedGroup, actions: list[object]) -> None:
     assert plan_group(desired, facts, slots=1, now=NOW) == actions
 
 
 def test_every_free_slot_gets_a_worker() -> None:
-    facts = GroupFacts([instance(1, slot=1)], True)
+    facts = ObservedGroup([instance(1, slot=1)], True)
     assert plan_group(ACTIVE, facts, slots=3, now=NOW) == [Start(0), Start(2)]
 
 
 def test_driver_that_starts_nothing_has_no_slots_and_misses_no_worker() -> None:
-    assert plan_group(ACTIVE, GroupFacts([], True), slots=0, now=NOW) == []
+    assert plan_group(ACTIVE, ObservedGroup([], True), slots=0, now=NOW) == []

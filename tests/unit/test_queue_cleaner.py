@@ -19,7 +19,7 @@ from osrdyne.amqp import Channel, Delivery, Message
 from osrdyne.config.models import PoolSettings, RequestSettings, Settings
 from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.pool.routing.retries import LOOK_INTERVAL
+from osrdyne.pool.routing.retries import POLL_INTERVAL
 from osrdyne.processors.expiry import sweeper
 from osrdyne.processors.expiry.plan import Held, copy_of
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
@@ -391,7 +391,7 @@ class TestRetries:
     async def retrying(self, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:
         async with managing(clock, broker) as stack:
             await change(stack, plain=PLAIN)
-            await clock.advance(3 * LOOK_INTERVAL)  # by then it is known that nothing waits since before
+            await clock.advance(3 * POLL_INTERVAL)  # by then it is known that nothing waits since before
             yield stack
 
     async def come_back(self, stack: Stack, name: str = "x1", *, is_reported: bool = True) -> None:

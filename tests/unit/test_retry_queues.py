@@ -16,7 +16,7 @@ from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
-from osrdyne.pool.routing.retries import LOOK_INTERVAL, Unused, WaitStep, plan_retry_queue
+from osrdyne.pool.routing.retries import POLL_INTERVAL, Unused, WaitStep, plan_retry_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -289,7 +289,7 @@ class TestQueues:
         async with managing(clock, broker) as stack:
             assert "pool-retry-1000" in stack.term.routing.routes.retries_off["plain"]
             broker.delete_queue(WAIT)
-            await clock.advance(LOOK_INTERVAL + 1)
+            await clock.advance(POLL_INTERVAL + 1)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
             await stack.publish("a", b"1")
             await clock.settle()
@@ -327,7 +327,7 @@ class TestQueues:
             await change(stack, rest=REST)
             await clock.advance(TTL - 1)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
-            await clock.advance(4 * LOOK_INTERVAL)
+            await clock.advance(4 * POLL_INTERVAL)
             assert [name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)] == []
 
     async def test_unused_queue_stays_while_a_request_waits_in_it(
@@ -339,19 +339,19 @@ class TestQueues:
             await clock.settle()
             await fail(stack)
             await change(stack, rest=REST)
-            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            await clock.advance(TTL + 5 * POLL_INTERVAL)
             assert broker.bodies(WAIT) == [b"1"]
             await time_out(stack)
             assert answers(broker) == [("c", "expired")]
-            await clock.advance(3 * LOOK_INTERVAL)
+            await clock.advance(3 * POLL_INTERVAL)
             assert WAIT not in broker.queues
 
     async def test_queue_that_is_used_again_stays(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, plain=PLAIN) as stack:
             await change(stack, rest=REST)
-            await clock.advance(TTL + LOOK_INTERVAL / 2)  # it may be unbound by now
+            await clock.advance(TTL + POLL_INTERVAL / 2)  # it may be unbound by now
             await change(stack, plain=PLAIN)
-            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            await clock.advance(TTL + 5 * POLL_INTERVAL)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
     async def test_requests_that_wait_are_counted_by_their_delay(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -359,13 +359,13 @@ class TestQueues:
             await stack.publish("a", b"1", reply_to=REPLIES, correlation_id="c")
             await clock.settle()
             await fail(stack)
-            await clock.advance(LOOK_INTERVAL)
+            await clock.advance(POLL_INTERVAL)
             assert stack.term.routing.routes.retrying == {1000: 1, 30_000: 0}
 
     async def test_deleted_wait_queue_is_declared_again(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, plain=PLAIN):
             broker.delete_queue(WAIT)
-            await clock.advance(LOOK_INTERVAL + 1)
+            await clock.advance(POLL_INTERVAL + 1)
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]
 
     @pytest.mark.parametrize("kind", ["managed", "direct"])
@@ -376,7 +376,7 @@ class TestQueues:
             await change(stack, rest=REST)
         settings = managed() if kind == "managed" else None
         async with leading(clock, broker=broker, settings=settings):
-            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            await clock.advance(TTL + 5 * POLL_INTERVAL)
             assert WAIT not in broker.queues
 
     async def test_probe_gives_back_what_it_gets(self, clock: VirtualClock, broker: FakeBroker) -> None:
@@ -445,7 +445,7 @@ async def lead_and_die(clock: VirtualClock, broker: FakeBroker, number: int) -> 
     broker.hook = hook
     with suppress(BrokerError):
         await change(stack, plain={**PLAIN, "retry": RETRY | {"delays": [7]}})
-        await clock.advance(TTL + 5 * LOOK_INTERVAL)
+        await clock.advance(TTL + 5 * POLL_INTERVAL)
     broker.hook = None
     await stack.kill()
     return steps >= number
@@ -458,7 +458,7 @@ async def test_leader_killed_at_any_step_leaves_a_next_one_that_has_it_right() -
         broker = broker_with_replies(clock)
         died = await lead_and_die(clock, broker, number)
         async with managing(clock, broker, plain=PLAIN) as stack:
-            await clock.advance(TTL + 5 * LOOK_INTERVAL)
+            await clock.advance(TTL + 5 * POLL_INTERVAL)
             queues = {name for name in broker.queues if name.startswith(NAMES.retry_queue_prefix)}
             bound = [broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: delay}) for delay in ("1000", "30000")]
             await time_out(stack)

@@ -15,7 +15,7 @@ from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.routing.routes import RouteStore
-from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.parameters import Parameters
 
@@ -119,8 +119,8 @@ class TestChanges:
 
     RULES = '{"a.*": {"postfixFromStatic": ["x"]}}'
 
-    def splitter(self, parameters: Parameters) -> SplitterInForce:
-        return SplitterInForce(parameters, pool="p", managed=True, clock=VirtualClock())
+    def splitter(self, parameters: Parameters) -> ActiveSplitter:
+        return ActiveSplitter(parameters, pool="p", managed=True, clock=VirtualClock())
 
     async def test_of_two_changes_of_one_version_one_is_made(self) -> None:
         splitter = self.splitter(Parameters())

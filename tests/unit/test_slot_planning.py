@@ -11,7 +11,7 @@ from osrdyne.pool.workers.plan import (
     NOT_NEEDED,
     REPLACED,
     Drain,
-    GroupFacts,
+    ObservedGroup,
     Remove,
     Start,
     Stop,
@@ -34,8 +34,8 @@ def ids(*slots: int) -> frozenset[InstanceId]:
     return frozenset(InstanceId(f"i{slot}") for slot in slots)
 
 
-def facts(*instances: Instance, **more: object) -> GroupFacts:
-    return GroupFacts(instances, True, **more)  # type: ignore[arg-type]
+def facts(*instances: Instance, **more: object) -> ObservedGroup:
+    return ObservedGroup(instances, True, **more)  # type: ignore[arg-type]
 
 
 def replace(slot: int) -> Drain:
@@ -103,7 +103,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("known", "slots", "actions"), ROWS.values(), ids=ROWS.keys())
-def test_active_group(known: GroupFacts, slots: int, actions: list[object]) -> None:
+def test_active_group(known: ObservedGroup, slots: int, actions: list[object]) -> None:
     assert plan_group(ACTIVE, known, slots=slots, now=NOW) == actions
 
 

@@ -25,7 +25,7 @@ from osrdyne.errors import DriverError, StartFailedError
 from osrdyne.pool.queues import plan as queue_plan
 from osrdyne.pool.queues.plan import QueueStep
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueBoard, QueueFacts
+from osrdyne.pool.state.observed import Binding, ObservedQueue, QueueStatuses
 from osrdyne.pool.workers import plan as worker_plan
 from osrdyne.pool.workers.plan import GroupAction, Start
 from osrdyne.processors.failures.start_failures import StartFailureResponder
@@ -70,7 +70,7 @@ def unsettled_evidence(_: World) -> Callable[..., float | None]:
     return lambda *_, settle_delay: -math.inf
 
 
-def believed(queue: QueueFacts) -> QueueFacts:
+def believed(queue: ObservedQueue) -> ObservedQueue:
     """A binding that was not seen in this term counts as unbound."""
     unseen = queue.exists and queue.binding is Binding.UNKNOWN
     return replace(queue, binding=Binding.UNBOUND, unbound_at=0.0) if unseen else queue
@@ -240,9 +240,9 @@ def always_failed(_: World) -> Callable[..., bool]:
     return remember
 
 
-def one_board(_: World) -> Callable[[], QueueBoard]:
+def one_board(_: World) -> Callable[[], QueueStatuses]:
     """A new term believes what the one before it believed."""
-    board = QueueBoard()
+    board = QueueStatuses()
     return lambda: board
 
 
@@ -548,7 +548,7 @@ VARIANTS = [
     Variant(
         "keepstate",
         answer_of_bind_lost,
-        [("osrdyne.daemon.wiring.QueueBoard", one_board)],
+        [("osrdyne.daemon.wiring.QueueStatuses", one_board)],
         Fault.LOST,
         given=[SEEDED_IDLE],
     ),
@@ -580,7 +580,7 @@ VARIANTS = [
         dead_letter_without_a_taker,
         [(PLAN_QUEUE, no_last_total)],
         Fault.LOST,
-        given=[("osrdyne.pool.groups.idle.IdleJudge.judge", blind_judge)],
+        given=[("osrdyne.pool.groups.idle.IdleReaper.reap", blind_judge)],
     ),
     Variant(
         "misslist",

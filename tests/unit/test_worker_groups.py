@@ -448,7 +448,7 @@ class TestRoom:
             stack.term.workers.loop._waiting_for_room.pop(new)
             worker_id = driver.workers_of(A)[0].instance.worker_id
             stack.term.state.worker_reports.assume_ready(worker_id, A)
-            stack.term.workers.loop.look_at(new)
+            stack.term.workers.loop.reconcile(new)
             await clock.settle()
             assert [call.key for call in driver.calls] == ["a", "waits"]
 

@@ -16,7 +16,7 @@ from osrdyne.protocol.names import Key, PoolNames
 
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
-    """The queues of a group as listed; `ready` and `messages` (None: unknown) may be seconds old. `ready_by_class`:
+    """The queues of a group as listed; `ready` and `messages` (None: unknown) may be seconds old. `ready_by_level`:
     by priority, None is the default class. `whole`: every known queue of the group is listed. `sampled_after`:
     monotonic time; the figures are no older."""
 
@@ -24,7 +24,7 @@ class ListedQueue:
     bound: bool
     ready: int
     messages: int | None
-    ready_by_class: Mapping[int | None, int] = field(default_factory=dict)
+    ready_by_level: Mapping[int | None, int] = field(default_factory=dict)
     whole: bool = True
     sampled_after: float = -math.inf
 
@@ -101,7 +101,7 @@ class RequestQueueListing:
                 ),
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
-                ready_by_class={queue.priority: totals.ready or 0 for queue, totals in queues},
+                ready_by_level={queue.priority: totals.ready or 0 for queue, totals in queues},
                 whole=self._is_whole(key, queues),
                 sampled_after=min((totals.sampled_after for _, totals in queues), default=-math.inf),
             )
@@ -125,7 +125,7 @@ class RequestQueueListing:
         known = (queue.priority for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority))
         return listed.issuperset(known)
 
-    async def list_store_totals(self) -> dict[tuple[Key, int], MessageTotal]:
+    async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
         """The same for each store, by key and priority."""
         return {
             (key, queue.priority): MessageTotal(totals.messages, totals.sampled_after)

@@ -263,7 +263,7 @@ class RequestQueueCommands:
         await self._write_down_deletion()
         return DeleteOutcome.DELETED
 
-    async def delete_store(self, key: Key, priority: int) -> DeleteOutcome:
+    async def delete_level(self, key: Key, priority: int) -> DeleteOutcome:
         """Delete the store of a bound group that no route uses any more, if none of its messages is held."""
         for queue in self._layout.queues(key):
             if queue.priority == priority and not queue.used:

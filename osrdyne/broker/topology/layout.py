@@ -3,7 +3,7 @@ pool. Source: docs/reference/protocol/names.md; docs/reference/routes/priorities
 
 A group keeps a store that no route uses any more, as when its pool becomes a direct one, until that is proven empty:
 workers serve it, and nothing comes into it. One layout a term: the term says which priorities are used, listings and
-commands note which stores there are, and `pool.unused_stores` which of them no route uses any more.
+commands note which stores there are, and `pool.unused_levels` which of them no route uses any more.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class QueueLayout:
         """What the workers of a group take requests from, the most urgent first."""
         return [queue.name for queue in self.queues(key) if (key, queue.priority) not in self._let_go]
 
-    def has_stores(self, key: Key) -> bool:
+    def has_levels(self, key: Key) -> bool:
         """Whether the group has more than the queue of a direct pool."""
         return bool(self._used or self._stores.get(key))
 

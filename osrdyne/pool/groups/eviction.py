@@ -12,21 +12,21 @@ from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.state.admission import Admission, Candidate, choose_to_end
 from osrdyne.pool.state.groups import GroupRecord, GroupStatus
-from osrdyne.pool.state.observed import WorkerBoard
+from osrdyne.pool.state.observed import WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.views import WorkerState
 from osrdyne.protocol.names import Key
 
-LOOK_INTERVAL = 5.0
+POLL_INTERVAL = 5.0
 """Seconds between two looks while groups wait."""
 AT_REST = frozenset({WorkerState.READY, WorkerState.IDLE})
 
 
-class RoomMaker:
+class GroupEviction:
     """Chooses who makes room, in one term."""
 
     def __init__(
@@ -34,9 +34,9 @@ class RoomMaker:
         *,
         tracker: PoolStateTracker,
         admission: Admission,
-        board: WorkerBoard,
+        board: WorkerStatuses,
         registry: WorkerRegistry,
-        totals: FreshTotals,
+        totals: QueueDepths,
         idle_for: float,
         clock: Clock,
         metrics: Metrics,
@@ -58,21 +58,21 @@ class RoomMaker:
     async def run(self) -> None:
         """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the room maker")
-            await self._look_while_groups_wait()
+            group.create_task(self._wake_on(self._totals.feed.subscribe()), name="totals for the room maker")
+            await self._evict_while_groups_wait()
 
-    async def _look_again_on(self, totals: Subscription[Key]) -> None:
+    async def _wake_on(self, totals: Subscription[Key]) -> None:
         while True:
             await totals.wait()
             if self._admission.waiting():
                 self._wakeup.set()
 
-    async def _look_while_groups_wait(self) -> None:
+    async def _evict_while_groups_wait(self) -> None:
         while True:
-            await self._wakeup.wait(LOOK_INTERVAL if self._admission.waiting() else None)
-            self.look()
+            await self._wakeup.wait(POLL_INTERVAL if self._admission.waiting() else None)
+            self.evict()
 
-    def look(self) -> None:
+    def evict(self) -> None:
         """One pass."""
         waiting = len(self._admission.waiting())
         if not waiting:

@@ -12,26 +12,26 @@ import asyncio
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Subscription
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import stop_evidence_after
-from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
+from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
-LOOK_INTERVAL = 10.0
+POLL_INTERVAL = 10.0
 """Between looks at groups that cannot be judged yet, because their queue has not answered, seconds."""
 
 
-class IdleJudge:
+class IdleReaper:
     """Decides about the end of groups."""
 
     def __init__(
         self,
         *,
         tracker: PoolStateTracker,
-        board: QueueBoard,
-        workers: WorkerBoard,
-        totals: FreshTotals,
+        board: QueueStatuses,
+        workers: WorkerStatuses,
+        totals: QueueDepths,
         settle_delay: float,
         clock: Clock,
     ) -> None:
@@ -42,24 +42,24 @@ class IdleJudge:
         self._settle_delay = settle_delay
         self._clock = clock
         self._seen_busy: dict[Key, float] = {}
-        self._interval = min(LOOK_INTERVAL, max(1.0, settle_delay))
+        self._interval = min(POLL_INTERVAL, max(1.0, settle_delay))
         self._log: Logger = get_logger("idle_judge")
 
     async def run(self) -> None:
         """Judge the groups that become due, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_again_on(self._totals.feed.subscribe()), name="totals for the idle judge")
+            group.create_task(self._wake_on(self._totals.feed.subscribe()), name="totals for the idle judge")
             while True:
                 due = bool(self._tracker.stop_due_keys())
                 await self._tracker.stop_due.wait(self._interval if due else None)
-                self.judge()
+                self.reap()
 
-    async def _look_again_on(self, totals: Subscription[Key]) -> None:
+    async def _wake_on(self, totals: Subscription[Key]) -> None:
         while True:
             await totals.wait()
             self._tracker.stop_due.set()
 
-    def judge(self) -> None:
+    def reap(self) -> None:
         """One pass over the groups that are due."""
         due = self._tracker.stop_due_keys()
         self._seen_busy = {key: at for key, at in self._seen_busy.items() if key in due}

@@ -25,7 +25,7 @@ LISTING_SHARE = 4
 due all the time, RabbitMQ spends a fifth of its time on listings at most."""
 
 
-class FreshTotals:
+class QueueDepths:
     """Totals of queues that run, each no older than somebody asked for."""
 
     def __init__(self, totals: Totals, *, clock: Clock) -> None:

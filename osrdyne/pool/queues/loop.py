@@ -1,11 +1,11 @@
 """The request queues loop: makes queues and bindings what the tracker expects, key by key.
 
-One actor per key that has something to do: it reads the newest wish and the newest facts, takes one step, and looks
+One actor per key that has something to do: it reads the newest desired and the newest facts, takes one step, and looks
 again (lifecycle: one-actor-per-key), so that one key's failure or wait delays nobody else. It never branches on what
 woke it.
 A new term finds keys that have to be bound again: these take turns in the background, a few at a time, until a request
 waits for one. New keys do not wait for them.
-It writes the queue facts, and talks to the broker only through `RequestQueues`.
+It writes the queue facts, and talks to the broker only through `QueueCommands`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.ports import RequestQueues
-from osrdyne.pool.queues.depths import FreshTotals
+from osrdyne.pool.ports import QueueCommands
+from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueBoard, WorkerBoard
+from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
@@ -47,10 +47,10 @@ class RequestQueuesLoop:
         self,
         *,
         tracker: PoolStateTracker,
-        queues: RequestQueues,
-        board: QueueBoard,
-        workers: WorkerBoard,
-        totals: FreshTotals,
+        queues: QueueCommands,
+        board: QueueStatuses,
+        workers: WorkerStatuses,
+        totals: QueueDepths,
         settle_delay: float,
         clock: Clock,
         metrics: Metrics,
@@ -72,7 +72,7 @@ class RequestQueuesLoop:
         self._log: Logger = get_logger("request_queues")
 
     async def run(self) -> None:
-        """Wake the actor of every key whose wish or worker facts changed, for ever."""
+        """Wake the actor of every key whose desired or worker facts changed, for ever."""
         sources = [
             self._tracker.subscribe(),
             self._workers.feed.subscribe(already=self._board.keys()),
@@ -128,10 +128,10 @@ class RequestQueuesLoop:
                 self._start(key)
 
     def _next_step(self, key: Key) -> QueueStep:
-        wish, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
-        after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if wish is None else None
+        desired, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
+        after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if desired is None else None
         return plan_queue(
-            wish,
+            desired,
             queue,
             workers,
             now=self._clock.monotonic(),
@@ -180,7 +180,7 @@ class RequestQueuesLoop:
                 self._board.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
                 # Withdrawn before it is sent (13).
-                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None, doubted=False)
+                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None, unverified=False)
                 await self._queues.unbind(key)
                 self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
             case QueueStep.DELETE:
@@ -214,7 +214,7 @@ class RequestQueuesLoop:
             self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
         # Only bind-ok of this term says that it is bound (9): an answer of the HTTP API never does.
         binding = self._board[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
-        self._board.update(key, binding=binding, doubted=False, checked_at=asked_at)
+        self._board.update(key, binding=binding, unverified=False, checked_at=asked_at)
 
     def _note_repair(self, kind: str, event: str, key: Key) -> None:
         self._metrics.topology_repairs.labels(object=kind).inc()
@@ -233,7 +233,7 @@ class RequestQueuesLoop:
     async def _dispose(self, key: Key, failures: int) -> float | None:
         """Delete a store of a group that goes on; workers may need some time to let go of it (31)."""
         priority = self._board[key].disposable[0]
-        outcome = await self._queues.delete_store(key, priority)
+        outcome = await self._queues.delete_level(key, priority)
         if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
             return DELETE_RETRY.delay(failures + 1)
         self._board.update(key, disposable=tuple(one for one in self._board[key].disposable if one != priority))
@@ -248,7 +248,7 @@ class RequestQueuesLoop:
         if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
             self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
 
-    def doubt(self, key: Key, *, since: float) -> None:
+    def verify(self, key: Key, *, since: float) -> None:
         """Something that was seen at `since` (monotonic) shows that the queue of this key, or its binding, may be gone,
         although it is believed bound: ask RabbitMQ, unless it was asked or bound after that.
 
@@ -256,16 +256,16 @@ class RequestQueuesLoop:
         """
         facts = self._board[key]
         if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
-            self._board.update(key, doubted=True)
-            self.look_at(key)
+            self._board.update(key, unverified=True)
+            self.reconcile(key)
 
-    def doubt_all(self) -> None:
+    def verify_all(self) -> None:
         """The bindings of all groups may be gone."""
         now = self._clock.monotonic()
         for key in self._board.existing():
-            self.doubt(key, since=now)
+            self.verify(key, since=now)
 
-    def look_at(self, key: Key) -> None:
+    def reconcile(self, key: Key) -> None:
         """Somebody found that the facts of this key have changed."""
         self._asked.notify(key)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import Binding, QueueFacts, WorkerFacts
+from osrdyne.pool.state.observed import Binding, ObservedQueue, ObservedWorkers
 
 
 class QueueStep(StrEnum):
@@ -29,9 +29,9 @@ class QueueStep(StrEnum):
 
 
 def plan_queue(
-    wish: GroupStatus | None,
-    queue: QueueFacts,
-    workers: WorkerFacts,
+    desired: GroupStatus | None,
+    queue: ObservedQueue,
+    workers: ObservedWorkers,
     *,
     now: float,
     settle_delay: float,
@@ -42,13 +42,13 @@ def plan_queue(
 
     `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
     """
-    if wish is GroupStatus.ACTIVE:
+    if desired is GroupStatus.ACTIVE:
         return _plan_bound(queue, workers)
     if not queue.exists:
         return QueueStep.DONE
     if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
         return QueueStep.UNBIND  # always sent, whatever is believed (19)
-    if wish is GroupStatus.UNBOUND:
+    if desired is GroupStatus.UNBOUND:
         return QueueStep.DONE
     if now < queue.unbound_at + settle_delay:
         return QueueStep.WAIT_FOR_SETTLE
@@ -59,10 +59,10 @@ def plan_queue(
     return QueueStep.KEEP if messages else QueueStep.DELETE
 
 
-def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
+def _plan_bound(queue: ObservedQueue, workers: ObservedWorkers) -> QueueStep:
     if not queue.exists:
         return QueueStep.DECLARE
-    if queue.doubted:
+    if queue.unverified:
         return QueueStep.CHECK  # before a bind: to bind a queue that is gone costs the leader its token (3)
     if queue.is_bound:
         return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE
@@ -70,7 +70,7 @@ def _plan_bound(queue: QueueFacts, workers: WorkerFacts) -> QueueStep:
     return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
 
 
-def stop_evidence_after(queue: QueueFacts, *, settle_delay: float) -> float | None:
+def stop_evidence_after(queue: ObservedQueue, *, settle_delay: float) -> float | None:
     """Monotonic time after which a sample shows that an UNBOUND queue is empty: its workers may be stopped (21).
 
     None: nothing shows it yet, because its unbind has not been answered in this term.
@@ -80,7 +80,7 @@ def stop_evidence_after(queue: QueueFacts, *, settle_delay: float) -> float | No
     return queue.unbound_at + settle_delay
 
 
-def delete_evidence_after(queue: QueueFacts, workers: WorkerFacts, *, settle_delay: float) -> float | None:
+def delete_evidence_after(queue: ObservedQueue, workers: ObservedWorkers, *, settle_delay: float) -> float | None:
     """Monotonic time after which a sample shows that the queue may be deleted, or None: settled, no worker left (28).
 
     The probe alone does not see dead letters that wait for their confirm, nor delayed messages.

@@ -14,10 +14,10 @@ from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.ports import Listing, RequestQueues
+from osrdyne.pool.ports import Listing, QueueCommands
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.observed import QueueBoard, WorkerBoard
+from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
@@ -34,10 +34,10 @@ class Resync:
         self,
         *,
         tracker: PoolStateTracker,
-        board: QueueBoard,
+        board: QueueStatuses,
         queues: RequestQueuesLoop,
         listing: Listing,
-        commands: RequestQueues,
+        commands: QueueCommands,
         on_listing: Sequence[Callable[[Sequence[ListedQueue]], None]],
         interval: float,
         clock: Clock,
@@ -66,7 +66,7 @@ class Resync:
                 self._found_empty.add(queue.key)
         return len(listed)
 
-    def retire_unused(self, workers: WorkerBoard) -> None:
+    def retire_unused(self, workers: WorkerStatuses) -> None:
         """End groups that were found without request, binding or worker, as soon as that is proven.
 
         A worker that is started for one would be stopped after `stop_delay`, when it has just loaded its data.
@@ -114,7 +114,7 @@ class Resync:
         # A listing may be incomplete, and workers are stopped for what it lacks: RabbitMQ is asked for each key.
         for key in bound - busy:
             if key not in listed or not listed[key].bound:
-                self._queues.doubt(key, since=self._clock.monotonic())
+                self._queues.verify(key, since=self._clock.monotonic())
         for key in (known - bound - busy) & listed.keys():
             if not listed[key].whole and key not in self._queues.busy_keys():
                 await self._commands.check(key)  # a queue of it that is gone would keep the others for ever
@@ -123,4 +123,4 @@ class Resync:
                 continue
             self._log.warning("request queue is gone, another client deleted it", key=key)
             self._board.update(key, exists=False)
-            self._queues.look_at(key)
+            self._queues.reconcile(key)

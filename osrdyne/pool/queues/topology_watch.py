@@ -49,7 +49,7 @@ class TopologyWatch:
     """The objects of one pool in one term.
 
     `expected`: what has to be declared now; `declare` declares it. `declare_waits`: declares the queues where requests
-    wait for their next attempt. `doubt_bindings`: has the bindings of all request queues checked.
+    wait for their next attempt. `verify_bindings`: has the bindings of all request queues checked.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TopologyWatch:
         management: ManagementClient,
         declare: Callable[[Topology], Awaitable[None]],
         declare_waits: Callable[[], Awaitable[None]],
-        doubt_bindings: Callable[[], None],
+        verify_bindings: Callable[[], None],
         lease: Lease,
         interval: float,
         clock: Clock,
@@ -75,7 +75,7 @@ class TopologyWatch:
         self._management = management
         self._declare = declare
         self._declare_waits = declare_waits
-        self._doubt_bindings = doubt_bindings
+        self._verify_bindings = verify_bindings
         self._lease = lease
         self._interval = interval
         self._clock = clock
@@ -148,7 +148,7 @@ class TopologyWatch:
             if not isinstance(one.repair, PolicySpec):
                 self._note_repair(one)
         if any(one.kind is ObjectKind.EXCHANGE for one in deviations):
-            self._doubt_bindings()  # they went with their exchange
+            self._verify_bindings()  # they went with their exchange
 
     def _is_of_retry_queue(self, item: Queue | QueueBinding) -> bool:
         name: QueueName = item.name if isinstance(item, Queue) else item.queue

@@ -20,7 +20,7 @@ FOLLOW_INTERVAL = 30.0
 NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to managed, and restart the daemon."
 
 
-class ManifestInForce(ABC, Generic[D]):
+class ActiveManifest(ABC, Generic[D]):
     """The manifest of one kind; a direct pool has none.
 
     A change may name the version that it expects to be in force, 0 for none: another one is a `VersionConflictError`.
@@ -43,7 +43,7 @@ class ManifestInForce(ABC, Generic[D]):
         if self._managed:
             kept = await self._store.current()
             if kept is not None:
-                await self._put_in_force(kept, await self._store.load_kept(kept))
+                await self._activate(kept, await self._store.load_kept(kept))
 
     async def run(self) -> None:
         """Follow what is kept, for ever."""
@@ -64,7 +64,7 @@ class ManifestInForce(ABC, Generic[D]):
                 self._log.warning(
                     "another manifest is kept than was in force", version=kept.version, author=kept.author
                 )
-                await self._put_in_force(kept, await self._store.load_kept(kept))
+                await self._activate(kept, await self._store.load_kept(kept))
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class ManifestInForce(ABC, Generic[D]):
 
     async def _change(self, manifest: D | None, *, author: str) -> ManifestChange:
         kept = await self._store.save(manifest, author=author, at=self._clock.time())
-        await self._put_in_force(kept, manifest)
+        await self._activate(kept, manifest)
         return ManifestChange(kept, () if manifest is None else manifest.warnings)
 
     async def change_text(self, text: str, *, author: str, expected: int | None = None) -> ManifestChange:
@@ -150,7 +150,7 @@ class ManifestInForce(ABC, Generic[D]):
                 version=version,
             )
 
-    async def _put_in_force(self, kept: KeptManifest, manifest: D | None) -> None:
+    async def _activate(self, kept: KeptManifest, manifest: D | None) -> None:
         await self._use(manifest)
         self._kept = kept
         self._log.info("manifest in force", version=kept.version, author=kept.author, empty=manifest is None)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from osrdyne.protocol.deadlines import is_past
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import QueueId
 
-Store = tuple[Key, int | None]
+Store = QueueId
 
 MAX_KNOWN = 20_000
 """Deadlines of one queue; what was passed on before those is not known any more."""
@@ -54,43 +54,43 @@ class PassedDeadlines:
 
     def __init__(self, *, skew_ms: int) -> None:
         self._skew_ms = skew_ms
-        self._passed: dict[Store, _Passed] = {}
+        self._passed: dict[QueueId, _Passed] = {}
 
-    def note(self, store: Store, deadline_ms: int | None) -> None:
+    def note(self, queue: QueueId, deadline_ms: int | None) -> None:
         """A request was passed on to the queue."""
-        self._passed.setdefault(store, _Passed()).add(_finite_or_not(deadline_ms))
+        self._passed.setdefault(queue, _Passed()).add(_finite_or_not(deadline_ms))
 
-    def replace(self, store: Store, deadlines_ms: Iterable[int | None]) -> None:
+    def replace(self, queue: QueueId, deadlines_ms: Iterable[int | None]) -> None:
         """The queue was looked through, and this is what it holds."""
-        passed = self._passed[store] = _Passed()
+        passed = self._passed[queue] = _Passed()
         for deadline_ms in deadlines_ms:
             passed.add(_finite_or_not(deadline_ms))
 
-    def stores(self) -> frozenset[Store]:
+    def queues(self) -> frozenset[QueueId]:
         """The queues that something is known of."""
         return frozenset(self._passed)
 
-    def forget(self, stores: Iterable[Store]) -> None:
+    def forget(self, queues: Iterable[QueueId]) -> None:
         """Forget the queues of groups that are over."""
-        for store in stores:
-            self._passed.pop(store, None)
+        for queue in queues:
+            self._passed.pop(queue, None)
 
-    def due(self, *, now_ms: int) -> list[Store]:
+    def due(self, *, now_ms: int) -> list[QueueId]:
         """Queues in which a request has expired behind one with a later deadline, unless a worker took them. The one
         that expired first comes first."""
-        hidden = {store: passed.first_hidden for store, passed in self._passed.items()}
-        return sorted((store for store in hidden if self._is_past(hidden[store], now_ms)), key=lambda one: hidden[one])
+        hidden = {queue: passed.first_hidden for queue, passed in self._passed.items()}
+        return sorted((queue for queue in hidden if self._is_past(hidden[queue], now_ms)), key=lambda one: hidden[one])
 
-    def settle(self, store: Store, waiting: int, *, now_ms: int) -> None:
+    def settle(self, queue: QueueId, waiting: int, *, now_ms: int) -> None:
         """The queue holds `waiting` requests and none has expired behind another: it is due when the next one does."""
-        passed = self._passed.get(store)
+        passed = self._passed.get(queue)
         if passed is not None:
             ones = _last(passed.deadlines, waiting)
             passed.follow_only(one for one in ones if not self._is_past(one, now_ms))
 
-    def may_hide_expired(self, store: Store, waiting: int, *, now_ms: int) -> bool:
+    def may_hide_expired(self, queue: QueueId, waiting: int, *, now_ms: int) -> bool:
         """Whether of `waiting` requests one has expired behind one that has not; also when that is not known."""
-        passed = self._passed.get(store, _Passed()).deadlines
+        passed = self._passed.get(queue, _Passed()).deadlines
         if waiting < 2:
             hides = False
         elif waiting > len(passed):

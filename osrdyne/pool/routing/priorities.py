@@ -1,7 +1,7 @@
 """Priority levels of the groups of a managed pool: which queues a group has, and when one of them goes.
 
-`PriorityClasses` selects the levels in use, has the request queues loop reconcile every group, and sends workers the
-list of their queues. `UnusedStores` removes the queue of a level that no route uses any more (lifecycle:
+`PriorityLevels` selects the levels in use, has the request queues loop reconcile every group, and sends workers the
+list of their queues. `UnusedLevels` removes the queue of a level that no route uses any more (lifecycle:
 several-queues-per-group; docs/reference/routes/priorities.md): the request queues loop unbinds it and workers go on
 serving it until a listing from after the settle time shows that it is empty. Then workers are asked to stop consuming
 it, and the request queues loop proves again that it is empty before it deletes it. In a direct pool, only groups that
@@ -21,13 +21,13 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.ports import StoreTotals
 from osrdyne.pool.queues.loop import RequestQueuesLoop
-from osrdyne.pool.state.observed import Binding, QueueBoard
+from osrdyne.pool.state.observed import Binding, QueueStatuses
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.views import WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key, QueueName
 
-LOOK_INTERVAL = 10.0
+POLL_INTERVAL = 10.0
 """How often it is looked who has to be told, seconds."""
 TELL_AGAIN_AFTER = 60.0
 """Seconds until a worker is told the same again: a control message may get lost."""
@@ -45,14 +45,14 @@ class _Told:
     at: float
 
 
-class PriorityClasses:
+class PriorityLevels:
     """The classes in use."""
 
     def __init__(
         self,
         *,
         layout: QueueLayout,
-        board: QueueBoard,
+        board: QueueStatuses,
         registry: WorkerRegistry,
         queues: RequestQueuesLoop,
         control: WorkerControl,
@@ -101,7 +101,7 @@ class PriorityClasses:
         self._layout.use(used)
         for key in self._board.existing():  # in one go: nobody sees the new classes with an old binding
             self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)
-            self._queues.look_at(key)
+            self._queues.reconcile(key)
         self._changed.set()
 
     def _forget_what_is_not_needed(self) -> None:
@@ -122,7 +122,7 @@ class PriorityClasses:
                 for key in {worker.key for worker in workers}:
                     await self._tell(key)
                 self._find_silent(workers)
-                await self._changed.wait(LOOK_INTERVAL)
+                await self._changed.wait(POLL_INTERVAL)
 
     def _find_silent(self, workers: Iterable[WorkerReportState]) -> None:
         """Warn once of each worker that has had its queues for a while and speaks only the minimal protocol."""
@@ -154,7 +154,7 @@ class PriorityClasses:
 
     async def _tell(self, key: Key) -> None:
         """Tell the workers of a group, if one of them does not know, or was told long ago."""
-        if not (self._layout.managed or self._layout.has_stores(key)):
+        if not (self._layout.managed or self._layout.has_levels(key)):
             return
         workers = [worker.worker_id for worker in self._registry.of_key(key)]
         queues, now = self._layout.served(key), self._clock.monotonic()
@@ -168,17 +168,17 @@ class PriorityClasses:
         return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER
 
 
-class UnusedStores:
-    """The stores on their way out. `look_at`: have the request queues loop look at a group."""
+class UnusedLevels:
+    """The stores on their way out. `reconcile`: have the request queues loop look at a group."""
 
     def __init__(
         self,
         *,
         layout: QueueLayout,
-        board: QueueBoard,
+        board: QueueStatuses,
         totals: StoreTotals,
         control: WorkerControl,
-        look_at: Callable[[Key], None],
+        reconcile: Callable[[Key], None],
         settle_delay: float,
         clock: Clock,
     ) -> None:
@@ -186,22 +186,22 @@ class UnusedStores:
         self._board = board
         self._totals = totals
         self._control = control
-        self._look_at = look_at
+        self._look_at = reconcile
         self._settle_delay = settle_delay
         self._clock = clock
         self._count = 0
-        self._log: Logger = get_logger("unused_stores")
+        self._log: Logger = get_logger("unused_levels")
 
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            await self._clock.sleep(LOOK_INTERVAL)
+            await self._clock.sleep(POLL_INTERVAL)
             try:
-                await self.look()
+                await self.reconcile()
             except BrokerError as error:
                 self._log.warning("unused queues cannot be looked at", error=str(error))
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """One pass."""
         unused = self._layout.unused()
         if len(unused) != self._count:
@@ -220,7 +220,7 @@ class UnusedStores:
         return facts.bound_at + self._settle_delay if facts.is_bound and facts.bound_at is not None else float("inf")
 
     async def _dispose_of_empty_ones(self) -> None:
-        totals = await self._totals.list_store_totals()
+        totals = await self._totals.list_level_totals()
         for key, priority in self._layout.unused():  # may be others by now
             total, disposable = totals.get((key, priority)), self._board[key].disposable
             if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:

@@ -19,7 +19,7 @@ from osrdyne.broker.management.models import QueueTotals
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.ports import RetryQueues
-from osrdyne.pool.routing.deadlines import Store
+from osrdyne.protocol.names import QueueId
 
 MARGIN = 10.0
 """Seconds that a report may be late, and a request on its way out of a wait queue."""
@@ -35,14 +35,14 @@ class ReturnedRequests:
     """
 
     def __init__(self) -> None:
-        self._until: dict[Store, float] = {}
+        self._until: dict[QueueId, float] = {}
         self._from_before = math.inf
 
-    def note_sent(self, store: Store, *, at: float, delay: float) -> None:
+    def note_sent(self, queue: QueueId, *, at: float, delay: float) -> None:
         """A request of this queue waits for `delay` seconds at most."""
         if len(self._until) >= MAX_KNOWN:
             self._until = {one: until for one, until in self._until.items() if until >= at}
-        self._until[store] = max(self._until.get(store, -math.inf), at + delay + MARGIN)
+        self._until[queue] = max(self._until.get(queue, -math.inf), at + delay + MARGIN)
 
     def note_from_before(self, until: float) -> None:
         """What waits since before this term has come back by then."""
@@ -52,12 +52,12 @@ class ReturnedRequests:
     def knows_from_before(self) -> bool:
         return self._from_before < math.inf
 
-    def may_have_come(self, store: Store, *, since: float) -> bool:
+    def may_have_come(self, queue: QueueId, *, since: float) -> bool:
         """Whether one may have come back to this queue since."""
-        return since < max(self._from_before, self._until.get(store, -math.inf))
+        return since < max(self._from_before, self._until.get(queue, -math.inf))
 
 
-LOOK_INTERVAL = 60.0
+POLL_INTERVAL = 60.0
 """Seconds between two looks at the wait queues that there are."""
 
 
@@ -153,13 +153,13 @@ class RetryQueuesLoop:
         changed."""
         while True:
             try:
-                await self.look()
+                await self.reconcile()
                 on_change()
             except BrokerError as error:
                 self._log.warning("wait queues cannot be looked at", error=str(error))
-            await self._clock.sleep(LOOK_INTERVAL)
+            await self._clock.sleep(POLL_INTERVAL)
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """One pass."""
         used_before = self._used
         listed = await self._queues.list()

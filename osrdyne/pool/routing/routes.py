@@ -23,13 +23,12 @@ from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.routes.retries import different_delays
 from osrdyne.ingress.routes.table import RouteTable
 from osrdyne.metrics import Metrics
-from osrdyne.pool.routing.active_manifest import ManifestInForce
-from osrdyne.pool.routing.deadlines import Store
+from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
-from osrdyne.pool.routing.priorities import PriorityClasses
+from osrdyne.pool.routing.priorities import PriorityLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
 from osrdyne.pool.state.pins import Parameters
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueId
 
 
 class RouteStore(ManifestStore[Manifest]):
@@ -52,15 +51,15 @@ class RouteChange(ManifestChange):
     pending: Mapping[int, int] = field(default_factory=dict)
 
 
-class RoutesInForce(ManifestInForce[Manifest]):
+class ActiveRoutes(ActiveManifest[Manifest]):
     """The routes of one term; a direct pool has none. `declare` puts exchanges on the broker, `count_ready` asks it how
-    many requests wait in a store, `keep_for` sets for how many seconds request queues keep a request."""
+    many requests wait in a queue, `keep_for` sets for how many seconds request queues keep a request."""
 
     def __init__(
         self,
         *,
         layout: QueueLayout,
-        classes: PriorityClasses,
+        classes: PriorityLevels,
         retries: RetryQueuesLoop,
         store: RouteStore,
         declare: Callable[[Topology], Awaitable[None]],
@@ -108,9 +107,9 @@ class RoutesInForce(ManifestInForce[Manifest]):
         )  # it waits for no longer than it may live
         self._retries.returned.note_sent((key, priority), at=self._clock.monotonic(), delay=delay)
 
-    def may_have_returned(self, store: Store, since: float) -> bool:
+    def may_have_returned(self, queue: QueueId, since: float) -> bool:
         """Whether a request may have come back to this queue since (monotonic) after its wait for another attempt."""
-        return self.longest_wait > 0 and self._retries.returned.may_have_come(store, since=since)
+        return self.longest_wait > 0 and self._retries.returned.may_have_come(queue, since=since)
 
     def expected_topology(self) -> Topology:
         """What has to be declared for the pool and the routes in force, besides request queues."""
@@ -141,7 +140,7 @@ class RoutesInForce(ManifestInForce[Manifest]):
             if self._layout.managed:
                 await super().run()
 
-    async def require_class(self, priority: int | None) -> None:
+    async def require_level(self, priority: int | None) -> None:
         """A request of this class is under way, which perhaps no route has used in the life of the broker: a worker may
         name any. Raises `BrokerConflictError`."""
         if priority is not None and priority not in self._layout.used:

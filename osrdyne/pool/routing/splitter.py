@@ -9,12 +9,12 @@ from __future__ import annotations
 from osrdyne.aio.clock import Clock
 from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter_json
 from osrdyne.ingress.splitter.rules import Splitter
-from osrdyne.pool.routing.active_manifest import ManifestInForce
+from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.state.pins import Parameters
 
 
-class SplitterInForce(ManifestInForce[SplitterManifest]):
+class ActiveSplitter(ActiveManifest[SplitterManifest]):
     """The splitter of one term; `splitter` is None where no rule is in force."""
 
     def __init__(self, parameters: Parameters, *, pool: str, managed: bool, clock: Clock) -> None:

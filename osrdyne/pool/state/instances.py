@@ -19,7 +19,7 @@ class Draining:
 
 
 @dataclass(slots=True)
-class Entry:
+class InventoryEntry:
     """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
     `updated`: this term gave it the present settings. `is_mismarked`: it carries the hash of others all the same.
     `hangs`: how it shows that it is alive and does not work. `draining`: it was asked to end. `stopped_for`: why we
@@ -52,28 +52,28 @@ class Entry:
         return self.started_here and running and not self.served and not leaving
 
 
-class InstanceBook:
+class InstanceInventory:
     """The instances of the pool, by id and by key."""
 
     def __init__(self) -> None:
-        self._entries: dict[InstanceId, Entry] = {}
+        self._entries: dict[InstanceId, InventoryEntry] = {}
         self._by_key: dict[Key, list[InstanceId]] = {}
-        self._may_load: dict[InstanceId, Entry] = {}
+        self._may_load: dict[InstanceId, InventoryEntry] = {}
 
-    def get(self, instance_id: InstanceId) -> Entry | None:
+    def get(self, instance_id: InstanceId) -> InventoryEntry | None:
         return self._entries.get(instance_id)
 
-    def of_key(self, key: Key) -> list[Entry]:
+    def of_key(self, key: Key) -> list[InventoryEntry]:
         return [self._entries[instance_id] for instance_id in self._by_key.get(key, ())]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[InventoryEntry]:
         return list(self._entries.values())
 
     def note(self, instance: Instance, *, now: float, started_here: bool = False) -> None:
         """The instance is as given; new or changed."""
         entry = self._entries.get(instance.instance_id)
         if entry is None:
-            entry = self._entries[instance.instance_id] = Entry(instance, now, started_here)
+            entry = self._entries[instance.instance_id] = InventoryEntry(instance, now, started_here)
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
         else:
             entry.instance = instance
@@ -92,7 +92,7 @@ class InstanceBook:
 
     def apply_listing(
         self, listing: Iterable[Instance], *, now: float, ignoring: Set[Key] = frozenset()
-    ) -> tuple[set[Key], list[Entry]]:
+    ) -> tuple[set[Key], list[InventoryEntry]]:
         """Take over a complete listing: the keys that changed, and the instances that vanished without a word.
 
         What it says of the keys in `ignoring` may be older than what is known of them.

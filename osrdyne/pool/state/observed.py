@@ -27,11 +27,11 @@ class Binding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFacts:
+class ObservedQueue:
     """A request queue. `unbound_at`, `bound_at`: monotonic time of the latest unbind-ok or bind-ok of this term; the
     stores that no route uses were unbound before that. `disposable`: priorities of stores that nobody needs any more.
-    `fault`: why it cannot be had. `doubted`: something shows that the queue or its binding may be gone, and RabbitMQ is
-    asked; `checked_at` (monotonic): when it was last asked."""
+    `fault`: why it is unavailable. `unverified`: the queue or its binding may be gone, and RabbitMQ is asked;
+    `checked_at` (monotonic): when it was last asked."""
 
     exists: bool = False
     binding: Binding = Binding.UNKNOWN
@@ -39,12 +39,12 @@ class QueueFacts:
     bound_at: float | None = None
     disposable: tuple[int, ...] = ()
     fault: OsrdyneError | None = None
-    doubted: bool = False
+    unverified: bool = False
     checked_at: float | None = None
 
     @property
     def is_bound(self) -> bool:
-        return self.exists and self.binding is Binding.BOUND and not self.doubted
+        return self.exists and self.binding is Binding.BOUND and not self.unverified
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class StartFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerFacts:
+class ObservedWorkers:
     """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (lifecycle:
     bind-waits-for-stop).
 
@@ -79,17 +79,17 @@ class WorkerFacts:
         return not (self.instances or self.stopping or self.starting)
 
 
-class QueueBoard:
+class QueueStatuses:
     """The facts of all request queues of a term."""
 
     def __init__(self) -> None:
-        self._facts: dict[Key, QueueFacts] = {}
+        self._facts: dict[Key, ObservedQueue] = {}
         self._waiters: dict[Key, dict[asyncio.Future[None], None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
         self.awaited: ChangeFeed[Key] = ChangeFeed()
         """Keys whose binding a request has begun to wait for."""
 
-    def __getitem__(self, key: Key) -> QueueFacts:
+    def __getitem__(self, key: Key) -> ObservedQueue:
         return self._facts.get(key, _NO_QUEUE)
 
     def keys(self) -> list[Key]:
@@ -108,7 +108,7 @@ class QueueBoard:
         but why it cannot be had."""
         facts = replace(self[key], **changes)
         if not facts.exists:
-            facts = QueueFacts(fault=facts.fault)
+            facts = ObservedQueue(fault=facts.fault)
         if facts == self[key]:
             return
         if facts == _NO_QUEUE:
@@ -151,20 +151,20 @@ class QueueBoard:
             self._waiters.pop(key, None)
 
 
-class WorkerBoard:
+class WorkerStatuses:
     """The facts of all groups' workers of a term."""
 
     def __init__(self) -> None:
-        self._facts: dict[Key, WorkerFacts] = {}
+        self._facts: dict[Key, ObservedWorkers] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
 
-    def __getitem__(self, key: Key) -> WorkerFacts:
+    def __getitem__(self, key: Key) -> ObservedWorkers:
         return self._facts.get(key, _NO_WORKERS)
 
     def keys(self) -> list[Key]:
         return list(self._facts)
 
-    def set(self, key: Key, facts: WorkerFacts) -> None:
+    def set(self, key: Key, facts: ObservedWorkers) -> None:
         if facts == self[key]:
             return
         if facts == _NO_WORKERS:
@@ -184,5 +184,5 @@ def _end_wait(waiter: asyncio.Future[None], fault: OsrdyneError | TimeoutError |
         waiter.exception()  # counts as seen, also when who waits is cancelled now
 
 
-_NO_QUEUE = QueueFacts()
-_NO_WORKERS = WorkerFacts()
+_NO_QUEUE = ObservedQueue()
+_NO_WORKERS = ObservedWorkers()

@@ -20,7 +20,7 @@ STABLE_AFTER = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class StartRecord:
+class RestartBackoff:
     """The recent history of one group's starts. `failures`: workers in a row that ended before they were ready;
     `crashes`: workers in a row that ended soon after; `blamed`: workers in a row that ended while they had requests,
     and had answered none. `rounds`: final failures in a row. Times are monotonic."""
@@ -34,7 +34,7 @@ class StartRecord:
 
 
 def worker_ended(
-    record: StartRecord,
+    record: RestartBackoff,
     *,
     served: bool,
     lived: float,
@@ -44,7 +44,7 @@ def worker_ended(
     now: float,
     had_requests: bool = False,
     had_answered: bool = False,
-) -> StartRecord:
+) -> RestartBackoff:
     """A worker of a wanted group ended by itself, or was stopped because it did not get ready.
 
     One that had requests is replaced at once: its successor runs those last, one at a time, and others must not wait
@@ -53,12 +53,12 @@ def worker_ended(
     if served and had_requests:
         blamed = 1 if had_answered or lived >= STABLE_AFTER else record.blamed + 1
         excess = blamed - FREE_RESTARTS
-        return StartRecord(blamed=blamed, back_off_until=now + RESTART.delay(excess) if excess > 0 else now)
+        return RestartBackoff(blamed=blamed, back_off_until=now + RESTART.delay(excess) if excess > 0 else now)
     if served:
         crashes = 1 if lived >= STABLE_AFTER else record.crashes + 1
         # The first crash is made good at once; a crash loop backs off.
         until = now if crashes == 1 else now + RESTART.delay(crashes - 1)
-        return StartRecord(crashes=crashes, blamed=record.blamed, back_off_until=until)
+        return RestartBackoff(crashes=crashes, blamed=record.blamed, back_off_until=until)
     failures = record.failures + 1
     if failures < attempts_allowed:
         return replace(record, failures=failures, back_off_until=now + RESTART.delay(failures))
@@ -66,39 +66,39 @@ def worker_ended(
 
 
 def start_refused(
-    record: StartRecord, *, reason: str, log_lines: tuple[str, ...], attempts: int, now: float
-) -> StartRecord:
+    record: RestartBackoff, *, reason: str, log_lines: tuple[str, ...], attempts: int, now: float
+) -> RestartBackoff:
     """The start failed for good: requests are answered until one comes after the back-off."""
     rounds = record.rounds + 1
     failure = StartFailure(reason, log_lines, attempts, retry_at=now + RETRY_FAILED.delay(rounds))
-    return StartRecord(rounds=rounds, failure=failure)
+    return RestartBackoff(rounds=rounds, failure=failure)
 
 
-def retry_allowed(record: StartRecord) -> StartRecord:
+def retry_allowed(record: RestartBackoff) -> RestartBackoff:
     """A request came after the back-off: try again, once more from the beginning."""
     return replace(record, failures=0, back_off_until=None, failure=None)
 
 
-def became_ready(record: StartRecord) -> StartRecord:
+def became_ready(record: RestartBackoff) -> RestartBackoff:
     """A worker serves: failed starts are forgotten, crashes are not (they end only by lasting)."""
-    return StartRecord(crashes=record.crashes, blamed=record.blamed, back_off_until=record.back_off_until)
+    return RestartBackoff(crashes=record.crashes, blamed=record.blamed, back_off_until=record.back_off_until)
 
 
-def has_suspects(record: StartRecord) -> StartRecord:
+def has_suspects(record: RestartBackoff) -> RestartBackoff:
     """A worker has found requests that its predecessor had: that one did not end without a reason."""
     return replace(record, crashes=0)
 
 
-class StartRecords:
+class RestartBackoffs:
     """The start records of all groups of a term; a group without history has none."""
 
     def __init__(self) -> None:
-        self._records: dict[Key, StartRecord] = {}
+        self._records: dict[Key, RestartBackoff] = {}
 
-    def __getitem__(self, key: Key) -> StartRecord:
+    def __getitem__(self, key: Key) -> RestartBackoff:
         return self._records.get(key, _CLEAN)
 
-    def apply(self, key: Key, change: Callable[[StartRecord], StartRecord]) -> None:
+    def apply(self, key: Key, change: Callable[[RestartBackoff], RestartBackoff]) -> None:
         """Replace the record of `key` by what `change` makes of the present one."""
         record = change(self[key])
         if record == _CLEAN:
@@ -110,4 +110,4 @@ class StartRecords:
         self._records.pop(key, None)
 
 
-_CLEAN = StartRecord()
+_CLEAN = RestartBackoff()

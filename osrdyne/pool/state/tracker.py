@@ -27,7 +27,7 @@ from osrdyne.protocol.names import Key
 class _Group:
     """All that is known of one key, in one object: with many keys, what an event costs is mostly memory to be fetched.
 
-    The first four are those of `GroupRecord`. `generation`: of the latest change of what is expected. `look_at`: time
+    The first four are those of `GroupRecord`. `generation`: of the latest change of what is expected. `check_at`: time
     of the key's entry in the heap.
     """
 
@@ -36,7 +36,7 @@ class _Group:
     active_until: float
     stop_at: float
     generation: int = 0
-    look_at: float = math.inf
+    check_at: float = math.inf
 
     @classmethod
     def of(cls, record: GroupRecord) -> _Group:
@@ -203,9 +203,9 @@ class PoolStateTracker:
         while self._timers and self._timers[0][0] <= now:
             at, key = heapq.heappop(self._timers)
             group = self._groups.get(key)
-            if group is None or group.look_at != at:
+            if group is None or group.check_at != at:
                 continue  # gone, or an earlier look took its place
-            group.look_at = math.inf
+            group.check_at = math.inf
             if self._stays(key):
                 continue
             record = group.record()
@@ -250,9 +250,9 @@ class PoolStateTracker:
 
     def _arm(self, key: Key, group: _Group, due_at: float) -> None:
         """See to it that the key is looked at when its next transition is due, or before."""
-        if group.look_at <= due_at or self._stays(key):
+        if group.check_at <= due_at or self._stays(key):
             return
-        group.look_at = due_at
+        group.check_at = due_at
         heapq.heappush(self._timers, (due_at, key))
         if self._timers[0][1] == key:
             self._wakeup.set()

@@ -188,7 +188,7 @@ class WorkerRegistry:
         self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=at, heard_at=now, is_assumed=True))
         self.feed.notify(key)
 
-    def is_in_doubt(self, worker_id: str) -> bool:
+    def is_opaque(self, worker_id: str) -> bool:
         """Whether only its queue shows if it runs anything: it received requests and never reports the end of one, or
         it reports nothing at all."""
         worker = self[worker_id]

@@ -23,11 +23,11 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
-from osrdyne.pool.ports import Lease, RequestQueues, WorkerCredentials
+from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
 from osrdyne.pool.state import restart_backoff
 from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts, WorkerDeath
-from osrdyne.pool.state.instances import Draining, Entry, InstanceBook
-from osrdyne.pool.state.restart_backoff import StartRecords
+from osrdyne.pool.state.instances import Draining, InstanceInventory, InventoryEntry
+from osrdyne.pool.state.restart_backoff import RestartBackoffs
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
@@ -63,10 +63,10 @@ class WorkerActions:
         driver: Driver,
         make_spec: SpecFactory,
         credentials: WorkerCredentials,
-        book: InstanceBook,
-        records: StartRecords,
+        book: InstanceInventory,
+        records: RestartBackoffs,
         tracker: PoolStateTracker,
-        queues: RequestQueues,
+        queues: QueueCommands,
         registry: WorkerRegistry,
         control: WorkerControl,
         deaths: DeathRegister,
@@ -197,7 +197,7 @@ class WorkerActions:
         await self._driver.stop(instance_id, grace=self._limits.stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
 
-    async def _seems_to_serve(self, entry: Entry) -> bool:
+    async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
         """Whether there are more consumers than the other workers account for.
 
         RabbitMQ may have counted one whose worker was dead already. So a worker that passed is looked at again, and
@@ -273,7 +273,7 @@ class WorkerActions:
         self.note_end(entry, log_lines=lines)
         await self.tell_poison(entry.instance.key)
 
-    def note_end(self, entry: Entry, *, log_lines: tuple[str, ...]) -> None:
+    def note_end(self, entry: InventoryEntry, *, log_lines: tuple[str, ...]) -> None:
         """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
         instance, why = entry.instance, entry.stopped_for
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
@@ -336,7 +336,7 @@ class WorkerActions:
         if key in self._to_tell and await self._control.tell_poison(key, self._poison.of_key(key)):
             self._to_tell.pop(key, None)
 
-    def _note_death(self, entry: Entry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
+    def _note_death(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
         instance = entry.instance
         death = WorkerDeath(
             worker_id=instance.worker_id,

@@ -3,7 +3,7 @@
 The lag of a group is its waiting requests divided by the requests that its workers complete per second. A group gets
 as many workers as keep the lag below `target_lag`, and at least as many as were busy on average. More workers are
 requested at once; fewer only when fewer were enough for the whole of `cooldown`, because loading a worker is expensive.
-The calculation is a set of pure functions (`rescale`). `WorkerScaler` samples the groups every few seconds with one
+The calculation is a set of pure functions (`rescale`). `Autoscaler` samples the groups every few seconds with one
 listing for all of them, and makes no listing while no group is busy or above its minimum. The worker groups loop starts
 and drains workers accordingly. Source: docs/reference/drivers/scaling.md.
 """
@@ -21,7 +21,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Backlogs
-from osrdyne.pool.state.instances import Entry, InstanceBook
+from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import Key
 
@@ -138,14 +138,14 @@ SAMPLE_INTERVAL = 5.0
 """Seconds between two samples; RabbitMQ's own figures are no fresher."""
 
 
-class WorkerScaler:
+class Autoscaler:
     """How many workers each group of a term should have."""
 
     def __init__(
         self,
         rules: ScalingRules,
         *,
-        book: InstanceBook,
+        book: InstanceInventory,
         registry: WorkerRegistry,
         backlogs: Backlogs,
         clock: Clock,
@@ -175,11 +175,11 @@ class WorkerScaler:
         while True:
             await self._clock.sleep(SAMPLE_INTERVAL if self._rules.is_elastic else math.inf)
             try:
-                await self.look()
+                await self.reconcile()
             except BrokerError as error:
                 self._log.warning("listing failed, groups keep their number of workers", error=str(error))
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         """One pass."""
         keys = {entry.instance.key for entry in self._book.entries()}
         for key in self._scales.keys() - keys:
@@ -226,15 +226,15 @@ class WorkerScaler:
             completed=sum(worker.completed for worker in self._registry.of_key(key)),
         )
 
-    def _staying(self, key: Key) -> list[Entry]:
+    def _staying(self, key: Key) -> list[InventoryEntry]:
         """Workers that are there and were not asked to end."""
         entries = self._book.of_key(key)
         return [entry for entry in entries if entry.instance.state is InstanceState.RUNNING and not entry.draining]
 
-    def _serving(self, key: Key) -> list[Entry]:
+    def _serving(self, key: Key) -> list[InventoryEntry]:
         return [entry for entry in self._staying(key) if entry.served]
 
-    def _works(self, entry: Entry) -> bool:
+    def _works(self, entry: InventoryEntry) -> bool:
         """Whether it runs a request, or did a moment ago."""
         reported = self._registry[entry.instance.worker_id]
         since = self._clock.monotonic() - 2 * SAMPLE_INTERVAL
@@ -243,9 +243,9 @@ class WorkerScaler:
         # One that says nothing at all may work: only the queue shows it.
         return reported.in_flight > 0 or reported.worked_at > since or reported.is_assumed
 
-    def _is_in_doubt(self, entry: Entry) -> bool:
-        return self._registry.is_in_doubt(entry.instance.worker_id)
+    def _is_in_doubt(self, entry: InventoryEntry) -> bool:
+        return self._registry.is_opaque(entry.instance.worker_id)
 
-    def _in_flight(self, entry: Entry) -> int:
+    def _in_flight(self, entry: InventoryEntry) -> int:
         reported = self._registry[entry.instance.worker_id]
         return 0 if reported is None else reported.in_flight

@@ -1,13 +1,14 @@
-"""The worker watch: finds workers that are alive and do not work, and has them replaced.
+"""Liveness: finds workers that run but do not work, and has them replaced.
 
-What a driver shows as running may stand still (SIGSTOP, a blocked event loop), be cut off from RabbitMQ, or have lost
-its consumer. A doubt arises when a worker that said it was busy says no more, when requests wait and nobody works, and
-when a worker was quiet for long. Then the group is asked for reports, twice, so that a lost one costs nothing. Who does
-not answer is replaced; so is who answers while requests go on waiting and nobody takes one. A worker that never told
-how much it runs speaks only part of the protocol, and is left to RabbitMQ's consumer timeout.
+A worker that the driver reports as running may hang (SIGSTOP, a blocked event loop), be cut off from RabbitMQ, or have
+lost its consumer. A group becomes suspicious when a busy worker stops reporting, when requests wait and no worker takes
+one, or when a worker has been silent for long. The group is then asked for reports, twice, because a control message
+may get lost. A worker that does not answer is replaced, and so is one that answers but takes no request while requests
+wait. A worker that has never reported how many requests it runs speaks only part of the protocol; RabbitMQ's consumer
+timeout applies to it.
 
-A worker that is paused, or that follows control messages of a generation that the leader has not reached, obeys someone
-else: it is told to go on, twice, and then replaced. The watch itself stops no worker.
+A worker that is paused, or that has seen a control message of a later generation than the leader's, follows another
+sender: it is asked to resume, twice, and then replaced. This module stops no worker itself.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.state.instances import Entry, InstanceBook
+from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.views import WorkerState
@@ -28,8 +29,8 @@ from osrdyne.protocol.names import Key, started_as
 
 QUIET_AFTER = 300.0
 """A worker that nothing was heard of for so long is asked, seconds."""
-DOUBT_LASTS = 900.0
-"""A doubt that could not be cleared up is forgotten, seconds: the next one asks anew."""
+SUSPICION_LASTS = 900.0
+"""A suspicion that could not be cleared up is forgotten, seconds: the next one asks anew."""
 ASKED = 2
 """How often a group is asked before silence means something."""
 SILENT = "it did not answer"
@@ -44,8 +45,8 @@ Replace = Callable[[Key, Mapping[str, str]], None]
 
 
 @dataclass(slots=True)
-class Doubt:
-    """A group that may not work. Times are monotonic: `since` the doubt, `asked_at` the latest question.
+class Suspicion:
+    """A group that may not work. Times are monotonic: `since` the suspicion, `asked_at` the latest question.
 
     `waiting_since` and `waiting_at`: the first and the latest listing in a row that showed requests that wait.
     """
@@ -77,7 +78,7 @@ def disobeys(worker: WorkerReportState, generation: Generation) -> str | None:
     return STAYS_PAUSED if worker.paused else None
 
 
-def is_doubtful(worker: WorkerReportState, *, now: float, patience: float) -> bool:
+def is_suspicious(worker: WorkerReportState, *, now: float, patience: float) -> bool:
     """Whether the worker should have been heard of by now."""
     limit = patience if worker.state is WorkerState.BUSY else QUIET_AFTER
     return is_judged(worker) and now - worker.heard_at > limit
@@ -89,21 +90,21 @@ def is_judged(worker: WorkerReportState) -> bool:
 
 
 def judge(
-    workers: Iterable[WorkerReportState], doubt: Doubt, *, now: float, patience: float
+    workers: Iterable[WorkerReportState], suspicion: Suspicion, *, now: float, patience: float
 ) -> Mapping[str, str] | None:
     """Who hangs, by worker id, and how that shows; empty when nobody does, None while nobody can tell."""
     judged = [worker for worker in workers if is_judged(worker)]
-    silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < doubt.since}
+    silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < suspicion.since}
     if silent:
-        return silent if doubt.asked >= ASKED and now - doubt.asked_at > patience / 2 else None
-    if doubt.waiting_since is None or any(worker.worked_at >= doubt.waiting_since for worker in judged):
+        return silent if suspicion.asked >= ASKED and now - suspicion.asked_at > patience / 2 else None
+    if suspicion.waiting_since is None or any(worker.worked_at >= suspicion.waiting_since for worker in judged):
         return {}
-    if doubt.waiting_at - doubt.waiting_since < patience:
+    if suspicion.waiting_at - suspicion.waiting_since < patience:
         return None
     return {worker.worker_id: IDLE_ALL_THE_SAME for worker in judged}
 
 
-class WorkerWatch:
+class WorkerLiveness:
     """Doubts, asks, and tells who is to be replaced. `patience`: seconds without a word that a busy worker has."""
 
     def __init__(
@@ -111,7 +112,7 @@ class WorkerWatch:
         *,
         tracker: PoolStateTracker,
         registry: WorkerRegistry,
-        book: InstanceBook,
+        book: InstanceInventory,
         ask: Ask,
         replace: Replace,
         patience: float,
@@ -124,7 +125,7 @@ class WorkerWatch:
         self._replace = replace
         self._patience = patience
         self._clock = clock
-        self._doubts: dict[Key, Doubt] = {}
+        self._suspicions: dict[Key, Suspicion] = {}
         self._disobedient: dict[str, Disobedience] = {}
         self._log: Logger = get_logger("worker_watch")
 
@@ -132,38 +133,38 @@ class WorkerWatch:
         """Look at what was reported, for ever."""
         while True:
             await self._clock.sleep(self._patience / 2)
-            await self.look()
+            await self.check()
 
     def take_listing(self, listed: Iterable[ListedQueue]) -> None:
-        """A listing of the request queues: where requests are and nobody has worked for a while, there is a doubt."""
+        """Take a listing of the request queues: a group with requests and no recent work becomes suspicious."""
         now = self._clock.monotonic()
         for queue in listed:
-            doubt = self._doubts.get(queue.key)
-            if doubt is None and queue.messages and self._is_at_rest(queue.key, now):
-                doubt = self._doubts[queue.key] = Doubt(since=now)
-            if doubt is not None and queue.ready == 0:
-                doubt.waiting_since = None
-            elif doubt is not None:
-                doubt.waiting_at = now
-                doubt.waiting_since = now if doubt.waiting_since is None else doubt.waiting_since
+            suspicion = self._suspicions.get(queue.key)
+            if suspicion is None and queue.messages and self._is_at_rest(queue.key, now):
+                suspicion = self._suspicions[queue.key] = Suspicion(since=now)
+            if suspicion is not None and queue.ready == 0:
+                suspicion.waiting_since = None
+            elif suspicion is not None:
+                suspicion.waiting_at = now
+                suspicion.waiting_since = now if suspicion.waiting_since is None else suspicion.waiting_since
 
     def _is_at_rest(self, key: Key, now: float) -> bool:
         judged = [worker for worker in self._registry.of_key(key) if is_judged(worker)]
         return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """One pass."""
         await self._correct_disobedient()
         now = self._clock.monotonic()
         for worker in self._registry.all():
-            if is_doubtful(worker, now=now, patience=self._patience):
-                self._doubts.setdefault(worker.key, Doubt(since=now))
-        for key, doubt in list(self._doubts.items()):
-            hanging = judge(self._registry.of_key(key), doubt, now=now, patience=self._patience)
-            if hanging is None and self._tracker.status(key) is not None and now - doubt.since < DOUBT_LASTS:
-                await self._ask_group(key, doubt)
+            if is_suspicious(worker, now=now, patience=self._patience):
+                self._suspicions.setdefault(worker.key, Suspicion(since=now))
+        for key, suspicion in list(self._suspicions.items()):
+            hanging = judge(self._registry.of_key(key), suspicion, now=now, patience=self._patience)
+            if hanging is None and self._tracker.status(key) is not None and now - suspicion.since < SUSPICION_LASTS:
+                await self._ask_group(key, suspicion)
             else:
-                del self._doubts[key]
+                del self._suspicions[key]
                 self._give_up(key, hanging or {})
 
     async def _correct_disobedient(self) -> None:
@@ -188,12 +189,12 @@ class WorkerWatch:
                 disobedience.asked += 1
                 disobedience.asked_at = self._clock.monotonic()
 
-    async def _ask_group(self, key: Key, doubt: Doubt) -> None:
-        if doubt.asked >= ASKED or self._clock.monotonic() - doubt.asked_at < self._patience / 2:
+    async def _ask_group(self, key: Key, suspicion: Suspicion) -> None:
+        if suspicion.asked >= ASKED or self._clock.monotonic() - suspicion.asked_at < self._patience / 2:
             return
         if await self._ask(key):
-            doubt.asked += 1
-            doubt.asked_at = self._clock.monotonic()
+            suspicion.asked += 1
+            suspicion.asked_at = self._clock.monotonic()
 
     def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Have instances replaced that a driver can replace; forget workers that somebody else has started."""
@@ -206,7 +207,7 @@ class WorkerWatch:
         if useless:
             self._replace(key, useless)
 
-    def _workers_of(self, entry: Entry) -> list[str]:
+    def _workers_of(self, entry: InventoryEntry) -> list[str]:
         """The worker of an instance; of one that is a whole group (a Deployment), those that have reported."""
         name = entry.instance.worker_id
         return [worker.worker_id for worker in self._registry.replicas(name)] or [name]

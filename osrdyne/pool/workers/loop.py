@@ -1,9 +1,9 @@
 """The worker groups loop: the only one that starts, restarts and stops workers.
 
-It asks the driver what runs, plans each group whose wish or facts changed (`plan.plan_group`), and hands the
-actions to `WorkerActions`, which carries them out side by side. Nothing is retried inside a pass: an action that
-fails leaves a fact behind (back-off, failure), and the next look decides anew. Woken by wishes, queue facts, worker
-reports and driver events; a slow resync covers what they missed. It writes the worker facts.
+It lists instances, plans each group whose desired or observed state changed (`plan.plan_group`), and passes the actions
+to `WorkerActions`, which carries them out concurrently. No action is retried within a pass: a failure is recorded
+(back-off, start failure), and the next pass plans again. The loop is woken by changes of desired state, queue status,
+worker reports and driver events; a slow resync covers missed events. It is the only writer of the worker status.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.state import restart_backoff
 from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.instances import Entry, InstanceBook
-from osrdyne.pool.state.observed import QueueBoard, WorkerBoard, WorkerFacts
-from osrdyne.pool.state.restart_backoff import StartRecord, StartRecords
+from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
+from osrdyne.pool.state.observed import ObservedWorkers, QueueStatuses, WorkerStatuses
+from osrdyne.pool.state.restart_backoff import RestartBackoff, RestartBackoffs
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import GroupLimits, WorkerActions
-from osrdyne.pool.workers.autoscaler import WorkerScaler
-from osrdyne.pool.workers.plan import Drain, GroupAction, GroupFacts, Remove, Start, Stop, Update, Wait, plan_group
+from osrdyne.pool.workers.autoscaler import Autoscaler
+from osrdyne.pool.workers.plan import Drain, GroupAction, ObservedGroup, Remove, Start, Stop, Update, Wait, plan_group
 from osrdyne.protocol.names import Key
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -50,13 +50,13 @@ class WorkerGroupsLoop:
         tracker: PoolStateTracker,
         driver: Driver,
         actions: WorkerActions,
-        book: InstanceBook,
-        records: StartRecords,
-        queue_board: QueueBoard,
-        board: WorkerBoard,
+        book: InstanceInventory,
+        records: RestartBackoffs,
+        queue_board: QueueStatuses,
+        board: WorkerStatuses,
         registry: WorkerRegistry,
         admission: Admission,
-        scaler: WorkerScaler,
+        scaler: Autoscaler,
         limits: GroupLimits,
         clock: Clock,
         metrics: Metrics,
@@ -89,7 +89,7 @@ class WorkerGroupsLoop:
 
     # --- what others ask
 
-    def look_at(self, key: Key) -> None:
+    def reconcile(self, key: Key) -> None:
         """Plan this group again."""
         self._dirty[key] = None
         self._wakeup.set()
@@ -104,13 +104,13 @@ class WorkerGroupsLoop:
         failure = self._records[key].failure
         if failure is not None and self._clock.monotonic() >= failure.retry_at:
             self._records.apply(key, restart_backoff.retry_allowed)
-            self.look_at(key)
+            self.reconcile(key)
 
     def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
         for entry in self._book.of_key(key):
             entry.hangs = entry.hangs or hanging.get(entry.instance.worker_id)
-        self.look_at(key)
+        self.reconcile(key)
 
     async def list_instances(self) -> None:
         """Ask the driver what runs. At the start of a term this comes before anything is decided.
@@ -124,7 +124,7 @@ class WorkerGroupsLoop:
             self._actions.note_end(entry, log_lines=())
         for key in changed:
             self._publish(key)  # before anything is bound: a stop of an earlier leader may be under way (18)
-            self.look_at(key)
+            self.reconcile(key)
         self._unread |= self._touched & self._acting.keys()
         if self._touched - self._acting.keys():
             self.relist()
@@ -148,7 +148,7 @@ class WorkerGroupsLoop:
     async def _mark(self, source: Subscription[Key]) -> None:
         while True:
             for key in await source.wait():
-                self.look_at(key)
+                self.reconcile(key)
 
     async def _watch_driver(self) -> None:
         """Turn driver events into a new listing; a stream of events that breaks is opened again."""
@@ -212,16 +212,16 @@ class WorkerGroupsLoop:
     def _plan(self, key: Key, group: asyncio.TaskGroup) -> None:
         """Decide what the group needs now, and start doing it unless something is under way already."""
         if key not in self._acting:
-            wish = self._tracker.status(key)
+            desired = self._tracker.status(key)
             entries = self._book.of_key(key)
-            if wish is None:
+            if desired is None:
                 self._records.clear(key)
                 if not entries:
                     self._registry.forget_group(key)
                     self._actions.forget_trouble(key)
-            self._see_to_place(key, wanted=wish is not None, up=bool(entries))
+            self._see_to_place(key, wanted=desired is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
-            actions = plan_group(wish, facts, slots=self._scaler.wanted(key), now=self._clock.monotonic())
+            actions = plan_group(desired, facts, slots=self._scaler.wanted(key), now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
 
@@ -233,7 +233,7 @@ class WorkerGroupsLoop:
             self._admission.expect(key)
         else:
             for promoted in self._admission.release(key):
-                self.look_at(promoted)
+                self.reconcile(promoted)
 
     def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
         """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
@@ -262,12 +262,12 @@ class WorkerGroupsLoop:
                 break
         self._starts_under_way -= starts
         del self._acting[key]
-        self.look_at(key)
+        self.reconcile(key)
         if key in self._unread:
             self._unread.discard(key)
             self.relist()
 
-    def _group_facts(self, key: Key, entries: list[Entry]) -> GroupFacts:
+    def _group_facts(self, key: Key, entries: list[InventoryEntry]) -> ObservedGroup:
         failure = self._records[key].failure
         running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
         if failure is not None and (running or self._tracker.is_pinned(key)):
@@ -277,7 +277,7 @@ class WorkerGroupsLoop:
         for entry in entries:
             if entry.draining is not None:
                 self._recheck_at(key, min(entry.draining.ask_again_at, entry.draining.until))
-        return GroupFacts(
+        return ObservedGroup(
             instances=[entry.instance for entry in entries],
             queue_exists=self._queue_board[key].exists,
             overdue=self._overdue(key, entries),
@@ -286,7 +286,7 @@ class WorkerGroupsLoop:
             failure=record.failure,
             room=max(0, self._room),
             admitted=self._admission.is_admitted(key),
-            is_ending=record == StartRecord() and self._is_ending(key),
+            is_ending=record == RestartBackoff() and self._is_ending(key),
             serving=_ids(entry for entry in entries if entry.served),
             busy=_ids(entry for entry in entries if self._is_busy(entry)),
             outdated=_ids(entry for entry in entries if entry.is_outdated(self._spec_hash)),
@@ -294,7 +294,7 @@ class WorkerGroupsLoop:
             drains=self._driver.instance_is_worker,
         )
 
-    def _is_busy(self, entry: Entry) -> bool:
+    def _is_busy(self, entry: InventoryEntry) -> bool:
         reported = self._registry[entry.instance.worker_id]
         return reported is not None and reported.in_flight > 0
 
@@ -305,7 +305,7 @@ class WorkerGroupsLoop:
             return False
         return expected.due_at <= self._clock.monotonic()
 
-    def _overdue(self, key: Key, entries: list[Entry]) -> frozenset[InstanceId]:
+    def _overdue(self, key: Key, entries: list[InventoryEntry]) -> frozenset[InstanceId]:
         overdue = set()
         for entry in entries:
             since = self._unready_since(entry)
@@ -317,7 +317,7 @@ class WorkerGroupsLoop:
                     self._recheck_at(key, limit)
         return frozenset(overdue)
 
-    def _unready_since(self, entry: Entry) -> float | None:
+    def _unready_since(self, entry: InventoryEntry) -> float | None:
         """Since when it could have said that it is ready; None when it has. One that passed for ready is looked at
         again after the same time."""
         reported = self._registry[entry.instance.worker_id]
@@ -359,7 +359,7 @@ class WorkerGroupsLoop:
         """Write the group's facts for everybody else."""
         acting: Iterable[GroupAction] = self._acting.get(key, ())
         instances = tuple(entry.instance for entry in self._book.of_key(key))
-        facts = WorkerFacts(
+        facts = ObservedWorkers(
             instances=instances,
             stopping=any(isinstance(action, Stop) for action in acting)
             or any(instance.state is InstanceState.STOPPING for instance in instances),
@@ -378,5 +378,5 @@ class WorkerGroupsLoop:
         return "max_concurrent_starts" if key in self._waiting_for_room else None
 
 
-def _ids(entries: Iterable[Entry]) -> frozenset[InstanceId]:
+def _ids(entries: Iterable[InventoryEntry]) -> frozenset[InstanceId]:
     return frozenset(entry.instance.instance_id for entry in entries)

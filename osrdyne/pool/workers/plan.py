@@ -66,7 +66,7 @@ GroupAction = Start | Stop | Drain | Update | Remove | Wait
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
+class ObservedGroup:
     """What the worker groups loop knows of one group when it plans.
 
     `overdue`: instances that were not ready within the start time-out. `hanging`: those that are alive and do not work,
@@ -94,7 +94,7 @@ class GroupFacts:
     drains: bool = True
 
 
-def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: float) -> list[GroupAction]:
+def plan_group(desired: GroupStatus | None, facts: ObservedGroup, *, slots: int, now: float) -> list[GroupAction]:
     """The next steps for one group's workers (lifecycle: resync, start-when-slot-is-free, unique-instance-names,
     stop-by-instance)."""
     exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
@@ -103,7 +103,7 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
     # Nothing is under way for a group that is planned: whoever began to stop these, an earlier leader perhaps, is gone.
     stuck = [instance for instance in facts.instances if instance.state is InstanceState.STOPPING]
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
-    if wish is None:
+    if desired is None:
         return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
     useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in facts.overdue}
     useless |= {instance.instance_id: why for instance in running if (why := facts.hanging.get(instance.instance_id))}
@@ -115,10 +115,10 @@ def plan_group(wish: GroupStatus | None, facts: GroupFacts, *, slots: int, now: 
     if not facts.queue_exists or facts.is_ending:
         return actions  # a worker that would be stopped before it has loaded its data is not started
     staying = [instance for instance in useful if instance.instance_id not in facts.draining]
-    return actions + _plan_number(wish, staying, facts, slots=slots, now=now)
+    return actions + _plan_number(desired, staying, facts, slots=slots, now=now)
 
 
-def _plan_draining(running: Sequence[Instance], facts: GroupFacts, *, now: float) -> list[GroupAction]:
+def _plan_draining(running: Sequence[Instance], facts: ObservedGroup, *, now: float) -> list[GroupAction]:
     """Ask again, as control messages may get lost; stop who was asked long ago and works on all the same."""
     actions: list[GroupAction] = []
     for instance in running:
@@ -131,7 +131,7 @@ def _plan_draining(running: Sequence[Instance], facts: GroupFacts, *, now: float
 
 
 def _plan_number(
-    wish: GroupStatus, staying: Sequence[Instance], facts: GroupFacts, *, slots: int, now: float
+    desired: GroupStatus, staying: Sequence[Instance], facts: ObservedGroup, *, slots: int, now: float
 ) -> list[GroupAction]:
     """As many workers as are wanted, all with the present settings.
 
@@ -142,7 +142,7 @@ def _plan_number(
     outdated = [instance for instance in staying if instance.instance_id in facts.outdated]
     current = [instance for instance in staying if instance.instance_id not in facts.outdated]
     settled = all(instance.instance_id in facts.serving for instance in current)
-    replacing = bool(outdated) and wish is GroupStatus.ACTIVE
+    replacing = bool(outdated) and desired is GroupStatus.ACTIVE
     excess = len(staying) - slots
     if excess > 0:
         if replacing and not settled:
@@ -159,18 +159,18 @@ def _plan_number(
     return [_plan_start(facts, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
 
 
-def _order_of_going(instance: Instance, facts: GroupFacts) -> tuple[bool, bool, bool, int]:
+def _order_of_going(instance: Instance, facts: ObservedGroup) -> tuple[bool, bool, bool, int]:
     """Outdated ones first, then those that serve nobody, then idle ones, then the latest."""
     name = instance.instance_id
     return (name not in facts.outdated, name in facts.serving, name in facts.busy, -instance.slot)
 
 
-def _end(instance: Instance, facts: GroupFacts) -> GroupAction:
+def _end(instance: Instance, facts: ObservedGroup) -> GroupAction:
     why = REPLACED if instance.instance_id in facts.outdated else NOT_NEEDED
     return Drain(instance.instance_id, why) if facts.drains else Stop(instance.instance_id, why)
 
 
-def _plan_start(facts: GroupFacts, slot: int, number: int, *, now: float) -> GroupAction:
+def _plan_start(facts: ObservedGroup, slot: int, number: int, *, now: float) -> GroupAction:
     if not facts.admitted:
         return Wait("max_groups groups are up")
     if facts.failure is not None:

@@ -34,7 +34,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.deadlines import PassedDeadlines, Store
-from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.expiry.plan import Cleaning, Held, copy_of, dead_letter_of, decide
 from osrdyne.processors.publish_order import Lanes
@@ -78,7 +78,7 @@ class QueueCleaner:
         *,
         layout: QueueLayout,
         tracker: PoolStateTracker,
-        board: QueueBoard,
+        board: QueueStatuses,
         lanes: Lanes,
         deadlines: PassedDeadlines,
         ready: Ready,
@@ -147,7 +147,7 @@ class QueueCleaner:
 
     async def look(self) -> None:
         """Clean every queue that may need it according to a listing, one after the other."""
-        asked_at, known = self._clock.monotonic(), self.deadlines.stores()
+        asked_at, known = self._clock.monotonic(), self.deadlines.queues()
         ready = await self._ready.list_ready()
         self.deadlines.forget(known - ready.keys())  # a queue may have been declared since
         self._note_known(ready, asked_at)

@@ -20,7 +20,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.state.crashes import PoisonTexts
-from osrdyne.pool.state.observed import WorkerBoard
+from osrdyne.pool.state.observed import WorkerStatuses
 from osrdyne.processors.error_boundary import contained
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
@@ -88,7 +88,7 @@ class DeadLetterResponder:
         publisher: Publisher,
         replier: Replier,
         forgeries: Forgeries,
-        workers: WorkerBoard,
+        workers: WorkerStatuses,
         evidence: EvidenceCollector,
         poison_texts: PoisonTexts,
         delivery_limit: int,

@@ -17,7 +17,7 @@ from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.state.observed import QueueBoard, StartFailure, WorkerBoard
+from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
 from osrdyne.processors.error_boundary import contained, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
@@ -38,8 +38,8 @@ class StartFailureResponder:
         self,
         *,
         layout: QueueLayout,
-        board: WorkerBoard,
-        queues: QueueBoard,
+        board: WorkerStatuses,
+        queues: QueueStatuses,
         replier: Replier,
         open_channel: Callable[[], Awaitable[Channel]],
         retry: Callable[[Key], None],

@@ -21,8 +21,8 @@ from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedErr
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
-from osrdyne.pool.routing.routes import RoutesInForce
-from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.routing.routes import ActiveRoutes
+from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.error_boundary import contained
 from osrdyne.processors.forgeries import Forgeries
@@ -107,8 +107,8 @@ class CancelProcessor:
         *,
         names: PoolNames,
         tracker: PoolStateTracker,
-        routing: RoutesInForce,
-        splitting: SplitterInForce,
+        routing: ActiveRoutes,
+        splitting: ActiveSplitter,
         kept: KeptCancels,
         publisher: Publisher,
         forgeries: Forgeries,

@@ -26,11 +26,11 @@ from osrdyne.ingress.splitter.rules import split_arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
-from osrdyne.pool.routing.backlog import ClassBacklog
-from osrdyne.pool.routing.routes import RoutesInForce
-from osrdyne.pool.routing.splitter import SplitterInForce
+from osrdyne.pool.routing.routes import ActiveRoutes
+from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.admission import Admission
-from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.backlog import PriorityBacklog
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.error_boundary import contained, to_dead_letters
 from osrdyne.processors.expiry.sweeper import QueueCleaner
@@ -75,12 +75,12 @@ class IngressProcessor:
         *,
         names: PoolNames,
         tracker: PoolStateTracker,
-        board: QueueBoard,
+        board: QueueStatuses,
         admission: Admission,
         doubt: Doubt,
-        backlog: ClassBacklog,
-        routing: RoutesInForce,
-        splitting: SplitterInForce,
+        backlog: PriorityBacklog,
+        routing: ActiveRoutes,
+        splitting: ActiveSplitter,
         lanes: Lanes,
         cleaner: QueueCleaner | None,
         cancels: KeptCancels,
@@ -269,7 +269,7 @@ class IngressProcessor:
 
     async def _wait_bound(self, passage: RoutedRequest) -> None:
         self._tracker.require_worker_group(passage.key)
-        await self._routing.require_class(passage.priority)
+        await self._routing.require_level(passage.priority)
         if not self._board[passage.key].is_bound:
             with self._metrics.activation_seconds.time():
                 until_ms = passage.deadline.at_ms + self._skew_ms

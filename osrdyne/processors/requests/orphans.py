@@ -24,7 +24,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.state.admission import Admission, Verdict
-from osrdyne.pool.state.observed import QueueBoard
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.error_boundary import contained, to_dead_letters
 from osrdyne.processors.forgeries import Forgeries
@@ -46,7 +46,7 @@ class OrphanProcessor:
         *,
         names: PoolNames,
         tracker: PoolStateTracker,
-        board: QueueBoard,
+        board: QueueStatuses,
         admission: Admission,
         doubt: Doubt,
         publisher: Publisher,

@@ -12,14 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueId
 
 MARK_INTERVAL = 1.0
 """Seconds between two marks of a queue: no age is told more exactly."""
 MAX_MARKS = 128
 """Marks of one queue; of more, every second one is dropped."""
-
-Store = tuple[Key, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +66,14 @@ class ArrivalLog:
         return self._marks[0][1] if self._marks else None
 
 
-class ClassBacklog:
+class PriorityBacklog:
     """The backlog of every class in one term, which began at `since` (monotonic). None: nobody notes what comes, as in
     a direct pool, and no age is known."""
 
     def __init__(self, *, since: float | None) -> None:
         self._since = since
         self._listed: set[Key] = set()
-        self._arrivals: defaultdict[Store, ArrivalLog] = defaultdict(ArrivalLog)
+        self._arrivals: defaultdict[QueueId, ArrivalLog] = defaultdict(ArrivalLog)
         self._of_groups: dict[Key, dict[int | None, Waiting]] = {}
 
     def note(self, key: Key, priority: int | None, at: float) -> None:
@@ -87,14 +85,14 @@ class ClassBacklog:
         self._of_groups = {
             queue.key: {
                 priority: self._waiting_in((queue.key, priority), ready)
-                for priority, ready in queue.ready_by_class.items()
+                for priority, ready in queue.ready_by_level.items()
             }
             for queue in listed
         }
         self._forget({queue.key for queue in listed})
 
-    def _waiting_in(self, store: Store, ready: int) -> Waiting:
-        log = self._arrivals.get(store)
+    def _waiting_in(self, queue: QueueId, ready: int) -> Waiting:
+        log = self._arrivals.get(queue)
         at = None if log is None else log.oldest_at(ready)  # also asked where nothing waits: it forgets what is over
         return Waiting(ready, (self._since if at is None else at) if ready else None)
 
@@ -102,8 +100,8 @@ class ClassBacklog:
         """Groups that were listed before and are not any more are over."""
         over = self._listed - listed
         self._listed = listed
-        for store in [store for store in self._arrivals if store[0] in over]:
-            del self._arrivals[store]
+        for queue in [queue for queue in self._arrivals if queue[0] in over]:
+            del self._arrivals[queue]
 
     def of_group(self, key: Key) -> Mapping[int | None, Waiting]:
         """By priority, None is the default class; as of the latest listing."""
