@@ -106,7 +106,7 @@ class DaemonInspector:
             found.append(
                 ComponentView("retries", False, f"off for routes {', '.join(sorted(off))}. {reason}", fatal=False)
             )
-        if self._state.term is not None and (silent := self._state.term.routing.routes.classes.silent):
+        if self._state.term is not None and (silent := self._state.term.routing.routes.levels.silent):
             keys = ", ".join(sorted({repr(key) for key in silent.values()})[:5])
             reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
             found.append(ComponentView("worker priorities", False, reason, fatal=False))

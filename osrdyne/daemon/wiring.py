@@ -15,13 +15,12 @@ from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.management.apply import apply_policies
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import ScopedCredentials, SharedCredentials
-from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
+from osrdyne.broker.management.listings import RequestQueueListing
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
 from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
-from osrdyne.drivers.base import Driver, InstanceState
-from osrdyne.ingress.acceptance import TtlLimits
+from osrdyne.drivers.base import Driver
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.groups.eviction import GroupEviction
 from osrdyne.pool.groups.idle import IdleReaper
@@ -43,6 +42,7 @@ from osrdyne.pool.state.groups import Delays
 from osrdyne.pool.state.instances import InstanceInventory
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.restart_backoff import RestartBackoffs
+from osrdyne.pool.state.term_state import TermState
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import WorkerActions
@@ -50,7 +50,7 @@ from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.liveness import WorkerLiveness
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
-from osrdyne.pool.workers.specs import choose_credentials, group_limits, scaling_rules, spec_factory
+from osrdyne.pool.workers.specs import choose_credentials, scaling_rules, spec_factory
 from osrdyne.processors import activity
 from osrdyne.processors.consumers import ControllerConsumers, Processor
 from osrdyne.processors.expiry.sweeper import QueueCleaner
@@ -66,7 +66,7 @@ from osrdyne.processors.requests.cancellations import PREFETCH as CANCEL_PREFETC
 from osrdyne.processors.requests.cancellations import CancelProcessor, KeptCancels
 from osrdyne.processors.requests.ingress import IngressProcessor
 from osrdyne.processors.requests.orphans import OrphanProcessor
-from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.names import Key
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 
@@ -85,22 +85,6 @@ class Resources:
     pinned: Sequence[Key]
     parameters: Sequence[KeptParameter] = ()
     census: KeyCensus
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """What the term knows. Each part has one writer."""
-
-    tracker: PoolStateTracker
-    admission: Admission
-    layout: QueueLayout
-    queue_status: QueueStatuses
-    worker_status: WorkerStatuses
-    worker_reports: WorkerRegistry
-    instances: InstanceInventory
-    crashes: DeathRegister
-    poison_texts: PoisonTexts
-    backlog: PriorityBacklog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +147,7 @@ class Wiring:
     """Every object of one term."""
 
     resources: Resources
-    state: State
+    state: TermState
     queues: Queues
     workers: Workers
     routing: Routing
@@ -194,11 +178,11 @@ def wire_term(resources: Resources) -> Wiring:
     )
 
 
-def wire_state(resources: Resources) -> State:
+def wire_state(resources: Resources) -> TermState:
     settings, clock = resources.context.settings, resources.context.clock
     lifecycle = settings.lifecycle
     layout = QueueLayout(resources.session.names, managed=settings.pool.is_managed)
-    return State(
+    return TermState(
         tracker=PoolStateTracker(
             term=resources.token.term,
             delays=Delays(unbind=lifecycle.unbind_delay, stop=lifecycle.stop_delay),
@@ -216,130 +200,91 @@ def wire_state(resources: Resources) -> State:
         worker_status=WorkerStatuses(),
         worker_reports=WorkerRegistry(clock),
         instances=InstanceInventory(),
+        restarts=RestartBackoffs(),
         crashes=DeathRegister(),
         poison_texts=PoisonTexts(clock, seconds=settings.requests.poison_time),
         backlog=PriorityBacklog(since=clock.monotonic() if layout.managed else None),
     )
 
 
-def wire_queues(resources: Resources, state: State) -> Queues:
-    session, management, clock = resources.session, resources.management, resources.context.clock
+def wire_queues(resources: Resources, state: TermState) -> Queues:
+    context, session, management = resources.context, resources.session, resources.management
     commands = session.request_queues(management, state.layout)
     listing = RequestQueueListing(management, session.names, state.layout)
-    depths = QueueDepths(listing, clock=clock)
+    depths = QueueDepths(context, listing)
     loop = RequestQueuesLoop(
+        context,
         tracker=state.tracker,
-        queues=commands,
-        board=state.queue_status,
-        workers=state.worker_status,
-        totals=depths,
-        settle_delay=resources.context.settings.lifecycle.settle_delay,
-        clock=clock,
-        metrics=resources.context.metrics,
+        queue_commands=commands,
+        queue_status=state.queue_status,
+        worker_status=state.worker_status,
+        depths=depths,
     )
     return Queues(commands=commands, listing=listing, depths=depths, loop=loop)
 
 
-def wire_workers(resources: Resources, state: State, queues: Queues) -> Workers:
-    settings, session, driver = resources.context.settings, resources.session, resources.driver
-    clock, metrics = resources.context.clock, resources.context.metrics
-
-    def workers_alive() -> set[WorkerId]:
-        instances = (entry.instance for entry in state.instances.entries())
-        return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
-
+def wire_workers(resources: Resources, state: TermState, queues: Queues) -> Workers:
+    context, session, driver = resources.context, resources.session, resources.driver
     credentials = choose_credentials(
-        settings,
+        context,
         layout=state.layout,
         management=resources.management,
         driver=driver,
-        alive=workers_alive,
-        clock=clock,
+        alive=state.instances.worker_ids,
     )
-    control = WorkerControl(names=session.names, tracker=state.tracker, publisher=session.publisher)
-    records, limits = RestartBackoffs(), group_limits(settings)
+    control = WorkerControl(context, tracker=state.tracker, publisher=session.publisher)
     actions = WorkerActions(
+        context,
+        state,
         driver=driver,
-        make_spec=spec_factory(settings, state.layout, credentials, state.poison_texts),
+        make_spec=spec_factory(context.settings, state.layout, credentials, state.poison_texts),
         credentials=credentials,
-        book=state.instances,
-        records=records,
-        tracker=state.tracker,
-        queues=queues.commands,
-        registry=state.worker_reports,
+        queue_commands=queues.commands,
         control=control,
-        deaths=state.crashes,
-        poison=state.poison_texts,
         lease=session.token,
-        limits=limits,
-        clock=clock,
-        metrics=metrics,
     )
     autoscaler = Autoscaler(
-        scaling_rules(settings, driver),
-        book=state.instances,
-        registry=state.worker_reports,
-        backlogs=queues.listing,
-        clock=clock,
-        metrics=metrics,
+        context,
+        scaling_rules(context.settings, driver),
+        instances=state.instances,
+        worker_reports=state.worker_reports,
+        listings=queues.listing,
     )
-    loop = WorkerGroupsLoop(
-        tracker=state.tracker,
-        driver=driver,
-        actions=actions,
-        book=state.instances,
-        records=records,
-        queue_board=state.queue_status,
-        board=state.worker_status,
-        registry=state.worker_reports,
-        admission=state.admission,
-        scaler=autoscaler,
-        limits=limits,
-        clock=clock,
-        metrics=metrics,
-    )
+    loop = WorkerGroupsLoop(context, state, driver=driver, actions=actions, autoscaler=autoscaler)
     return Workers(credentials=credentials, control=control, actions=actions, autoscaler=autoscaler, loop=loop)
 
 
-def wire_routing(resources: Resources, state: State, queues: Queues, workers: Workers) -> Routing:
-    settings, session, management = resources.context.settings, resources.session, resources.management
-    clock, metrics = resources.context.clock, resources.context.metrics
-    routes = ActiveRoutes(
+def wire_routing(resources: Resources, state: TermState, queues: Queues, workers: Workers) -> Routing:
+    context, session, management = resources.context, resources.session, resources.management
+    levels = PriorityLevels(
+        context,
         layout=state.layout,
-        classes=PriorityLevels(
-            layout=state.layout,
-            board=state.queue_status,
-            registry=state.worker_reports,
-            queues=queues.loop,
-            control=workers.control,
-            clock=clock,
-        ),
-        retries=RetryQueuesLoop(
-            session.retry_queues(management),
-            needed_for=settings.requests.ttl,
-            settle_delay=settings.lifecycle.settle_delay,
-            clock=clock,
-        ),
+        queue_status=state.queue_status,
+        worker_reports=state.worker_reports,
+        queue_loop=queues.loop,
+        control=workers.control,
+    )
+    routes = ActiveRoutes(
+        context,
+        layout=state.layout,
+        levels=levels,
+        retries=RetryQueuesLoop(context, session.retry_queues(management)),
         store=RouteStore(management, pool=session.names.pool),
         declare=session.declare,
         count_ready=queues.commands.count_ready,
-        ttl_limits=TtlLimits(settings.requests.ttl, settings.requests.longest_ttl),
-        keep_for=lambda longest_ttl: _apply_policy(resources, longest_ttl),
-        clock=clock,
-        metrics=metrics,
+        apply_policy=lambda longest_ttl: _apply_policy(resources, longest_ttl),
     )
-    splitter = ActiveSplitter(management, pool=session.names.pool, managed=state.layout.managed, clock=clock)
+    splitter = ActiveSplitter(context, management)
     unused_levels = UnusedLevels(
+        context,
         layout=state.layout,
-        board=state.queue_status,
-        totals=queues.listing,
+        queue_status=state.queue_status,
+        listings=queues.listing,
+        queue_loop=queues.loop,
         control=workers.control,
-        reconcile=queues.loop.reconcile,
-        settle_delay=settings.lifecycle.settle_delay,
-        clock=clock,
     )
     topology = TopologyWatch(
-        names=session.names,
+        context,
         expected=routes.expected_topology,
         policy=lambda: _policy(resources, routes.longest_ttl),
         parameters=[*resources.parameters, routes, splitter],
@@ -348,9 +293,6 @@ def wire_routing(resources: Resources, state: State, queues: Queues, workers: Wo
         declare_waits=routes.declare_waits,
         verify_bindings=queues.loop.verify_all,
         lease=session.token,
-        interval=settings.lifecycle.topology_interval,
-        clock=clock,
-        metrics=metrics,
     )
     return Routing(routes=routes, splitter=splitter, unused_levels=unused_levels, topology=topology)
 
@@ -363,56 +305,45 @@ def _policy(resources: Resources, longest_ttl: float) -> PolicySpec:
     return pool_policy(resources.context.settings, resources.session.version, longest_ttl=longest_ttl)
 
 
-def wire_groups(resources: Resources, state: State, queues: Queues, workers: Workers) -> Groups:
-    lifecycle, clock = resources.context.settings.lifecycle, resources.context.clock
+def wire_groups(resources: Resources, state: TermState, queues: Queues, workers: Workers) -> Groups:
+    context = resources.context
     eviction = GroupEviction(
+        context,
         tracker=state.tracker,
         admission=state.admission,
-        board=state.worker_status,
-        registry=state.worker_reports,
-        totals=queues.depths,
-        idle_for=lifecycle.make_room_after,
-        clock=clock,
-        metrics=resources.context.metrics,
+        worker_status=state.worker_status,
+        worker_reports=state.worker_reports,
+        depths=queues.depths,
     )
     idle = IdleReaper(
+        context,
         tracker=state.tracker,
-        board=state.queue_status,
-        workers=state.worker_status,
-        totals=queues.depths,
-        settle_delay=lifecycle.settle_delay,
-        clock=clock,
+        queue_status=state.queue_status,
+        worker_status=state.worker_status,
+        depths=queues.depths,
     )
     liveness = WorkerLiveness(
+        context,
         tracker=state.tracker,
-        registry=state.worker_reports,
-        book=state.instances,
-        ask=workers.control.ask_for_reports,
-        replace=workers.loop.replace_hanging,
-        patience=resources.context.settings.worker.silence_timeout,
-        clock=clock,
+        worker_reports=state.worker_reports,
+        instances=state.instances,
+        control=workers.control,
+        worker_loop=workers.loop,
     )
-
-    def note_empty_queues(listed: Sequence[ListedQueue]) -> None:
-        for queue in listed:
-            if queue.messages == 0 and queue.whole:
-                state.worker_reports.note_empty_queue(queue.key, sampled_after=queue.sampled_after)
-
     resync = Resync(
+        context,
         tracker=state.tracker,
-        board=state.queue_status,
-        queues=queues.loop,
-        listing=queues.listing,
-        commands=queues.commands,
-        on_listing=(liveness.take_listing, state.backlog.take_listing, note_empty_queues),
-        interval=lifecycle.resync_interval,
-        clock=clock,
+        queue_status=state.queue_status,
+        queue_loop=queues.loop,
+        queue_commands=queues.commands,
+        listings=queues.listing,
+        on_listing=(liveness.take_listing, state.backlog.take_listing, state.worker_reports.take_listing),
     )
     return Groups(eviction=eviction, idle=idle, liveness=liveness, resync=resync)
 
 
 def wire_processors(
-    resources: Resources, state: State, queues: Queues, workers: Workers, routing: Routing
+    resources: Resources, state: TermState, queues: Queues, workers: Workers, routing: Routing
 ) -> Processors:
     settings, session = resources.context.settings, resources.session
     names, publisher, clock, metrics = (
@@ -496,7 +427,7 @@ def wire_processors(
 
 def wire_orphans(
     resources: Resources,
-    state: State,
+    state: TermState,
     queues: Queues,
     routing: Routing,
     kept_cancels: KeptCancels,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from osrdyne.amqp import Message
 from osrdyne.broker.management.listings import Backlog, ListedQueue, MessageTotal
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
-from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.names import Key, QueueId, WorkerId
 
 
 class QueueCommands(Protocol):
@@ -69,32 +69,28 @@ class RetryQueues(Protocol):
     async def delete_if_proven_empty(self, delay_ms: int) -> DeleteOutcome: ...
 
 
-class Totals(Protocol):
-    """Emptiness of request queues from a listing."""
+class QueueListings(Protocol):
+    """Listings of the pool's request queues. Their figures may be some seconds old."""
+
+    async def list_request_queues(self) -> list[ListedQueue]:
+        """Every group that has a queue, with its bindings."""
+        ...
 
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
-        """Messages (ready and unacknowledged) per key of the queues that are running; others are left out."""
+        """Messages (ready and unacknowledged) by key. Groups with a queue that is not running are left out."""
         ...
-
-
-class StoreTotals(Protocol):
-    """Emptiness of single stores."""
 
     async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
-        """As `Totals.list_message_totals`, by key and priority."""
+        """The same for each queue of a priority level, by key and priority."""
         ...
 
+    async def list_backlogs(self) -> dict[Key, Backlog]:
+        """Waiting and unacknowledged requests by key."""
+        ...
 
-class Listing(Protocol):
-    """The pool's request queues as the broker lists them."""
-
-    async def list_request_queues(self) -> list[ListedQueue]: ...
-
-
-class Backlogs(Protocol):
-    """What waits in request queues."""
-
-    async def list_backlogs(self) -> dict[Key, Backlog]: ...
+    async def list_ready(self) -> Mapping[QueueId, int]:
+        """Waiting requests of each queue."""
+        ...
 
 
 class Publisher(Protocol):

@@ -368,12 +368,12 @@ class TestChange:
             await stack.report("old", Event.REQUEST_RECEIVED)
             await stack.report("new", Event.IDLE, in_flight=0)
             await clock.advance(SILENT_FOR / 2)
-            assert stack.term.routing.routes.classes.silent == {}
+            assert stack.term.routing.routes.levels.silent == {}
             await clock.advance(SILENT_FOR)
-            assert [*stack.term.routing.routes.classes.silent.values()] == ["old"]
+            assert [*stack.term.routing.routes.levels.silent.values()] == ["old"]
             await stack.report("old", Event.IDLE, in_flight=0)
             await clock.advance(SILENT_FOR)
-            assert stack.term.routing.routes.classes.silent == {}
+            assert stack.term.routing.routes.levels.silent == {}
 
     async def test_worker_is_notified_once_and_again_after_a_while(
         self, clock: VirtualClock, broker: FakeBroker

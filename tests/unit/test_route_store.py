@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.pool.routing.splitter import ActiveSplitter
-from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.context import make_context
 from osrdyne.testing.parameters import Parameters
 
 
@@ -120,7 +121,7 @@ class TestChanges:
     RULES = '{"a.*": {"postfixFromStatic": ["x"]}}'
 
     def splitter(self, parameters: Parameters) -> ActiveSplitter:
-        return ActiveSplitter(parameters, pool="p", managed=True, clock=VirtualClock())
+        return ActiveSplitter(make_context(Settings(pool=PoolSettings(id="p", kind="managed"))), parameters)
 
     async def test_of_two_changes_of_one_version_one_is_made(self) -> None:
         splitter = self.splitter(Parameters())

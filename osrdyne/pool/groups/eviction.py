@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.state.admission import Admission, Candidate, choose_to_end
 from osrdyne.pool.state.groups import GroupRecord, GroupStatus
@@ -31,34 +30,32 @@ class GroupEviction:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         tracker: PoolStateTracker,
         admission: Admission,
-        board: WorkerStatuses,
-        registry: WorkerRegistry,
-        totals: QueueDepths,
-        idle_for: float,
-        clock: Clock,
-        metrics: Metrics,
+        worker_status: WorkerStatuses,
+        worker_reports: WorkerRegistry,
+        depths: QueueDepths,
     ) -> None:
         self._tracker = tracker
         self._admission = admission
-        self._board = board
-        self._registry = registry
-        self._totals = totals
+        self._worker_status = worker_status
+        self._worker_reports = worker_reports
+        self._depths = depths
+        self._idle_for = context.settings.lifecycle.make_room_after
+        self._clock = context.clock
         self._seen_busy: dict[Key, float] = {}
-        self._idle_for = idle_for
-        self._clock = clock
-        self._wakeup = Wakeup(clock)
+        self._wakeup = Wakeup(context.clock)
         admission.on_waiting = self._wakeup.set
-        metrics.groups_waiting.set_function(lambda: len(admission.waiting()))
-        metrics.distinct_keys.set_function(lambda: len(admission.census))
-        self._log: Logger = get_logger("room_maker")
+        context.metrics.groups_waiting.set_function(lambda: len(admission.waiting()))
+        context.metrics.distinct_keys.set_function(lambda: len(admission.census))
+        self._log: Logger = get_logger("eviction")
 
     async def run(self) -> None:
         """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wake_on(self._totals.feed.subscribe()), name="totals for the room maker")
+            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the room maker")
             await self._evict_while_groups_wait()
 
     async def _wake_on(self, totals: Subscription[Key]) -> None:
@@ -95,22 +92,22 @@ class GroupEviction:
     def _ask_queue(self, key: Key, record: GroupRecord) -> None:
         """Workers that do not report completion stay busy after their first request: their queue says when they are
         idle. It is asked for groups that could make room otherwise."""
-        busy = [worker for worker in self._registry.of_key(key) if worker.state is WorkerState.BUSY]
+        busy = [worker for worker in self._worker_reports.of_key(key) if worker.state is WorkerState.BUSY]
         if not busy or any(worker.reports_completion for worker in busy) or record.status is not GroupStatus.ACTIVE:
             return
         if self._clock.monotonic() - record.last_activity < self._idle_for:
             return
         after = max(worker.heard_at for worker in busy)
-        messages = self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))
+        messages = self._depths.messages(key, after=max(after, self._seen_busy.get(key, after)))
         if messages == 0:
-            self._registry.note_empty_queue(key, sampled_after=after)
+            self._worker_reports.note_empty_queue(key, sampled_after=after)
         elif messages:
             self._seen_busy[key] = self._clock.monotonic()
 
     def _is_at_rest(self, key: Key) -> bool:
         """Every worker of the group has said that it has nothing to do; a failed group has none, and is at rest."""
-        facts = self._board[key]
+        facts = self._worker_status[key]
         if facts.stopping or facts.starting:
             return False
-        reports = [self._registry[instance.worker_id] for instance in facts.instances]
+        reports = [self._worker_reports[instance.worker_id] for instance in facts.instances]
         return all(report is not None and report.state in AT_REST and not report.in_flight for report in reports)

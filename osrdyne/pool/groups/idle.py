@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Subscription
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import stop_evidence_after
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
@@ -27,28 +27,27 @@ class IdleReaper:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         tracker: PoolStateTracker,
-        board: QueueStatuses,
-        workers: WorkerStatuses,
-        totals: QueueDepths,
-        settle_delay: float,
-        clock: Clock,
+        queue_status: QueueStatuses,
+        worker_status: WorkerStatuses,
+        depths: QueueDepths,
     ) -> None:
         self._tracker = tracker
-        self._board = board
-        self._workers = workers
-        self._totals = totals
-        self._settle_delay = settle_delay
-        self._clock = clock
+        self._queue_status = queue_status
+        self._worker_status = worker_status
+        self._depths = depths
+        self._settle_delay = context.settings.lifecycle.settle_delay
+        self._clock = context.clock
         self._seen_busy: dict[Key, float] = {}
-        self._interval = min(POLL_INTERVAL, max(1.0, settle_delay))
-        self._log: Logger = get_logger("idle_judge")
+        self._interval = min(POLL_INTERVAL, max(1.0, self._settle_delay))
+        self._log: Logger = get_logger("idle_reaper")
 
     async def run(self) -> None:
         """Judge the groups that become due, for ever."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wake_on(self._totals.feed.subscribe()), name="totals for the idle judge")
+            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the idle judge")
             while True:
                 due = bool(self._tracker.stop_due_keys())
                 await self._tracker.stop_due.wait(self._interval if due else None)
@@ -64,20 +63,20 @@ class IdleReaper:
         due = self._tracker.stop_due_keys()
         self._seen_busy = {key: at for key, at in self._seen_busy.items() if key in due}
         for key in due:
-            if not self._board[key].exists:
+            if not self._queue_status[key].exists:
                 self._tracker.end(key)  # no queue, so nothing that could be lost
                 continue
             messages = self._messages(key)
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
-            elif messages and self._tracker.is_retired(key) and self._workers[key].instances:
+            elif messages and self._tracker.is_retired(key) and self._worker_status[key].instances:
                 self._seen_busy[key] = self._clock.monotonic()  # its workers finish what is there; then ask again
             elif messages:
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle after all", key=key, messages=messages)
 
     def _messages(self, key: Key) -> int | None:
-        after = stop_evidence_after(self._board[key], settle_delay=self._settle_delay)
+        after = stop_evidence_after(self._queue_status[key], settle_delay=self._settle_delay)
         if after is None:
             return None
-        return self._totals.messages(key, after=max(after, self._seen_busy.get(key, after)))
+        return self._depths.messages(key, after=max(after, self._seen_busy.get(key, after)))

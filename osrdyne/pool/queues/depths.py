@@ -8,13 +8,13 @@ for all who wait, and told through `feed`. It decides nothing.
 from __future__ import annotations
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed, Wakeup
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.ports import Totals
+from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import QueueListings
 from osrdyne.protocol.names import Key
 
 LISTING_RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -28,15 +28,15 @@ due all the time, RabbitMQ spends a fifth of its time on listings at most."""
 class QueueDepths:
     """Totals of queues that run, each no older than somebody asked for."""
 
-    def __init__(self, totals: Totals, *, clock: Clock) -> None:
-        self._totals = totals
-        self._clock = clock
+    def __init__(self, context: TermContext, listings: QueueListings) -> None:
+        self._listings = listings
+        self._clock = context.clock
         self._wanted: dict[Key, float] = {}
         self._known: dict[Key, MessageTotal] = {}
-        self._wakeup = Wakeup(clock)
+        self._wakeup = Wakeup(context.clock)
         self.feed: ChangeFeed[Key] = ChangeFeed()
         """Keys with a new total."""
-        self._log: Logger = get_logger("fresh_totals")
+        self._log: Logger = get_logger("queue_depths")
 
     def messages(self, key: Key, *, after: float) -> int | None:
         """Messages in the queue in a sample taken after `after` (monotonic); None: not known yet, it is being asked.
@@ -60,7 +60,7 @@ class QueueDepths:
             await self._clock.sleep(max(GATHER_DELAY, LISTING_SHARE * took))
             began = self._clock.monotonic()
             try:
-                listed = await self._totals.list_message_totals()
+                listed = await self._listings.list_message_totals()
             except BrokerError as error:
                 failures += 1
                 self._log.warning("listing failed, nothing is stopped or deleted meanwhile", error=str(error))

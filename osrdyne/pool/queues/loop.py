@@ -13,12 +13,11 @@ from __future__ import annotations
 import asyncio
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueCommands
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.plan import QueueStep, delete_evidence_after, plan_queue
@@ -45,24 +44,22 @@ class RequestQueuesLoop:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         tracker: PoolStateTracker,
-        queues: QueueCommands,
-        board: QueueStatuses,
-        workers: WorkerStatuses,
-        totals: QueueDepths,
-        settle_delay: float,
-        clock: Clock,
-        metrics: Metrics,
+        queue_commands: QueueCommands,
+        queue_status: QueueStatuses,
+        worker_status: WorkerStatuses,
+        depths: QueueDepths,
     ) -> None:
         self._tracker = tracker
-        self._queues = queues
-        self._board = board
-        self._workers = workers
-        self._totals = totals
-        self._settle_delay = settle_delay
-        self._clock = clock
-        self._metrics = metrics
+        self._queue_commands = queue_commands
+        self._queue_status = queue_status
+        self._worker_status = worker_status
+        self._depths = depths
+        self._settle_delay = context.settings.lifecycle.settle_delay
+        self._clock = context.clock
+        self._metrics = context.metrics
         self._asked: ChangeFeed[Key] = ChangeFeed()
         self._actors: dict[Key, Wakeup] = {}
         self._found: set[Key] = set()
@@ -75,12 +72,14 @@ class RequestQueuesLoop:
         """Wake the actor of every key whose desired or worker facts changed, for ever."""
         sources = [
             self._tracker.subscribe(),
-            self._workers.feed.subscribe(already=self._board.keys()),
-            self._totals.feed.subscribe(),
+            self._worker_status.feed.subscribe(already=self._queue_status.keys()),
+            self._depths.feed.subscribe(),
             self._asked.subscribe(),
         ]
         async with asyncio.TaskGroup() as self._group:
-            self._group.create_task(self._hurry_on(self._board.awaited.subscribe()), name="awaited request queues")
+            self._group.create_task(
+                self._hurry_on(self._queue_status.awaited.subscribe()), name="awaited request queues"
+            )
             for source in sources:
                 self._group.create_task(self._wake_on(source), name="request queue changes")
 
@@ -94,7 +93,7 @@ class RequestQueuesLoop:
         if woken is not None:
             woken.set()
         elif self._next_step(key) is not QueueStep.DONE:
-            if key in self._found and not self._board.is_awaited(key):
+            if key in self._found and not self._queue_status.is_awaited(key):
                 self._background[key] = None
                 self._go_on_in_background()
             else:
@@ -128,7 +127,7 @@ class RequestQueuesLoop:
                 self._start(key)
 
     def _next_step(self, key: Key) -> QueueStep:
-        desired, queue, workers = self._tracker.status(key), self._board[key], self._workers[key]
+        desired, queue, workers = self._tracker.status(key), self._queue_status[key], self._worker_status[key]
         after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if desired is None else None
         return plan_queue(
             desired,
@@ -136,7 +135,7 @@ class RequestQueuesLoop:
             workers,
             now=self._clock.monotonic(),
             settle_delay=self._settle_delay,
-            messages=None if after is None else self._totals.messages(key, after=after),
+            messages=None if after is None else self._depths.messages(key, after=after),
         )
 
     async def _act(self, key: Key) -> None:
@@ -149,7 +148,7 @@ class RequestQueuesLoop:
                     wait = await self._take(step, key, failures)
                 except BrokerConflictError as error:
                     failures += 1
-                    self._board.update(key, fault=error)
+                    self._queue_status.update(key, fault=error)
                     self._log.error("request queue cannot be had", key=key, error=str(error))
                     wait = CONFLICT_RETRY.delay(failures)
                 else:
@@ -160,7 +159,9 @@ class RequestQueuesLoop:
                 if wait is not None:
                     await woken.wait(wait)
             self._end_turn(key)  # where there was nothing to do any more
-            self._board.update(key, fault=None)  # nobody needs the queue any more; who needs it again tries again
+            self._queue_status.update(
+                key, fault=None
+            )  # nobody needs the queue any more; who needs it again tries again
         finally:
             del self._actors[key]
 
@@ -168,21 +169,21 @@ class RequestQueuesLoop:
         """Take one step. None: look again at once; else seconds to wait for a change."""
         match step:
             case QueueStep.DECLARE:
-                await self._queues.declare(key)
-                self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
+                await self._queue_commands.declare(key)
+                self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
                 self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
             case QueueStep.CHECK:
                 await self._check(key)
                 return None
             case QueueStep.BIND:
-                await self._queues.bind(key)
+                await self._queue_commands.bind(key)
                 now = self._clock.monotonic()
-                self._board.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
+                self._queue_status.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
                 # Withdrawn before it is sent (13).
-                self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None, unverified=False)
-                await self._queues.unbind(key)
-                self._board.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
+                self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None, unverified=False)
+                await self._queue_commands.unbind(key)
+                self._queue_status.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
             case QueueStep.DELETE:
                 return await self._delete(key, failures)
             case QueueStep.DISPOSE:
@@ -205,25 +206,25 @@ class RequestQueuesLoop:
     async def _check(self, key: Key) -> None:
         """Ask RabbitMQ about a group whose queue or binding may be gone, and believe the answer."""
         asked_at = self._clock.monotonic()
-        found = await self._queues.check(key)
+        found = await self._queue_commands.check(key)
         if found is QueueCheck.MISSING:
             self._note_repair("request_queue", "request queue is gone, declaring it again", key)
-            self._board.update(key, exists=False)
+            self._queue_status.update(key, exists=False)
             return
         if found is QueueCheck.UNBOUND:
             self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
         # Only bind-ok of this term says that it is bound (9): an answer of the HTTP API never does.
-        binding = self._board[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
-        self._board.update(key, binding=binding, unverified=False, checked_at=asked_at)
+        binding = self._queue_status[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
+        self._queue_status.update(key, binding=binding, unverified=False, checked_at=asked_at)
 
     def _note_repair(self, kind: str, event: str, key: Key) -> None:
         self._metrics.topology_repairs.labels(object=kind).inc()
         self._log.warning(event, key=key)
 
     async def _delete(self, key: Key, failures: int) -> float | None:
-        outcome = await self._queues.delete_if_proven_empty(key)
+        outcome = await self._queue_commands.delete_if_proven_empty(key)
         if outcome is DeleteOutcome.DELETED:
-            self._board.update(key, exists=False)
+            self._queue_status.update(key, exists=False)
             self._metrics.queue_commands.labels(command="delete").inc()
             self._log.info("request queue deleted", key=key)
             return None
@@ -232,11 +233,13 @@ class RequestQueuesLoop:
 
     async def _dispose(self, key: Key, failures: int) -> float | None:
         """Delete a store of a group that goes on; workers may need some time to let go of it (31)."""
-        priority = self._board[key].disposable[0]
-        outcome = await self._queues.delete_level(key, priority)
+        priority = self._queue_status[key].disposable[0]
+        outcome = await self._queue_commands.delete_level(key, priority)
         if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
             return DELETE_RETRY.delay(failures + 1)
-        self._board.update(key, disposable=tuple(one for one in self._board[key].disposable if one != priority))
+        self._queue_status.update(
+            key, disposable=tuple(one for one in self._queue_status[key].disposable if one != priority)
+        )
         if outcome is DeleteOutcome.DELETED:
             self._metrics.queue_commands.labels(command="delete").inc()
             self._log.info("queue of a priority that no route uses deleted", key=key, priority=priority)
@@ -254,15 +257,15 @@ class RequestQueuesLoop:
 
         Until the answer the key counts as not bound, so that no request is forwarded into the void.
         """
-        facts = self._board[key]
+        facts = self._queue_status[key]
         if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
-            self._board.update(key, unverified=True)
+            self._queue_status.update(key, unverified=True)
             self.reconcile(key)
 
     def verify_all(self) -> None:
         """The bindings of all groups may be gone."""
         now = self._clock.monotonic()
-        for key in self._board.existing():
+        for key in self._queue_status.existing():
             self.verify(key, since=now)
 
     def reconcile(self, key: Key) -> None:
@@ -271,9 +274,9 @@ class RequestQueuesLoop:
 
     def adopt(self, key: Key) -> None:
         """A queue of this key was listed; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
-        if not self._board[key].exists:
+        if not self._queue_status[key].exists:
             self._found.add(key)
-            self._board.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
+            self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
 
     def busy_keys(self) -> set[Key]:
         """Keys with a command in flight or waited for; a slow listing says nothing about them (lifecycle: resync)."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.ports import Listing, QueueCommands
+from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import QueueCommands, QueueListings
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
@@ -32,47 +32,46 @@ class Resync:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         tracker: PoolStateTracker,
-        board: QueueStatuses,
-        queues: RequestQueuesLoop,
-        listing: Listing,
-        commands: QueueCommands,
+        queue_status: QueueStatuses,
+        queue_loop: RequestQueuesLoop,
+        queue_commands: QueueCommands,
+        listings: QueueListings,
         on_listing: Sequence[Callable[[Sequence[ListedQueue]], None]],
-        interval: float,
-        clock: Clock,
     ) -> None:
         self._tracker = tracker
-        self._board = board
-        self._queues = queues
-        self._listing = listing
-        self._commands = commands
+        self._queue_status = queue_status
+        self._queue_loop = queue_loop
+        self._queue_commands = queue_commands
+        self._listings = listings
         self._on_listing = on_listing
-        self._interval = interval
-        self._clock = clock
-        self._changed = board.feed.subscribe()
+        self._interval = context.settings.lifecycle.resync_interval
+        self._clock = context.clock
+        self._changed = queue_status.feed.subscribe()
         self._found_empty: set[Key] = set()
         self._log: Logger = get_logger("resync")
 
     async def seed(self) -> int:
         """Take over every queue of the pool; how many there were."""
-        listed = await self._listing.list_request_queues()
+        listed = await self._listings.list_request_queues()
         for queue in listed:
-            self._queues.adopt(queue.key)
+            self._queue_loop.adopt(queue.key)
             if not queue.bound:
-                self._commands.suspect(queue.key)
+                self._queue_commands.suspect(queue.key)
             self._tracker.adopt(queue.key, seed_status(queue))
             if queue.messages == 0:
                 self._found_empty.add(queue.key)
         return len(listed)
 
-    def retire_unused(self, workers: WorkerStatuses) -> None:
+    def retire_unused(self, worker_status: WorkerStatuses) -> None:
         """End groups that were found without request, binding or worker, as soon as that is proven.
 
         A worker that is started for one would be stopped after `stop_delay`, when it has just loaded its data.
         """
         for key in self._found_empty:
-            if self._tracker.status(key) is GroupStatus.UNBOUND and not workers[key].instances:
+            if self._tracker.status(key) is GroupStatus.UNBOUND and not worker_status[key].instances:
                 self._tracker.retire(key)
         self._found_empty.clear()
 
@@ -88,39 +87,39 @@ class Resync:
     def _adopt(self, queue: ListedQueue) -> None:
         """Take over a queue that no event told of. Without binding and message it ends, as soon as that is proven, and
         no worker is started for it: a deposed leader has declared it late, for example."""
-        self._queues.adopt(queue.key)
+        self._queue_loop.adopt(queue.key)
         if seed_status(queue) is GroupStatus.ACTIVE:
             self._tracker.require_worker_group(queue.key)
             return
-        self._commands.suspect(queue.key)
+        self._queue_commands.suspect(queue.key)
         self._tracker.adopt(queue.key, GroupStatus.UNBOUND)
         if queue.messages == 0:
             self._tracker.retire(queue.key)
 
     async def compare(self) -> None:
         """One pass."""
-        known = self._board.existing()
-        bound = {key for key in known if self._board[key].is_bound}
-        busy = self._queues.busy_keys()
+        known = self._queue_status.existing()
+        bound = {key for key in known if self._queue_status[key].is_bound}
+        busy = self._queue_loop.busy_keys()
         self._changed.take()
-        listing = await self._listing.list_request_queues()
+        listing = await self._listings.list_request_queues()
         for take in self._on_listing:
             take(listing)
         listed = {queue.key: queue for queue in listing}
-        busy |= self._queues.busy_keys().union(self._changed.take())
+        busy |= self._queue_loop.busy_keys().union(self._changed.take())
         for key in listed.keys() - known - busy:
             self._log.warning("unknown request queue adopted", key=key)
             self._adopt(listed[key])
         # A listing may be incomplete, and workers are stopped for what it lacks: RabbitMQ is asked for each key.
         for key in bound - busy:
             if key not in listed or not listed[key].bound:
-                self._queues.verify(key, since=self._clock.monotonic())
+                self._queue_loop.verify(key, since=self._clock.monotonic())
         for key in (known - bound - busy) & listed.keys():
-            if not listed[key].whole and key not in self._queues.busy_keys():
-                await self._commands.check(key)  # a queue of it that is gone would keep the others for ever
+            if not listed[key].whole and key not in self._queue_loop.busy_keys():
+                await self._queue_commands.check(key)  # a queue of it that is gone would keep the others for ever
         for key in known - bound - listed.keys() - busy:
-            if await self._commands.exists(key) or key in self._queues.busy_keys():
+            if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():
                 continue
             self._log.warning("request queue is gone, another client deleted it", key=key)
-            self._board.update(key, exists=False)
-            self._queues.reconcile(key)
+            self._queue_status.update(key, exists=False)
+            self._queue_loop.reconcile(key)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.comparison import Deviation, ObjectKind, Problem, compare, expected_objects
@@ -20,10 +19,10 @@ from osrdyne.broker.topology.declarations import Queue, QueueBinding, Topology
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.errors import BrokerConflictError, BrokerError, LeadershipLostError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease
 from osrdyne.pool.views import ComponentView
-from osrdyne.protocol.names import PoolNames, QueueName
+from osrdyne.protocol.names import QueueName
 
 LEAST_PAUSE = 1.0
 """Seconds between two comparisons, however often one is asked for."""
@@ -54,8 +53,8 @@ class TopologyWatch:
 
     def __init__(
         self,
+        context: TermContext,
         *,
-        names: PoolNames,
         expected: Callable[[], Topology],
         policy: Callable[[], PolicySpec],
         parameters: Sequence[KeptParameter],
@@ -64,11 +63,8 @@ class TopologyWatch:
         declare_waits: Callable[[], Awaitable[None]],
         verify_bindings: Callable[[], None],
         lease: Lease,
-        interval: float,
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
-        self._names = names
+        self._names = context.names
         self._expected = expected
         self._policy = policy
         self._parameters = parameters
@@ -77,16 +73,16 @@ class TopologyWatch:
         self._declare_waits = declare_waits
         self._verify_bindings = verify_bindings
         self._lease = lease
-        self._interval = interval
-        self._clock = clock
-        self._metrics = metrics
-        self._wakeup = Wakeup(clock)
-        self._compared_at = clock.monotonic()
+        self._interval = context.settings.lifecycle.topology_interval
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._wakeup = Wakeup(context.clock)
+        self._compared_at = context.clock.monotonic()
         self._repairs = 0
         self._last_repair = ""
         self._conflicts: list[Deviation] = []
         self._failure: str | None = None
-        self._log: Logger = get_logger(COMPONENT, pool=names.pool)
+        self._log: Logger = get_logger(COMPONENT, pool=context.names.pool)
 
     async def run(self) -> None:
         """Compare every `interval` seconds, and soon when asked to, for ever. Raises `LeadershipLostError`."""

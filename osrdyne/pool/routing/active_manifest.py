@@ -9,10 +9,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Generic
 
-from osrdyne.aio.clock import Clock
 from osrdyne.errors import BrokerError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestStore
 
 FOLLOW_INTERVAL = 30.0
@@ -26,10 +26,10 @@ class ActiveManifest(ABC, Generic[D]):
     A change may name the version that it expects to be in force, 0 for none: another one is a `VersionConflictError`.
     """
 
-    def __init__(self, store: ManifestStore[D], *, managed: bool, clock: Clock) -> None:
+    def __init__(self, context: TermContext, store: ManifestStore[D]) -> None:
         self._store = store
-        self._managed = managed
-        self._clock = clock
+        self._managed = context.settings.pool.is_managed
+        self._clock = context.clock
         self._changing = asyncio.Lock()
         self._kept: KeptManifest | None = None
         self._log: Logger = get_logger(store.kind.value)

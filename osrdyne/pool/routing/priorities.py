@@ -11,15 +11,15 @@ still have such queues from an earlier managed pool are handled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.ports import StoreTotals
+from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import QueueListings
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.observed import Binding, QueueStatuses
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
@@ -38,7 +38,7 @@ SILENT_FOR = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Sent:
     """What a worker was told last, and when (monotonic)."""
 
     queues: list[QueueName]
@@ -50,29 +50,29 @@ class PriorityLevels:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         layout: QueueLayout,
-        board: QueueStatuses,
-        registry: WorkerRegistry,
-        queues: RequestQueuesLoop,
+        queue_status: QueueStatuses,
+        worker_reports: WorkerRegistry,
+        queue_loop: RequestQueuesLoop,
         control: WorkerControl,
-        clock: Clock,
     ) -> None:
         self._layout = layout
-        self._board = board
-        self._registry = registry
-        self._queues = queues
+        self._queue_status = queue_status
+        self._worker_reports = worker_reports
+        self._queue_loop = queue_loop
         self._control = control
-        self._clock = clock
+        self._clock = context.clock
         self._of_routes: frozenset[int] = frozenset()
         self._needed_again: dict[int, float] = {}
-        self._told: dict[str, _Told] = {}
+        self._sent: dict[str, _Sent] = {}
         self._silent_since: dict[str, float] = {}
         self.silent: Mapping[str, Key] = {}
         """Workers that have never reported what they run although their group has several queues, with their keys. Such
         a worker may consume only the queue that it was started with; requests with a priority then wait and expire."""
-        self._changed = Wakeup(clock)
-        self._log: Logger = get_logger("classes")
+        self._changed = Wakeup(context.clock)
+        self._log: Logger = get_logger("priorities")
 
     @property
     def of_routes(self) -> frozenset[int]:
@@ -99,9 +99,9 @@ class PriorityLevels:
         if used == self._layout.used:
             return
         self._layout.use(used)
-        for key in self._board.existing():  # in one go: nobody sees the new classes with an old binding
-            self._board.update(key, binding=Binding.UNKNOWN, unbound_at=None)
-            self._queues.reconcile(key)
+        for key in self._queue_status.existing():  # in one go: nobody sees the new classes with an old binding
+            self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None)
+            self._queue_loop.reconcile(key)
         self._changed.set()
 
     def _forget_what_is_not_needed(self) -> None:
@@ -115,9 +115,9 @@ class PriorityLevels:
             group.create_task(self._tell_who_changes(), name="queues for workers that report")
             while True:
                 self._forget_what_is_not_needed()
-                workers = self._registry.all()
-                self._told = {
-                    one.worker_id: self._told[one.worker_id] for one in workers if one.worker_id in self._told
+                workers = self._worker_reports.all()
+                self._sent = {
+                    one.worker_id: self._sent[one.worker_id] for one in workers if one.worker_id in self._sent
                 }
                 for key in {worker.key for worker in workers}:
                     await self._tell(key)
@@ -144,27 +144,27 @@ class PriorityLevels:
         self.silent = silent
 
     async def _tell_who_changes(self) -> None:
-        changes = self._registry.feed.subscribe()
+        changes = self._worker_reports.feed.subscribe()
         while True:
             for key in await changes.wait():
-                for worker in self._registry.of_key(key):
+                for worker in self._worker_reports.of_key(key):
                     if worker.state is WorkerState.LOADING:  # perhaps a process that was started anew with an old name
-                        self._told.pop(worker.worker_id, None)
+                        self._sent.pop(worker.worker_id, None)
                 await self._tell(key)
 
     async def _tell(self, key: Key) -> None:
         """Tell the workers of a group, if one of them does not know, or was told long ago."""
         if not (self._layout.managed or self._layout.has_levels(key)):
             return
-        workers = [worker.worker_id for worker in self._registry.of_key(key)]
+        workers = [worker.worker_id for worker in self._worker_reports.of_key(key)]
         queues, now = self._layout.served(key), self._clock.monotonic()
         if all(self._knows(worker, queues, now) for worker in workers):
             return
         if await self._control.tell_queues(key, queues):
-            self._told |= {worker: _Told(queues, now) for worker in workers}
+            self._sent |= {worker: _Sent(queues, now) for worker in workers}
 
     def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
-        told = self._told.get(worker)
+        told = self._sent.get(worker)
         return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER
 
 
@@ -173,24 +173,23 @@ class UnusedLevels:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         layout: QueueLayout,
-        board: QueueStatuses,
-        totals: StoreTotals,
+        queue_status: QueueStatuses,
+        listings: QueueListings,
+        queue_loop: RequestQueuesLoop,
         control: WorkerControl,
-        reconcile: Callable[[Key], None],
-        settle_delay: float,
-        clock: Clock,
     ) -> None:
         self._layout = layout
-        self._board = board
-        self._totals = totals
+        self._queue_status = queue_status
+        self._listings = listings
+        self._queue_loop = queue_loop
         self._control = control
-        self._look_at = reconcile
-        self._settle_delay = settle_delay
-        self._clock = clock
+        self._settle_delay = context.settings.lifecycle.settle_delay
+        self._clock = context.clock
         self._count = 0
-        self._log: Logger = get_logger("unused_levels")
+        self._log: Logger = get_logger("priorities")
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -208,7 +207,7 @@ class UnusedLevels:
             self._count = len(unused)
             self._log.info("serving queues that no route uses until they are empty", queues=self._count)
         for key, priority in unused:
-            if priority not in self._board[key].disposable and self._layout.serve_again(key, priority):
+            if priority not in self._queue_status[key].disposable and self._layout.serve_again(key, priority):
                 await self._tell(key)
         if any(self._settled_at(key) <= self._clock.monotonic() for key, _ in unused):
             await self._dispose_of_empty_ones()
@@ -216,18 +215,18 @@ class UnusedLevels:
     def _settled_at(self, key: Key) -> float:
         """From when on nothing can come into an unused store of the group; never while the group is not bound: its
         end takes all of its queues."""
-        facts = self._board[key]
+        facts = self._queue_status[key]
         return facts.bound_at + self._settle_delay if facts.is_bound and facts.bound_at is not None else float("inf")
 
     async def _dispose_of_empty_ones(self) -> None:
-        totals = await self._totals.list_level_totals()
+        totals = await self._listings.list_level_totals()
         for key, priority in self._layout.unused():  # may be others by now
-            total, disposable = totals.get((key, priority)), self._board[key].disposable
+            total, disposable = totals.get((key, priority)), self._queue_status[key].disposable
             if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:
                 continue
             self._layout.let_go(key, priority)
-            self._board.update(key, disposable=(*disposable, priority))
-            self._look_at(key)
+            self._queue_status.update(key, disposable=(*disposable, priority))
+            self._queue_loop.reconcile(key)
             await self._tell(key)
 
     async def _tell(self, key: Key) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import RetryQueues
 from osrdyne.protocol.names import QueueId
 
@@ -100,16 +100,16 @@ class RetryQueuesLoop:
     how many requests wait, by delay, at the latest look.
     """
 
-    def __init__(self, queues: RetryQueues, *, needed_for: float, settle_delay: float, clock: Clock) -> None:
+    def __init__(self, context: TermContext, queues: RetryQueues) -> None:
         self._queues = queues
-        self.needed_for = needed_for
+        self.needed_for = context.settings.requests.ttl
         """Seconds for which an accepted request may need a queue that no route uses any more."""
-        self._settle_delay = settle_delay
-        self._clock = clock
-        self._since = clock.monotonic()
+        self._settle_delay = context.settings.lifecycle.settle_delay
+        self._clock = context.clock
+        self._since = context.clock.monotonic()
         self.returned = ReturnedRequests()
         self._used: frozenset[int] = frozenset()
-        self._classes: frozenset[int] = frozenset()
+        self._levels: frozenset[int] = frozenset()
         self.refused: Mapping[int, str] = {}
         self.waiting: Mapping[int, int] = {}
         self._unused: dict[int, Unused] = {}
@@ -131,18 +131,18 @@ class RetryQueuesLoop:
             self.refused = await self._queues.declare(delays_ms, priorities)
             now = self._clock.monotonic()
             self._unused |= {delay_ms: Unused(now) for delay_ms in self._used.difference(delays_ms)}
-            self._used, self._classes = frozenset(delays_ms), frozenset(priorities)
+            self._used, self._levels = frozenset(delays_ms), frozenset(priorities)
             self._unused = {delay_ms: one for delay_ms, one in self._unused.items() if delay_ms not in self._used}
 
     @property
     def declared(self) -> tuple[frozenset[int], frozenset[int]]:
         """The delays that have a queue, and the classes that requests come back to."""
-        return self._used.difference(self.refused), self._classes
+        return self._used.difference(self.refused), self._levels
 
     async def declare_again(self) -> None:
         """Something of it was found missing."""
         async with self._changing:
-            self.refused = await self._queues.declare(self._used, self._classes)
+            self.refused = await self._queues.declare(self._used, self._levels)
 
     async def use_none(self) -> None:
         """The pool is a direct one: what waits from before passes the controller when it comes back."""
@@ -171,7 +171,7 @@ class RetryQueuesLoop:
             if missing:
                 self._log.error("wait queue is gone, somebody else deleted it", delays_ms=sorted(missing))
             if missing or self.refused:
-                self.refused = await self._queues.declare(self._used, self._classes)
+                self.refused = await self._queues.declare(self._used, self._levels)
             now = self._clock.monotonic()
             found = listed.keys() - self._used
             self._unused = {delay_ms: self._unused.get(delay_ms, Unused(now)) for delay_ms in sorted(found)}

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.offload import SMALL, off_loop
 from osrdyne.broker.topology.comparison import expected_topology
 from osrdyne.broker.topology.declarations import Topology
@@ -22,7 +21,7 @@ from osrdyne.ingress.documents.problems import Problem
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest_json
 from osrdyne.ingress.routes.retries import different_delays
 from osrdyne.ingress.routes.table import RouteTable
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestChange, ManifestKind, ManifestStore
 from osrdyne.pool.routing.priorities import PriorityLevels
@@ -57,30 +56,29 @@ class ActiveRoutes(ActiveManifest[Manifest]):
 
     def __init__(
         self,
+        context: TermContext,
         *,
         layout: QueueLayout,
-        classes: PriorityLevels,
+        levels: PriorityLevels,
         retries: RetryQueuesLoop,
         store: RouteStore,
         declare: Callable[[Topology], Awaitable[None]],
         count_ready: Callable[[Key, int], Awaitable[int]],
-        ttl_limits: TtlLimits,
-        keep_for: Callable[[float], Awaitable[None]],
-        clock: Clock,
-        metrics: Metrics,
+        apply_policy: Callable[[float], Awaitable[None]],
     ) -> None:
-        super().__init__(store, managed=layout.managed, clock=clock)
+        super().__init__(context, store)
+        requests = context.settings.requests
         self._layout = layout
-        self.classes = classes
+        self.levels = levels
         self._retries = retries
-        self.ttl_limits = ttl_limits
-        self.longest_ttl = ttl_limits.default
-        """Seconds that no request outlives which was accepted in this term, or is accepted by the routes in force. It
+        self.ttl_limits = TtlLimits(requests.ttl, requests.longest_ttl)
+        self.longest_ttl = self.ttl_limits.default
+        """Seconds that no request outlives which was accepted in this term, or is accepted by the active routes. It
         never falls in a term: requests of former routes may still wait."""
-        self._keep_for = keep_for
+        self._apply_policy = apply_policy
         self._declare = declare
         self._count_ready = count_ready
-        self._metrics = metrics
+        self._metrics = context.metrics
         self.table: RouteTable | None = None
         self.retries_off: Mapping[str, str] = {}
         """The routes whose requests are not tried again although they should be, and why."""
@@ -135,7 +133,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         """Tell workers their queues, look after wait queues, and follow what is kept, for ever; a direct pool may have
         queues of both kinds from before."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.classes.run(), name="queues for workers")
+            group.create_task(self.levels.run(), name="queues for workers")
             group.create_task(self._retries.run(self._look_at_retries), name="unused wait queues")
             if self._layout.managed:
                 await super().run()
@@ -145,13 +143,13 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         name any. Raises `BrokerConflictError`."""
         if priority is not None and priority not in self._layout.used:
             await self._declare(self._layout.exchanges_for((priority,)))
-        self.classes.require(priority)
+        self.levels.require(priority)
 
     async def _require_ttl(self, manifest: Manifest) -> None:
         """Let queues keep requests for as long as these routes allow, before the first such request is accepted."""
         longest = longest_ttl(manifest, self.ttl_limits)
         if longest > self.longest_ttl:
-            await self._keep_for(longest)
+            await self._apply_policy(longest)
             self.longest_ttl = self._retries.needed_for = longest
 
     async def _use(self, manifest: Manifest | None) -> None:
@@ -159,7 +157,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         await self._require_ttl(routes)
         await self._declare(self._layout.exchanges_for(routes.priorities))
         await self._retries.use(routes.retry_delays, routes.priorities)
-        self.classes.use(routes.priorities)
+        self.levels.use(routes.priorities)
         if manifest is None:
             self._manifest, self.retries_off, self.table = None, {}, None
         else:
@@ -185,7 +183,7 @@ class ActiveRoutes(ActiveManifest[Manifest]):
             self._decide_by(self._manifest)
 
     async def _change(self, manifest: Manifest | None, *, author: str) -> RouteChange:
-        before = self.classes.of_routes
+        before = self.levels.of_routes
         routes = _NO_ROUTES if manifest is None else manifest
         await self._require_ttl(routes)
         # First what may be refused: a manifest that is kept and cannot be had would end each term that follows.

@@ -6,9 +6,9 @@ static rules begin anew with each change and each term.
 
 from __future__ import annotations
 
-from osrdyne.aio.clock import Clock
 from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter_json
 from osrdyne.ingress.splitter.rules import Splitter
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.active_manifest import ActiveManifest
 from osrdyne.pool.routing.manifest_store import ManifestKind, ManifestStore
 from osrdyne.pool.state.pins import Parameters
@@ -17,9 +17,11 @@ from osrdyne.pool.state.pins import Parameters
 class ActiveSplitter(ActiveManifest[SplitterManifest]):
     """The splitter of one term; `splitter` is None where no rule is in force."""
 
-    def __init__(self, parameters: Parameters, *, pool: str, managed: bool, clock: Clock) -> None:
-        store = ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter_json)
-        super().__init__(store, managed=managed, clock=clock)
+    def __init__(self, context: TermContext, parameters: Parameters) -> None:
+        pool = context.names.pool
+        super().__init__(
+            context, ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter_json)
+        )
         self.splitter: Splitter | None = None
 
     async def _use(self, manifest: SplitterManifest | None) -> None:

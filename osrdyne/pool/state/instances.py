@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,11 @@ class InstanceInventory:
 
     def entries(self) -> list[InventoryEntry]:
         return list(self._entries.values())
+
+    def worker_ids(self) -> set[WorkerId]:
+        """The ids of the workers that have not exited."""
+        instances = (entry.instance for entry in self._entries.values())
+        return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
 
     def note(self, instance: Instance, *, now: float, started_here: bool = False) -> None:
         """The instance is as given; new or changed."""

@@ -7,12 +7,13 @@ found at a take-over is STARTING until it has reported (defects: ready-after-res
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed
+from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.pool.views import WorkerState
 from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
 from osrdyne.protocol.control import Generation
@@ -203,6 +204,12 @@ class WorkerRegistry:
             if silent and worker.heard_at <= sampled_after:
                 self._put(replace(worker, state=WorkerState.IDLE, in_flight=0, requests=()))
                 self.feed.notify(key)
+
+    def take_listing(self, listed: Iterable[ListedQueue]) -> None:
+        """Take a listing of the request queues: workers of empty queues that do not report completion are idle."""
+        for queue in listed:
+            if queue.messages == 0 and queue.whole:
+                self.note_empty_queue(queue.key, sampled_after=queue.sampled_after)
 
     def is_assumed(self, worker_id: str) -> bool:
         """Whether it has said nothing since it was assumed to be ready."""

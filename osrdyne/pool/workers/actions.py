@@ -8,12 +8,10 @@ ends may still land; names are unique and surplus is stopped, so that does no ha
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
 from osrdyne.errors import (
     BrokerError,
@@ -22,14 +20,13 @@ from osrdyne.errors import (
     StartFailedError,
 )
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
 from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts, WorkerDeath
-from osrdyne.pool.state.instances import Draining, InstanceInventory, InventoryEntry
-from osrdyne.pool.state.restart_backoff import RestartBackoffs
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.state.instances import Draining, InventoryEntry
+from osrdyne.pool.state.term_state import TermState
+from osrdyne.pool.state.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
 from osrdyne.protocol.control import Generation
@@ -42,57 +39,41 @@ DRAIN_INTERVAL = 10.0
 """Seconds until a worker that was asked to end is asked again."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLimits:
-    """Seconds and counts from the configuration; see `LifecycleSettings`. `drain_timeout`: longer than any request."""
-
-    max_concurrent_starts: int
-    start_timeout: float
-    start_attempts: int
-    stop_grace: float
-    resync_interval: float
-    drain_timeout: float = math.inf
-
-
 class WorkerActions:
     """Starts, stops and removes single workers, and notes in the start records what came of it."""
 
     def __init__(
         self,
+        context: TermContext,
+        state: TermState,
         *,
         driver: Driver,
         make_spec: SpecFactory,
         credentials: WorkerCredentials,
-        book: InstanceInventory,
-        records: RestartBackoffs,
-        tracker: PoolStateTracker,
-        queues: QueueCommands,
-        registry: WorkerRegistry,
+        queue_commands: QueueCommands,
         control: WorkerControl,
-        deaths: DeathRegister,
-        poison: PoisonTexts,
         lease: Lease,
-        limits: GroupLimits,
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
+        self._tracker = state.tracker
+        self._instances = state.instances
+        self._worker_reports = state.worker_reports
+        self._restarts = state.restarts
+        self._crashes = state.crashes
+        self._poison_texts = state.poison_texts
         self._driver = driver
         self._make_spec = make_spec
         self._credentials = credentials
-        self._book = book
-        self._records = records
-        self._tracker = tracker
-        self._queues = queues
-        self._registry = registry
+        self._queue_commands = queue_commands
         self._control = control
-        self._deaths = deaths
-        self._poison = poison
         self._lease = lease
-        self._limits = limits
-        self._clock = clock
-        self._metrics = metrics
-        self._told: dict[Key, str] = {}
-        self._to_tell: dict[Key, None] = {}
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._start_attempts = context.settings.lifecycle.start_attempts
+        self._stop_grace = context.settings.worker.stop_grace
+        # Longer than any request: a drain interrupts none.
+        self._drain_timeout = context.settings.worker.processing_timeout + self._stop_grace
+        self._troubles: dict[Key, str] = {}
+        self._unsent_texts: dict[Key, None] = {}
         self._log: Logger = get_logger("worker_actions")
 
     async def carry_out(self, key: Key, action: GroupAction) -> bool:
@@ -124,12 +105,12 @@ class WorkerActions:
 
     def _is_news(self, key: Key, trouble: str) -> bool:
         """False while the same trouble goes on: what is tried again every few seconds is logged once."""
-        before, self._told[key] = self._told.get(key), trouble
+        before, self._troubles[key] = self._troubles.get(key), trouble
         return before != trouble
 
     def forget_trouble(self, key: Key) -> None:
         """It is over: the next one is told again."""
-        self._told.pop(key, None)
+        self._troubles.pop(key, None)
 
     async def _start(self, key: Key, slot: int) -> bool:
         try:
@@ -146,7 +127,7 @@ class WorkerActions:
             self._credentials.release(spec.worker_id)
             self._note_refusal(key, error)
             return True
-        self._book.note(instance, now=self._clock.monotonic(), started_here=True)
+        self._instances.note(instance, now=self._clock.monotonic(), started_here=True)
         self._metrics.worker_starts.labels(outcome="started").inc()
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
         return True
@@ -155,7 +136,7 @@ class WorkerActions:
         """Somebody was faster: note that worker. Anything else of that name is no worker, and stays in the way."""
         found = [instance for instance in await self._driver.list_instances() if instance.key == key]
         for instance in found:
-            self._book.note(instance, now=self._clock.monotonic())
+            self._instances.note(instance, now=self._clock.monotonic())
         if any(instance.slot == slot for instance in found):
             return True
         if self._is_news(key, str(error)):
@@ -182,19 +163,19 @@ class WorkerActions:
             attempts=1,
             now=self._clock.monotonic(),
         )
-        self._records.apply(key, refused)
+        self._restarts.apply(key, refused)
 
     async def _stop(self, key: Key, instance_id: InstanceId, why: str) -> None:
-        entry = self._book.get(instance_id)
+        entry = self._instances.get(instance_id)
         if entry is None:
             return
         if why == OVERDUE and await self._seems_to_serve(entry):
-            self._registry.assume_ready(entry.instance.worker_id, key)
+            self._worker_reports.assume_ready(entry.instance.worker_id, key)
             return
         if entry.stopped_for != why:
             entry.stopped_for = why
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
-        await self._driver.stop(instance_id, grace=self._limits.stop_grace)
+        await self._driver.stop(instance_id, grace=self._stop_grace)
         entry.instance = replace(entry.instance, state=InstanceState.EXITED)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
@@ -204,28 +185,28 @@ class WorkerActions:
         replaced when requests wait and nobody but workers that said that they are ready consumes.
         """
         key = entry.instance.key
-        others = [other for other in self._book.of_key(key) if other is not entry and other.served]
-        if not self._registry.is_assumed(entry.instance.worker_id):
-            return await self._queues.consumer_count(key) > len(others)
-        reported = sum(not self._registry.is_assumed(other.instance.worker_id) for other in others)
-        return not await self._queues.waits_for_consumer(key, beside=reported)
+        others = [other for other in self._instances.of_key(key) if other is not entry and other.served]
+        if not self._worker_reports.is_assumed(entry.instance.worker_id):
+            return await self._queue_commands.consumer_count(key) > len(others)
+        reported = sum(not self._worker_reports.is_assumed(other.instance.worker_id) for other in others)
+        return not await self._queue_commands.waits_for_consumer(key, beside=reported)
 
     async def _drain(self, key: Key, instance_id: InstanceId, why: str) -> None:
         """Ask a worker to finish what it runs, however long that takes, and to end: no request is interrupted."""
-        entry = self._book.get(instance_id)
+        entry = self._instances.get(instance_id)
         if entry is None:
             return
         now = self._clock.monotonic()
         if entry.draining is None:
             self._log.info("worker may finish and end", key=key, worker_id=entry.instance.worker_id, why=why)
             self._metrics.workers_drained.inc()
-        until = entry.draining.until if entry.draining else now + self._limits.drain_timeout
+        until = entry.draining.until if entry.draining else now + self._drain_timeout
         entry.draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
         await self._control.drain(entry.instance.worker_id)  # whatever becomes of it: it is asked again
 
     async def _update(self, key: Key, instance_id: InstanceId) -> bool:
         """Have the platform replace the workers of a group; they keep the credentials they have."""
-        entry = self._book.get(instance_id)
+        entry = self._instances.get(instance_id)
         if entry is None:
             return True
         try:
@@ -255,21 +236,21 @@ class WorkerActions:
 
     async def _end(self, instance: Instance) -> None:
         try:
-            await self._driver.stop(instance.instance_id, grace=self._limits.stop_grace)
+            await self._driver.stop(instance.instance_id, grace=self._stop_grace)
             await self._driver.remove(instance.instance_id)
         except DriverError as error:
             self._log.warning("worker not stopped", key=instance.key, instance=instance.external_id, error=str(error))
             return
-        self._book.drop(instance.instance_id)
+        self._instances.drop(instance.instance_id)
         self._credentials.release(instance.worker_id)
 
     async def _remove(self, instance_id: InstanceId) -> None:
-        entry = self._book.get(instance_id)
+        entry = self._instances.get(instance_id)
         if entry is None:
             return
         lines = await self._driver.logs(instance_id, lines=LOG_LINES)
         await self._driver.remove(instance_id)
-        self._book.drop(instance_id)
+        self._instances.drop(instance_id)
         self.note_end(entry, log_lines=lines)
         await self.tell_poison(entry.instance.key)
 
@@ -278,8 +259,8 @@ class WorkerActions:
         instance, why = entry.instance, entry.stopped_for
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
             why = entry.draining.why
-        reported = self._registry[instance.worker_id]
-        self._registry.forget(instance.worker_id)
+        reported = self._worker_reports[instance.worker_id]
+        self._worker_reports.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
         ended_by_itself = why is None or entry.hangs is not None
         had_requests = reported is not None and bool(reported.requests or reported.suspects or reported.in_flight)
@@ -305,12 +286,12 @@ class WorkerActions:
             lived=now - entry.seen_at,
             reason=reason,
             log_lines=log_lines,
-            attempts_allowed=self._limits.start_attempts,
+            attempts_allowed=self._start_attempts,
             now=now,
             had_requests=had_requests,
             had_answered=reported is not None and reported.completed > 0,
         )
-        self._records.apply(instance.key, ended)
+        self._restarts.apply(instance.key, ended)
 
     def _refuse_text(self, key: Key, text: str) -> None:
         """A request ended its second worker, this one with nothing else in it: workers refuse its text from now on.
@@ -318,9 +299,9 @@ class WorkerActions:
         A worker that is started next has it in its environment. Should this leader end before, the next one knows
         nothing of it: the request runs again, and RabbitMQ's delivery limit holds.
         """
-        if self._poison.note(key, text):
+        if self._poison_texts.note(key, text):
             self._log.warning("request ended two workers, its text is refused", key=key, text=text)
-            self._to_tell[key] = None
+            self._unsent_texts[key] = None
 
     def _blame_stuck(self, key: Key, text: str) -> None:
         """A worker ended because the handler of this request did not end when it was cancelled.
@@ -328,13 +309,13 @@ class WorkerActions:
         The caller has its answer, so the request does not come back as a suspect: its text is refused when the same
         has happened to a second worker. Should this leader end in between, the next one begins to count again.
         """
-        if self._poison.note_stuck(key, text):
+        if self._poison_texts.note_stuck(key, text):
             self._refuse_text(key, text)
 
     async def tell_poison(self, key: Key) -> None:
         """Tell the workers that run already, if there is news."""
-        if key in self._to_tell and await self._control.tell_poison(key, self._poison.of_key(key)):
-            self._to_tell.pop(key, None)
+        if key in self._unsent_texts and await self._control.tell_poison(key, self._poison_texts.of_key(key)):
+            self._unsent_texts.pop(key, None)
 
     def _note_death(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:
         instance = entry.instance
@@ -346,4 +327,4 @@ class WorkerActions:
             log_lines=log_lines,
             requests=reported.requests,
         )
-        self._deaths.note(instance.key, death)
+        self._crashes.note(instance.key, death)

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import Backlog
 from osrdyne.drivers.base import InstanceState
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
-from osrdyne.pool.ports import Backlogs
+from osrdyne.pool.context import TermContext
+from osrdyne.pool.ports import QueueListings
 from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import Key
@@ -143,24 +142,23 @@ class Autoscaler:
 
     def __init__(
         self,
+        context: TermContext,
         rules: ScalingRules,
         *,
-        book: InstanceInventory,
-        registry: WorkerRegistry,
-        backlogs: Backlogs,
-        clock: Clock,
-        metrics: Metrics,
+        instances: InstanceInventory,
+        worker_reports: WorkerRegistry,
+        listings: QueueListings,
     ) -> None:
         self._rules = rules
-        self._book = book
-        self._registry = registry
-        self._backlogs = backlogs
-        self._clock = clock
-        self._metrics = metrics
+        self._instances = instances
+        self._worker_reports = worker_reports
+        self._listings = listings
+        self._clock = context.clock
+        self._metrics = context.metrics
         self._scales: dict[Key, GroupScale] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
         """Keys of groups that should have another number of workers."""
-        self._log: Logger = get_logger("worker_scaler")
+        self._log: Logger = get_logger("autoscaler")
 
     def wanted(self, key: Key) -> int:
         """Workers that the group should have. One that was just found keeps as many as it has, for a start."""
@@ -181,15 +179,15 @@ class Autoscaler:
 
     async def reconcile(self) -> None:
         """One pass."""
-        keys = {entry.instance.key for entry in self._book.entries()}
+        keys = {entry.instance.key for entry in self._instances.entries()}
         for key in self._scales.keys() - keys:
             del self._scales[key]
         due = [key for key in keys if self._may_change(key)]
-        backlogs = await self._backlogs.list_backlogs() if due else {}
+        backlogs = await self._listings.list_backlogs() if due else {}
         for key in due:
             backlog = backlogs.get(key, Backlog())
             if backlog.messages == 0:
-                self._registry.note_empty_queue(key, sampled_after=backlog.sampled_after)
+                self._worker_reports.note_empty_queue(key, sampled_after=backlog.sampled_after)
             self._rescale(key, backlog)
         self._metrics.workers_wanted.set(sum(scale.wanted for scale in self._scales.values()))
 
@@ -223,12 +221,12 @@ class Autoscaler:
             in_flight=running,
             busy=busy,
             serving=len(serving),
-            completed=sum(worker.completed for worker in self._registry.of_key(key)),
+            completed=sum(worker.completed for worker in self._worker_reports.of_key(key)),
         )
 
     def _staying(self, key: Key) -> list[InventoryEntry]:
         """Workers that are there and were not asked to end."""
-        entries = self._book.of_key(key)
+        entries = self._instances.of_key(key)
         return [entry for entry in entries if entry.instance.state is InstanceState.RUNNING and not entry.draining]
 
     def _serving(self, key: Key) -> list[InventoryEntry]:
@@ -236,7 +234,7 @@ class Autoscaler:
 
     def _works(self, entry: InventoryEntry) -> bool:
         """Whether it runs a request, or did a moment ago."""
-        reported = self._registry[entry.instance.worker_id]
+        reported = self._worker_reports[entry.instance.worker_id]
         since = self._clock.monotonic() - 2 * SAMPLE_INTERVAL
         if reported is None:
             return False
@@ -244,8 +242,8 @@ class Autoscaler:
         return reported.in_flight > 0 or reported.worked_at > since or reported.is_assumed
 
     def _is_in_doubt(self, entry: InventoryEntry) -> bool:
-        return self._registry.is_opaque(entry.instance.worker_id)
+        return self._worker_reports.is_opaque(entry.instance.worker_id)
 
     def _in_flight(self, entry: InventoryEntry) -> int:
-        reported = self._registry[entry.instance.worker_id]
+        reported = self._worker_reports[entry.instance.worker_id]
         return 0 if reported is None else reported.in_flight

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from osrdyne.amqp import Message
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
+from osrdyne.protocol.names import Key, QueueName, WorkerId
 
 
 class WorkerControl:
     """Publishes control messages; they may get lost. Each method says whether RabbitMQ has taken the message."""
 
-    def __init__(self, *, names: PoolNames, tracker: PoolStateTracker, publisher: Publisher) -> None:
-        self._names = names
+    def __init__(self, context: TermContext, *, tracker: PoolStateTracker, publisher: Publisher) -> None:
+        self._names = context.names
         self._tracker = tracker
         self._publisher = publisher
         self._log: Logger = get_logger("worker_control")

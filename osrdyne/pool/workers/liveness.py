@@ -14,16 +14,18 @@ sender: it is asked to resume, twice, and then replaced. This module stops no wo
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.views import WorkerState
+from osrdyne.pool.workers.control import WorkerControl
+from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
 
@@ -38,10 +40,6 @@ IDLE_ALL_THE_SAME = "it took no requests although some waited"
 
 STAYS_PAUSED = "it takes no requests and does not resume"
 AHEAD = "it follows control messages that this leader did not send"
-
-Ask = Callable[[Key], Awaitable[bool]]
-"""Ask a group for reports; False: it could not be asked."""
-Replace = Callable[[Key, Mapping[str, str]], None]
 
 
 @dataclass(slots=True)
@@ -109,25 +107,24 @@ class WorkerLiveness:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         tracker: PoolStateTracker,
-        registry: WorkerRegistry,
-        book: InstanceInventory,
-        ask: Ask,
-        replace: Replace,
-        patience: float,
-        clock: Clock,
+        worker_reports: WorkerRegistry,
+        instances: InstanceInventory,
+        control: WorkerControl,
+        worker_loop: WorkerGroupsLoop,
     ) -> None:
         self._tracker = tracker
-        self._registry = registry
-        self._book = book
-        self._ask = ask
-        self._replace = replace
-        self._patience = patience
-        self._clock = clock
+        self._worker_reports = worker_reports
+        self._instances = instances
+        self._control = control
+        self._worker_loop = worker_loop
+        self._patience = context.settings.worker.silence_timeout
+        self._clock = context.clock
         self._suspicions: dict[Key, Suspicion] = {}
         self._disobedient: dict[str, Disobedience] = {}
-        self._log: Logger = get_logger("worker_watch")
+        self._log: Logger = get_logger("liveness")
 
     async def run(self) -> None:
         """Look at what was reported, for ever."""
@@ -149,18 +146,18 @@ class WorkerLiveness:
                 suspicion.waiting_since = now if suspicion.waiting_since is None else suspicion.waiting_since
 
     def _is_at_rest(self, key: Key, now: float) -> bool:
-        judged = [worker for worker in self._registry.of_key(key) if is_judged(worker)]
+        judged = [worker for worker in self._worker_reports.of_key(key) if is_judged(worker)]
         return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
 
     async def check(self) -> None:
         """One pass."""
         await self._correct_disobedient()
         now = self._clock.monotonic()
-        for worker in self._registry.all():
+        for worker in self._worker_reports.all():
             if is_suspicious(worker, now=now, patience=self._patience):
                 self._suspicions.setdefault(worker.key, Suspicion(since=now))
         for key, suspicion in list(self._suspicions.items()):
-            hanging = judge(self._registry.of_key(key), suspicion, now=now, patience=self._patience)
+            hanging = judge(self._worker_reports.of_key(key), suspicion, now=now, patience=self._patience)
             if hanging is None and self._tracker.status(key) is not None and now - suspicion.since < SUSPICION_LASTS:
                 await self._ask_group(key, suspicion)
             else:
@@ -171,7 +168,7 @@ class WorkerLiveness:
         """Resume workers that are paused; have those replaced on which that has no effect."""
         found = {
             worker.worker_id: (worker, why)
-            for worker in self._registry.all()
+            for worker in self._worker_reports.all()
             if (why := disobeys(worker, self._tracker.generation)) is not None
         }
         self._disobedient = {name: self._disobedient.get(name) or Disobedience() for name in found}
@@ -183,7 +180,7 @@ class WorkerLiveness:
             if disobedience.asked >= ASKED:
                 del self._disobedient[name]
                 self._give_up(worker.key, {name: why})
-            elif worker.key in asked or await self._ask(worker.key):
+            elif worker.key in asked or await self._control.ask_for_reports(worker.key):
                 asked.add(worker.key)
                 self._log.info("worker is told to go on", key=worker.key, worker_id=name, why=why)
                 disobedience.asked += 1
@@ -192,22 +189,22 @@ class WorkerLiveness:
     async def _ask_group(self, key: Key, suspicion: Suspicion) -> None:
         if suspicion.asked >= ASKED or self._clock.monotonic() - suspicion.asked_at < self._patience / 2:
             return
-        if await self._ask(key):
+        if await self._control.ask_for_reports(key):
             suspicion.asked += 1
             suspicion.asked_at = self._clock.monotonic()
 
     def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Have instances replaced that a driver can replace; forget workers that somebody else has started."""
-        instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._book.of_key(key)}
+        instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._instances.of_key(key)}
         useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
         for worker_id, why in hanging.items():
             self._log.warning("worker does not work", key=key, worker_id=worker_id, why=why)
             if started_as(worker_id) not in useless:
-                self._registry.forget(worker_id)
+                self._worker_reports.forget(worker_id)
         if useless:
-            self._replace(key, useless)
+            self._worker_loop.replace_hanging(key, useless)
 
     def _workers_of(self, entry: InventoryEntry) -> list[str]:
         """The worker of an instance; of one that is a whole group (a Deployment), those that have reported."""
         name = entry.instance.worker_id
-        return [worker.worker_id for worker in self._registry.replicas(name)] or [name]
+        return [worker.worker_id for worker in self._worker_reports.replicas(name)] or [name]

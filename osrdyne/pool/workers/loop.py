@@ -13,21 +13,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.drivers.base import Driver, InstanceId, InstanceState
 from osrdyne.errors import DriverError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
-from osrdyne.pool.state.observed import ObservedWorkers, QueueStatuses, WorkerStatuses
-from osrdyne.pool.state.restart_backoff import RestartBackoff, RestartBackoffs
-from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry
-from osrdyne.pool.workers.actions import GroupLimits, WorkerActions
+from osrdyne.pool.state.instances import InventoryEntry
+from osrdyne.pool.state.observed import ObservedWorkers
+from osrdyne.pool.state.restart_backoff import RestartBackoff
+from osrdyne.pool.state.term_state import TermState
+from osrdyne.pool.workers.actions import WorkerActions
 from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.plan import Drain, GroupAction, ObservedGroup, Remove, Start, Stop, Update, Wait, plan_group
 from osrdyne.protocol.names import Key
@@ -46,35 +43,27 @@ class WorkerGroupsLoop:
 
     def __init__(
         self,
+        context: TermContext,
+        state: TermState,
         *,
-        tracker: PoolStateTracker,
         driver: Driver,
         actions: WorkerActions,
-        book: InstanceInventory,
-        records: RestartBackoffs,
-        queue_board: QueueStatuses,
-        board: WorkerStatuses,
-        registry: WorkerRegistry,
-        admission: Admission,
-        scaler: Autoscaler,
-        limits: GroupLimits,
-        clock: Clock,
-        metrics: Metrics,
+        autoscaler: Autoscaler,
     ) -> None:
-        self._tracker = tracker
+        self._tracker = state.tracker
+        self._admission = state.admission
+        self._queue_status = state.queue_status
+        self._worker_status = state.worker_status
+        self._worker_reports = state.worker_reports
+        self._instances = state.instances
+        self._restarts = state.restarts
         self._driver = driver
         self._spec_hash = driver.spec_hash()
         self._actions = actions
-        self._book = book
-        self._queue_board = queue_board
-        self._board = board
-        self._registry = registry
-        self._admission = admission
-        self._scaler = scaler
-        self._limits = limits
-        self._clock = clock
-        self._metrics = metrics
-        self._records = records
+        self._autoscaler = autoscaler
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._limits = context.settings.lifecycle
         self._dirty: dict[Key, None] = {}
         self._waiting_for_room: dict[Key, None] = {}
         self._recheck: dict[Key, float] = {}
@@ -84,7 +73,7 @@ class WorkerGroupsLoop:
         self._relist = False
         self._touched: set[Key] = set()
         self._unread: set[Key] = set()
-        self._wakeup = Wakeup(clock)
+        self._wakeup = Wakeup(context.clock)
         self._log: Logger = get_logger("worker_groups")
 
     # --- what others ask
@@ -101,14 +90,14 @@ class WorkerGroupsLoop:
 
     def retry(self, key: Key) -> None:
         """A request came for a group whose start had failed for good: try again if its back-off is over."""
-        failure = self._records[key].failure
+        failure = self._restarts[key].failure
         if failure is not None and self._clock.monotonic() >= failure.retry_at:
-            self._records.apply(key, restart_backoff.retry_allowed)
+            self._restarts.apply(key, restart_backoff.retry_allowed)
             self.reconcile(key)
 
     def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
-        for entry in self._book.of_key(key):
+        for entry in self._instances.of_key(key):
             entry.hangs = entry.hangs or hanging.get(entry.instance.worker_id)
         self.reconcile(key)
 
@@ -119,7 +108,7 @@ class WorkerGroupsLoop:
         """
         self._touched = set(self._acting)
         listing = await self._driver.list_instances()
-        changed, vanished = self._book.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
+        changed, vanished = self._instances.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
         for entry in vanished:
             self._actions.note_end(entry, log_lines=())
         for key in changed:
@@ -135,9 +124,9 @@ class WorkerGroupsLoop:
         """List, plan and act, for ever. Ends only with its term."""
         sources = [
             self._tracker.subscribe(),
-            self._queue_board.feed.subscribe(already=self._queue_board.keys()),
-            self._registry.feed.subscribe(),
-            self._scaler.feed.subscribe(),
+            self._queue_status.feed.subscribe(already=self._queue_status.keys()),
+            self._worker_reports.feed.subscribe(),
+            self._autoscaler.feed.subscribe(),
         ]
         async with asyncio.TaskGroup() as group:
             for source in sources:
@@ -196,7 +185,7 @@ class WorkerGroupsLoop:
         for key in dirty:
             self._note_served(key)
             self._note_mismarked(key)
-        self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._book.loading()
+        self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._instances.loading()
         waiting, self._waiting_for_room = self._waiting_for_room, {}
         for key in waiting:
             if key in dirty or self._room > 0:
@@ -213,15 +202,15 @@ class WorkerGroupsLoop:
         """Decide what the group needs now, and start doing it unless something is under way already."""
         if key not in self._acting:
             desired = self._tracker.status(key)
-            entries = self._book.of_key(key)
+            entries = self._instances.of_key(key)
             if desired is None:
-                self._records.clear(key)
+                self._restarts.clear(key)
                 if not entries:
-                    self._registry.forget_group(key)
+                    self._worker_reports.forget_group(key)
                     self._actions.forget_trouble(key)
             self._see_to_place(key, wanted=desired is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
-            actions = plan_group(desired, facts, slots=self._scaler.wanted(key), now=self._clock.monotonic())
+            actions = plan_group(desired, facts, slots=self._autoscaler.wanted(key), now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
 
@@ -268,18 +257,18 @@ class WorkerGroupsLoop:
             self.relist()
 
     def _group_facts(self, key: Key, entries: list[InventoryEntry]) -> ObservedGroup:
-        failure = self._records[key].failure
+        failure = self._restarts[key].failure
         running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
         if failure is not None and (running or self._tracker.is_pinned(key)):
             self.retry(key)  # nobody waits for an answer that could be the occasion
             self._recheck_at(key, failure.retry_at)
-        record = self._records[key]
+        record = self._restarts[key]
         for entry in entries:
             if entry.draining is not None:
                 self._recheck_at(key, min(entry.draining.ask_again_at, entry.draining.until))
         return ObservedGroup(
             instances=[entry.instance for entry in entries],
-            queue_exists=self._queue_board[key].exists,
+            queue_exists=self._queue_status[key].exists,
             overdue=self._overdue(key, entries),
             hanging={entry.instance.instance_id: entry.hangs for entry in entries if entry.hangs},
             back_off_until=record.back_off_until,
@@ -295,7 +284,7 @@ class WorkerGroupsLoop:
         )
 
     def _is_busy(self, entry: InventoryEntry) -> bool:
-        reported = self._registry[entry.instance.worker_id]
+        reported = self._worker_reports[entry.instance.worker_id]
         return reported is not None and reported.in_flight > 0
 
     def _is_ending(self, key: Key) -> bool:
@@ -320,7 +309,7 @@ class WorkerGroupsLoop:
     def _unready_since(self, entry: InventoryEntry) -> float | None:
         """Since when it could have said that it is ready; None when it has. One that passed for ready is looked at
         again after the same time."""
-        reported = self._registry[entry.instance.worker_id]
+        reported = self._worker_reports[entry.instance.worker_id]
         if reported is not None and reported.is_assumed:
             return reported.heard_at
         return None if entry.served else entry.seen_at
@@ -330,20 +319,20 @@ class WorkerGroupsLoop:
 
     def _note_served(self, key: Key) -> None:
         """A worker that says it is ready has made good for failed starts before it."""
-        for entry in self._book.of_key(key):
-            reported = self._registry[entry.instance.worker_id]
+        for entry in self._instances.of_key(key):
+            reported = self._worker_reports[entry.instance.worker_id]
             if reported is not None and reported.suspects:
-                self._records.apply(key, restart_backoff.has_suspects)
+                self._restarts.apply(key, restart_backoff.has_suspects)
             if not entry.served and reported is not None and reported.state.serves:
                 entry.served = True
                 self._metrics.worker_starts.labels(outcome="ready").inc()
                 self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
                 if not entry.is_outdated(self._spec_hash):
-                    self._records.apply(key, restart_backoff.became_ready)
+                    self._restarts.apply(key, restart_backoff.became_ready)
 
     def _note_mismarked(self, key: Key) -> None:
         """Tell of workers that got the present settings, and of which the driver says that they have others."""
-        for entry in self._book.of_key(key):
+        for entry in self._instances.of_key(key):
             got_present = not entry.is_outdated(self._spec_hash)
             if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
                 entry.is_mismarked = True
@@ -358,19 +347,19 @@ class WorkerGroupsLoop:
     def _publish(self, key: Key) -> None:
         """Write the group's facts for everybody else."""
         acting: Iterable[GroupAction] = self._acting.get(key, ())
-        instances = tuple(entry.instance for entry in self._book.of_key(key))
+        instances = tuple(entry.instance for entry in self._instances.of_key(key))
         facts = ObservedWorkers(
             instances=instances,
             stopping=any(isinstance(action, Stop) for action in acting)
             or any(instance.state is InstanceState.STOPPING for instance in instances),
             starting=any(isinstance(action, Start) for action in acting),
-            failure=self._records[key].failure,
+            failure=self._restarts[key].failure,
             waiting_for=self._waiting_for(key),
         )
-        if facts.is_empty and self._queue_board[key].exists:
-            known = self._board[key].empty_since
+        if facts.is_empty and self._queue_status[key].exists:
+            known = self._worker_status[key].empty_since
             facts = replace(facts, empty_since=self._clock.monotonic() if known is None else known)
-        self._board.set(key, facts)
+        self._worker_status.set(key, facts)
 
     def _waiting_for(self, key: Key) -> str | None:
         if self._tracker.status(key) is not None and not self._admission.is_admitted(key):

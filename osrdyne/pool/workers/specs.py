@@ -5,31 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from osrdyne.aio.clock import Clock
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.credentials import ScopedCredentials, SharedCredentials
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.drivers.base import Driver, WorkerSpec, new_worker_id
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import WorkerCredentials
 from osrdyne.pool.state.crashes import PoisonTexts
-from osrdyne.pool.workers.actions import GroupLimits, SpecFactory
+from osrdyne.pool.workers.actions import SpecFactory
 from osrdyne.pool.workers.autoscaler import ScalingRules
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
-
-
-def group_limits(settings: Settings) -> GroupLimits:
-    lifecycle = settings.lifecycle
-    return GroupLimits(
-        max_concurrent_starts=lifecycle.max_concurrent_starts,
-        start_timeout=lifecycle.start_timeout,
-        start_attempts=lifecycle.start_attempts,
-        stop_grace=settings.worker.stop_grace,
-        resync_interval=lifecycle.resync_interval,
-        drain_timeout=settings.worker.processing_timeout + settings.worker.stop_grace,
-    )
 
 
 def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
@@ -78,26 +66,25 @@ def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> Wor
 
 
 def choose_credentials(
-    settings: Settings,
+    context: TermContext,
     *,
     layout: QueueLayout,
     management: ManagementClient,
     driver: Driver,
     alive: Callable[[], Set[WorkerId]],
-    clock: Clock,
 ) -> SharedCredentials | ScopedCredentials:
-    """With which credentials workers connect; `alive` tells the ids of the workers that exist."""
-    broker, lifecycle = settings.broker, settings.lifecycle
+    """The credentials with which workers connect. `alive` returns the ids of the workers that exist."""
+    broker, lifecycle = context.settings.broker, context.settings.lifecycle
     if not (broker.scoped_credentials and driver.manages_workers):
         return SharedCredentials(broker.effective_worker_uri())
     return ScopedCredentials(
-        names=PoolNames(settings.pool.id),
+        names=context.names,
         layout=layout,
         management=management,
         uri=broker.effective_worker_uri(),
         alive=alive,
         start_timeout=lifecycle.start_timeout,
         interval=lifecycle.resync_interval,
-        clock=clock,
+        clock=context.clock,
         workers_of_start=driver.workers_of_start,
     )

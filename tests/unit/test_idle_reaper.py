@@ -8,6 +8,7 @@ import pytest
 
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.groups.idle import IdleReaper
 from osrdyne.pool.queues.depths import QueueDepths
@@ -16,6 +17,7 @@ from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.context import make_context
 
 A, B = Key("a"), Key("b")
 SETTLE = 10.0
@@ -52,17 +54,13 @@ class Setting:
         self.clock = self.totals.clock
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
         self.board = QueueStatuses()
-        fresh = QueueDepths(self.totals, clock=self.clock)
+        context = make_context(clock=self.clock, lifecycle=LifecycleSettings(settle_delay=SETTLE))
+        depths = QueueDepths(context, self.totals)
         self.workers = WorkerStatuses()
-        self.judge = IdleReaper(
-            tracker=self.tracker,
-            board=self.board,
-            workers=self.workers,
-            totals=fresh,
-            settle_delay=SETTLE,
-            clock=self.clock,
+        self.reaper = IdleReaper(
+            context, tracker=self.tracker, queue_status=self.board, worker_status=self.workers, depths=depths
         )
-        self.tasks = [asyncio.create_task(loop.run()) for loop in (self.judge, self.tracker, fresh)]
+        self.tasks = [asyncio.create_task(loop.run()) for loop in (self.reaper, self.tracker, depths)]
 
     async def idle_group(self, key: Key = A) -> None:
         """A group that has been unbound for the whole of its `stop_delay` but one second."""

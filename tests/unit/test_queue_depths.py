@@ -14,6 +14,7 @@ from osrdyne.errors import BrokerUnavailableError
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.context import make_context
 
 A, B = Key("a"), Key("b")
 
@@ -48,7 +49,7 @@ def listing(clock: VirtualClock) -> Listing:
 
 @pytest.fixture
 async def totals(listing: Listing, clock: VirtualClock) -> AsyncIterator[QueueDepths]:
-    totals = QueueDepths(listing, clock=clock)
+    totals = QueueDepths(make_context(clock=clock), listing)
     running = asyncio.create_task(totals.run())
     yield totals
     running.cancel()
