@@ -109,7 +109,7 @@ def worker_command(app: str) -> tuple[str, ...]:
     script = Path(sys.executable).with_name("osrdyne-worker")
     if script.is_file():
         return (str(script), app)
-    return (sys.executable, "-m", "osrdyne_worker.runtime.main", app)
+    return (sys.executable, "-m", "osrdyne_worker.main", app)
 
 
 def _parse_options(driver_class: type[Driver], settings: DriverSettings) -> DriverOptions:

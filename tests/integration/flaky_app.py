@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne_worker import App, Call, RequestError
-from osrdyne_worker.runtime.retries import Retries
+from osrdyne_worker.requests.retries import Retries
 
 DEATH_VARIABLE = "FLAKY_DIES_ONCE"
 """Names a file that does not exist: the worker dies between the confirm of a retry and its acknowledgement, and makes

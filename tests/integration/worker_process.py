@@ -158,7 +158,7 @@ class Stage:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "osrdyne_worker.runtime.main",
+            "osrdyne_worker.main",
             app,
             env={**inherited, **environment.to_variables(), "WORKER_AMQP_URI_FILE": "-", **(variables or {})},
             cwd=ROOT,

@@ -81,7 +81,7 @@ async def test_worker_answers_queries_and_leaves_nothing_behind(
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "osrdyne_worker.runtime.main",
+        "osrdyne_worker.main",
         "osrdyne_worker.pipelines.sql:app",
         env={**os.environ, **environment(broker.amqp_uri, pool_id, config)},
     )

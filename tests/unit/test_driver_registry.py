@@ -94,4 +94,4 @@ def test_worker_command_is_the_script_beside_python(tmp_path, monkeypatch):
 
 def test_worker_command_without_the_script_runs_the_module(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert registry.worker_command("a:b") == (str(tmp_path / "python"), "-m", "osrdyne_worker.runtime.main", "a:b")
+    assert registry.worker_command("a:b") == (str(tmp_path / "python"), "-m", "osrdyne_worker.main", "a:b")

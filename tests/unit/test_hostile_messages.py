@@ -37,13 +37,13 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.hostile import HostileMessage, hostile_message
 from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 from osrdyne_worker import App, Call, Context
-from osrdyne_worker.runtime.activity import Reporter
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.replies import ReplySender
+from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.runtime.connection import Link
 from osrdyne_worker.runtime.control import ControlTrouble, WantedState, apply_control, listen
-from osrdyne_worker.runtime.dispatch import Dispatcher
-from osrdyne_worker.runtime.link import Link
-from osrdyne_worker.runtime.processor import Processor
-from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import Retries
+from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 EXAMPLES, AT_ONCE = 100, 100

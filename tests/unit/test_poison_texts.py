@@ -17,9 +17,9 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
-from osrdyne_worker.runtime.inflight import Slots
-from osrdyne_worker.runtime.suspects import MAX_TEXTS, SUSPECT_RANK
-from osrdyne_worker.runtime.suspects import PoisonTexts as RefusedTexts
+from osrdyne_worker.requests.inflight import Slots
+from osrdyne_worker.requests.suspects import MAX_TEXTS, SUSPECT_RANK
+from osrdyne_worker.requests.suspects import PoisonTexts as RefusedTexts
 
 A = Key("a")
 

@@ -26,8 +26,8 @@ from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.stack import POOL, Stack, leading, make_stack
-from osrdyne_worker.runtime.link import Link
-from osrdyne_worker.runtime.retries import Retries, Retry
+from osrdyne_worker.requests.retries import Retries, Retry
+from osrdyne_worker.runtime.connection import Link
 
 NAMES = PoolNames(POOL)
 RETRY = {"codes": ["5xx"], "max_attempts": 3, "delays": [1, 30]}

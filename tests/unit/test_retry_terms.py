@@ -16,7 +16,7 @@ from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker import Call, Context
-from osrdyne_worker.runtime.retries import Retries, Retry, counted, plan_retry
+from osrdyne_worker.requests.retries import Retries, Retry, counted, plan_retry
 
 TEXT = "FROM /messages/* INTO $upstream"
 GOOD = {"codes": [503, "5XX"], "max_attempts": 3, "delays": ["1s", 2.5, "PT1M"]}

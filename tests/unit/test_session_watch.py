@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osrdyne_worker.runtime.session_watch import SILENCE_PATIENCE, SessionWatch
+from osrdyne_worker.runtime.session_health import SILENCE_PATIENCE, SessionWatch
 
 
 def test_dead_session_is_of_no_use() -> None:

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Request
 from osrdyne_worker import Answer, App, Call, Context, RequestError
-from osrdyne_worker.runtime.codec import answer_to_response, decoder_for, error_response, field_path
-from osrdyne_worker.runtime.replies import fitting, reply_message
+from osrdyne_worker.app.codec import answer_to_response, decoder_for, error_response, field_path
+from osrdyne_worker.requests.replies import fitting, reply_message
 
 
 class Query(BaseModel):

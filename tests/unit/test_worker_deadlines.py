@@ -14,7 +14,7 @@ from osrdyne.aio.clock import now_ms
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.fingerprints import STUCK_FIELD, text_fingerprint
 from osrdyne_worker import App, Call
-from osrdyne_worker.runtime.activity import Draft
+from osrdyne_worker.runtime.reports import Draft
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 
 

@@ -14,7 +14,7 @@ import pytest
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne_worker import Answer, App, Call, Context, SessionFactory
-from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
+from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 
 
 class FakeSessions:
@@ -103,7 +103,7 @@ async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
     dispatcher: Run, monkeypatch: pytest.MonkeyPatch, deaf: int
 ) -> None:
     """Spark runs a stage that it had not submitted yet when its group was cancelled."""
-    monkeypatch.setattr("osrdyne_worker.runtime.dispatch.CANCEL_INTERVAL", 0.01)
+    monkeypatch.setattr("osrdyne_worker.requests.dispatch.CANCEL_INTERVAL", 0.01)
     started = threading.Event()
     sessions = FakeSessions()
     sessions.deaf = deaf

@@ -17,15 +17,15 @@ from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call, Context
-from osrdyne_worker.runtime.activity import Reporter
-from osrdyne_worker.runtime.backlog import Backlogs
-from osrdyne_worker.runtime.dispatch import Dispatcher
-from osrdyne_worker.runtime.inflight import Slots
-from osrdyne_worker.runtime.intake import Intake
-from osrdyne_worker.runtime.link import Link
-from osrdyne_worker.runtime.processor import Processor
-from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import Retries
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.requests.inflight import Slots
+from osrdyne_worker.requests.intake import Intake
+from osrdyne_worker.requests.priorities import Backlogs
+from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.replies import ReplySender
+from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 HIGH, MIDDLE, LOW = (QueueName(name) for name in ("high", "middle", "low"))

@@ -13,7 +13,7 @@ from osrdyne.amqp import Message
 from osrdyne.protocol.activity import Event, report_from_wire
 from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS, REQUESTS_FIELD, fingerprint, named_requests
 from osrdyne_worker import Call
-from osrdyne_worker.runtime.dispatch import SessionLostError
+from osrdyne_worker.requests.dispatch import SessionLostError
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 ACTIVITY = "activity"

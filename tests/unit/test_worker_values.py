@@ -13,8 +13,10 @@ from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import TERM_AHEAD, Command, ControlMessage, Generation
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
-from osrdyne_worker.runtime.activity import Outcome, ReportWindow
-from osrdyne_worker.runtime.cancels import MAX_REMEMBERED, CancelMemory
+from osrdyne_worker.app.errors import describe, describe_with_place
+from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, CancelMemory
+from osrdyne_worker.requests.inflight import Slots
+from osrdyne_worker.requests.intake import Share, share_of
 from osrdyne_worker.runtime.control import (
     NO_GENERATION,
     WantedState,
@@ -22,9 +24,7 @@ from osrdyne_worker.runtime.control import (
     is_believed,
     without_false_generation,
 )
-from osrdyne_worker.runtime.failures import describe, describe_with_place
-from osrdyne_worker.runtime.inflight import Slots
-from osrdyne_worker.runtime.intake import Share, share_of
+from osrdyne_worker.runtime.reports import Outcome, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 
 Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")

@@ -1,1 +1,1 @@
-"""The runtime of a worker process: broker connection, requests, replies, activity, control. No Spark in it."""
+"""The worker process around its requests: broker connection, control messages, reports, settings, health, exit."""

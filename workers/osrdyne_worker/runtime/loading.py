@@ -17,8 +17,8 @@ from typing import Any
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne_worker.runtime.app import AnyFunction, App, Context
-from osrdyne_worker.runtime.failures import describe_with_place
+from osrdyne_worker.app.app import AnyFunction, App, Context
+from osrdyne_worker.app.errors import describe_with_place
 
 log = get_logger("worker")
 

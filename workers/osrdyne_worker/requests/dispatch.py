@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
-from osrdyne_worker.runtime.app import App, Route, SessionFactory
-from osrdyne_worker.runtime.call import Call, RequestError
-from osrdyne_worker.runtime.codec import Decoder, answer_to_response, decoder_for, error_response, shown_path
-from osrdyne_worker.runtime.failures import describe
+from osrdyne_worker.app.app import App, Route, SessionFactory
+from osrdyne_worker.app.call import Call, RequestError
+from osrdyne_worker.app.codec import Decoder, answer_to_response, decoder_for, error_response, shown_path
+from osrdyne_worker.app.errors import describe
 
 log = get_logger("worker")
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
-from osrdyne_worker.runtime.call import Answer, CallCancelledError
-from osrdyne_worker.runtime.codec import answer_to_response
-from osrdyne_worker.runtime.inflight import InFlight
-from osrdyne_worker.runtime.replies import ReplySender
+from osrdyne_worker.app.call import Answer, CallCancelledError
+from osrdyne_worker.app.codec import answer_to_response
+from osrdyne_worker.requests.inflight import InFlight
+from osrdyne_worker.requests.replies import ReplySender
 
 LOOK_INTERVAL = 0.5
 """Seconds between two looks whether the call was cancelled, while its progress is under way."""

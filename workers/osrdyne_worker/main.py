@@ -19,10 +19,10 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_logging, get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.runtime.credentials import forget_source, leave_environment
-from osrdyne_worker.runtime.ending import Ending, ExitCode, Stop
+from osrdyne_worker.runtime.exit import Ending, ExitCode, Stop
 from osrdyne_worker.runtime.loading import import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
-from osrdyne_worker.runtime.worker import Worker
+from osrdyne_worker.worker import Worker
 
 LOG_LEVEL_VARIABLE = "WORKER_LOG_LEVEL"
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -12,8 +12,8 @@ from osrdyne.amqp.reply_retry import publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
-from osrdyne_worker.runtime.call import RequestError
-from osrdyne_worker.runtime.codec import error_response
+from osrdyne_worker.app.call import RequestError
+from osrdyne_worker.app.codec import error_response
 
 log = get_logger("worker")
 

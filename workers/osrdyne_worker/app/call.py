@@ -15,7 +15,7 @@ from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.messages import Request, without_credentials
 from osrdyne.protocol.retries import read_attempts
-from osrdyne_worker.runtime.app import Context
+from osrdyne_worker.app.app import Context
 
 
 @dataclass(frozen=True, slots=True)

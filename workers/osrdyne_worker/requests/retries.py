@@ -33,7 +33,7 @@ from osrdyne.protocol.retries import (
     read_terms,
 )
 from osrdyne.protocol.statuses import Status, decode_text
-from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.runtime.connection import Link
 
 MAX_WARNED = 100
 

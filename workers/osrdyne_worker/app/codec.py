@@ -11,8 +11,8 @@ from pydantic_core import PydanticSerializationError, to_json
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Response, header_text
 from osrdyne.protocol.statuses import Status
-from osrdyne_worker.runtime.app import Route
-from osrdyne_worker.runtime.call import Answer, RequestError
+from osrdyne_worker.app.app import Route
+from osrdyne_worker.app.call import Answer, RequestError
 
 Decoder = Callable[[bytes], Any]
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.statuses import Status
-from osrdyne_worker.runtime.inflight import Interruption
+from osrdyne_worker.requests.inflight import Interruption
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 LEAST_TIME = 0.001

@@ -15,10 +15,10 @@ from itertools import count
 from osrdyne.amqp import Delivery
 from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.messages import Request
-from osrdyne_worker.runtime.backlog import Backlog, Backlogs
-from osrdyne_worker.runtime.call import Call
-from osrdyne_worker.runtime.lanes import Place
-from osrdyne_worker.runtime.link import Link
+from osrdyne_worker.app.call import Call
+from osrdyne_worker.requests.prefetch import Place
+from osrdyne_worker.requests.priorities import Backlog, Backlogs
+from osrdyne_worker.runtime.connection import Link
 
 
 class Phase(Enum):

@@ -27,23 +27,19 @@ from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Resp
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
-from osrdyne_worker.runtime.activity import Outcome, Reporter
-from osrdyne_worker.runtime.app import Context
-from osrdyne_worker.runtime.backlog import Backlog, Backlogs
-from osrdyne_worker.runtime.call import Call
-from osrdyne_worker.runtime.cancels import CancelMemory
-from osrdyne_worker.runtime.codec import shown_path
-from osrdyne_worker.runtime.decisions import Result, Settlement, first_look, result_of, time_left, time_to_work
-from osrdyne_worker.runtime.dispatch import Dispatcher, SessionLostError
-from osrdyne_worker.runtime.ending import BeyondHelp
-from osrdyne_worker.runtime.inflight import InFlight, Interruption, Phase, Slots
-from osrdyne_worker.runtime.lanes import Place
-from osrdyne_worker.runtime.link import Link
-from osrdyne_worker.runtime.progress import ProgressSender
-from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import Retries, class_of_delivery, counted
-from osrdyne_worker.runtime.settings import RuntimeSettings
-from osrdyne_worker.runtime.suspects import (
+from osrdyne_worker.app.app import Context
+from osrdyne_worker.app.call import Call
+from osrdyne_worker.app.codec import shown_path
+from osrdyne_worker.requests.cancellations import CancelMemory
+from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
+from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase, Slots
+from osrdyne_worker.requests.outcome import Result, Settlement, first_look, result_of, time_left, time_to_work
+from osrdyne_worker.requests.prefetch import Place
+from osrdyne_worker.requests.priorities import Backlog, Backlogs
+from osrdyne_worker.requests.progress import ProgressSender
+from osrdyne_worker.requests.replies import ReplySender
+from osrdyne_worker.requests.retries import Retries, class_of_delivery, counted
+from osrdyne_worker.requests.suspects import (
     ALONE_TIMEOUT,
     PATIENCE,
     SUSPECT_RANK,
@@ -52,6 +48,10 @@ from osrdyne_worker.runtime.suspects import (
     is_suspect,
     refusal,
 )
+from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.exit import BeyondHelp
+from osrdyne_worker.runtime.reports import Outcome, Reporter
+from osrdyne_worker.runtime.settings import RuntimeSettings
 
 MAX_ROUTE = 200
 """Characters of a route's name in a report."""

@@ -18,10 +18,10 @@ from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import QueueName
-from osrdyne_worker.runtime.ending import QueueMissing
-from osrdyne_worker.runtime.lanes import Lane, Lanes
-from osrdyne_worker.runtime.link import Link
-from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.requests.prefetch import Lane, Lanes
+from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.exit import QueueMissing
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
 RETRY = Backoff(initial=0.5, factor=1.5, maximum=5.0)

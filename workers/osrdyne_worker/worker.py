@@ -25,8 +25,15 @@ from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne.protocol.reply_addresses import ReplyAddresses
-from osrdyne_worker.runtime.activity import Reporter
-from osrdyne_worker.runtime.app import App
+from osrdyne_worker.app.app import App
+from osrdyne_worker.app.errors import describe_with_place
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.requests.intake import Intake
+from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.replies import ReplySender
+from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.requests.suspects import PoisonTexts
+from osrdyne_worker.runtime.connection import Link, open_link
 from osrdyne_worker.runtime.control import (
     ControlTrouble,
     WantedState,
@@ -36,20 +43,13 @@ from osrdyne_worker.runtime.control import (
     parse_seconds,
     without_false_generation,
 )
-from osrdyne_worker.runtime.dispatch import Dispatcher
-from osrdyne_worker.runtime.ending import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
-from osrdyne_worker.runtime.failures import describe_with_place
-from osrdyne_worker.runtime.intake import Intake
-from osrdyne_worker.runtime.link import Link, open_link
+from osrdyne_worker.runtime.exit import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
 from osrdyne_worker.runtime.loading import Loader, first_context
-from osrdyne_worker.runtime.processor import Processor
+from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
-from osrdyne_worker.runtime.replies import ReplySender
-from osrdyne_worker.runtime.retries import Retries
-from osrdyne_worker.runtime.session_watch import SessionWatch
+from osrdyne_worker.runtime.reports import Reporter
+from osrdyne_worker.runtime.session_health import SessionWatch
 from osrdyne_worker.runtime.settings import runtime_settings
-from osrdyne_worker.runtime.suspects import PoisonTexts
-from osrdyne_worker.runtime.watchdog import LoopWatchdog
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 FORGED_INTERVAL = 5.0
