@@ -1,0 +1,26 @@
+"""Import paths of the former layout: each works for one release, with a warning."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+import osrdyne_worker
+from osrdyne_worker.main import main
+
+
+@pytest.mark.parametrize(
+    ("alias", "name", "value"),
+    [
+        ("osrdyne_worker.runtime.app", "App", osrdyne_worker.App),
+        ("osrdyne_worker.runtime.call", "RequestError", osrdyne_worker.RequestError),
+        ("osrdyne_worker.runtime.main", "main", main),
+    ],
+)
+def test_former_import_path_works_with_a_warning(alias: str, name: str, value: object) -> None:
+    sys.modules.pop(alias, None)
+    with pytest.warns(DeprecationWarning, match=alias):
+        module = importlib.import_module(alias)
+    assert getattr(module, name) is value

@@ -1,0 +1,10 @@
+"""Deprecated alias of `osrdyne_worker.main`, for one release. Start workers with the command `osrdyne-worker`."""
+
+import warnings
+
+from osrdyne_worker.main import main as main
+
+warnings.warn("osrdyne_worker.runtime.main is deprecated; use osrdyne_worker.main", DeprecationWarning, stacklevel=2)
+
+if __name__ == "__main__":
+    main()
