@@ -1,20 +1,20 @@
-"""The patches of pamqp that osrdyne needs, all in this one place. Source: broker: pamqp-names.
+"""Patches of pamqp, the codec below aiormq; all of them are in this module (broker: pamqp-names).
 
-pamqp is stricter than the protocol and than RabbitMQ, and its reader runs before any code of ours: one odd byte in
-somebody's message would close our connection, again after every reconnection. Each patch replaces one codec function:
+pamqp 4.0.1 is stricter than the protocol and than RabbitMQ, and it decodes before any code of osrdyne runs: one
+unusual byte in a client's message would close the connection, again after each reconnection. Each patch replaces one
+function of the codec. `tests/unit/test_amqp_pamqp_patches.py` fails when the pamqp that is installed no longer needs
+one of them.
 
-- names: queue and exchange names may hold anything but CR and LF (addresses of direct reply-to hold `=`);
-- strings that are not UTF-8 (routing keys, properties, header names) decode with `surrogateescape` and encode back
-  to the same bytes, so that such a request can be answered and not only dropped;
-- byte strings in header tables, as pamqp itself decodes them, can be encoded again;
-- timestamps after 2106, in seconds or in milliseconds, decode as None: nobody means them, and the unit of a later one
-  could not be told when it is sent on;
-- decimals are decoded signed, as they are encoded, so that each can be sent on;
-- tables and arrays nested deeper than 32 levels decode as None: thousands of levels fit into one message, and the
-  recursion over them would end the reader;
-- floats are encoded as doubles and not cut to 32 bits; NaN and infinities as nothing, because RabbitMQ ends the
-  connection that publishes one (541 on 3.10).
-"""
+| patch | it can go when pamqp |
+|---|---|
+| Queue and exchange names may hold anything but CR and LF: addresses of direct reply-to hold `=` | checks names no more strictly than RabbitMQ (<https://github.com/gmr/pamqp/issues/41>) |
+| Strings that are not UTF-8 (routing keys, properties, header names) decode with `surrogateescape` and encode back to the same bytes, so that the request gets an error reply | decodes any short string, and encodes it back to the same bytes |
+| Byte strings in header tables, as pamqp decodes them, can be encoded again | encodes `bytes` as a long string |
+| Timestamps after 2106, in seconds or in milliseconds, decode as None: nothing real has them, and the unit is ambiguous when the message is sent on | decodes any 64-bit timestamp without an exception (<https://github.com/mosquito/aiormq/issues/186>) |
+| Tables and arrays nested deeper than 32 levels decode as None: a message holds thousands of levels, and recursion ends the reader | bounds the depth of nested tables |
+| Floats are encoded as doubles and not cut to 32 bits | encodes floats as `d` |
+| NaN and infinities are encoded as nothing: RabbitMQ 3.10 closes the connection that publishes one (541) | refuses or drops them, or RabbitMQ 3.10 is no longer supported |
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ import math
 import re
 import struct
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any
 
 from pamqp import constants, decode, encode
@@ -86,11 +85,6 @@ def decode_value(value: bytes, depth: int) -> tuple[int, Any]:
     return 1 + used, item
 
 
-def decode_decimal(value: bytes) -> tuple[int, Decimal]:
-    scale, mantissa = struct.unpack_from(">Bi", value)
-    return 5, Decimal(mantissa).scaleb(-scale)
-
-
 def encode_string(encoder: struct.Struct, value: str) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"str required, received {type(value)}")
@@ -127,7 +121,7 @@ def apply() -> None:
     constants.DOMAIN_REGEX["queue-name"] = anything
     constants.DOMAIN_REGEX["exchange-name"] = anything
     decode.METHODS |= {"shortstr": decode_short_string, "timestamp": decode_timestamp, "table": decode_table}
-    decode.TABLE_MAPPING |= {b"T": decode_timestamp, b"F": decode_table, b"A": decode_array, b"D": decode_decimal}
+    decode.TABLE_MAPPING |= {b"T": decode_timestamp, b"F": decode_table, b"A": decode_array}
     encode.METHODS |= {"table": encode_table}
     decode.short_str = decode_short_string
     decode.timestamp = decode_timestamp  # type: ignore[assignment]
