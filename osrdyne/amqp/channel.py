@@ -12,11 +12,11 @@ import aiormq
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
-from osrdyne.amqp.confirm_timeout import SilenceLimit
+from osrdyne.amqp.confirm_timeout import ConfirmTimeout
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.errors import translated
 from osrdyne.amqp.message import Delivery, Message
-from osrdyne.amqp.publish_order import Turns
+from osrdyne.amqp.publish_order import PublishOrder
 from osrdyne.errors import BrokerUnavailableError, MessageTooLargeError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Channel:
         self._consumers: dict[str, Consumer] = {}
         self._receivers: dict[str, Consumer] = {}  # also those that are being cancelled
         self._consumer_numbers = itertools.count(1)
-        self._turns = Turns()
+        self._order = PublishOrder()
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
         underlay.closing.add_done_callback(self._on_closed)
         # aiormq starts a task for every delivery, which here would only put it into a queue.
@@ -306,16 +306,16 @@ class Channel:
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
             place = (exchange, routing_key)
-            if self._turns.is_free(message.message_id, place):
+            if self._order.is_free(message.message_id, place):
                 return await self._publish(message, properties, exchange, routing_key, mandatory)
-            async with self._turns.turn(message.message_id, place):
+            async with self._order.ticket(message.message_id, place):
                 await self._publish(message, properties, exchange, routing_key, mandatory)
 
     async def _publish(
         self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
     ) -> None:
         """Raises `TimeoutError` when the broker is silent for too long without having blocked us."""
-        with SilenceLimit(self._timeout, lambda: self._connection.is_blocked):
+        with ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
             await self._underlay.basic_publish(
                 message.body,
                 exchange=exchange,

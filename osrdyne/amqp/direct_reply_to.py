@@ -1,12 +1,13 @@
-"""Answers to direct reply-to addresses, on a connection of their own that may be lost.
+"""Replies to direct reply-to addresses, on a connection of their own that may be lost (decision 0016).
 
-RabbitMQ before 4.3 ends the connection (541) that publishes to an address it cannot decode: one that a client has made
-up, or of a node that has left the cluster. Every version ends the one that asks for such an address. So neither the
-leader's publishes nor the requests of a worker may hang on it. The connection is opened when it is needed first.
-The first answer to an address goes by itself: then it is known which one ended the connection. Later ones, to an
-address that was taken before, go beside each other, and should the connection end, each is tried again by itself. A
-connection that cannot be had, or is lost for another reason, is no fault of the address: it is tried again for a while,
-and costs its owner nothing but that answer.
+RabbitMQ before 4.3 closes the connection (541) that publishes to an address it cannot decode: an invented one, or one
+of a node that has left the cluster. Every version closes the connection that looks such an address up. So neither the
+leader's publishes nor the requests of a worker use that connection. It is opened with the first reply.
+
+The first reply to an address is published alone: then the address that closed the connection is known. Later replies,
+to an address that RabbitMQ has accepted before, are published concurrently; when the connection closes, each of them
+is tried again alone. A connection that cannot be opened, or is lost for another reason, says nothing about the address:
+it is tried again for a while, and costs no more than that reply.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from osrdyne.errors import (
 
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
 FIRST_THAT_TAKES_ANY = (4, 3)
-"""The first version that was seen to take an answer to any address (3.10.8 does not)."""
+"""The first version known to accept a reply to any address (3.10.8 does not)."""
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
 PATIENCE = 60.0
-"""Seconds for which an answer waits for a connection; longer, and its caller has mostly gone."""
+"""Seconds for which a reply waits for a connection; most callers have given up after that."""
 MAX_PROVEN = 10_000
-"""Addresses that are remembered as taken; with more, all are forgotten."""
+"""Addresses remembered as accepted; with one more, all are forgotten."""
 
 
 class DirectReplies:
-    """Publishes to direct reply-to addresses, and asks for them."""
+    """Publishes to direct reply-to addresses, and looks them up."""
 
     def __init__(self, open_connection: Callable[[], Awaitable[Connection]], *, clock: Clock) -> None:
         self._open_connection = open_connection
@@ -57,8 +58,8 @@ class DirectReplies:
         self._closed = False
 
     async def publish(self, message: Message, address: str) -> None:
-        """Publish with a confirm. Raises `AddressRefusedError` when RabbitMQ cannot cope with the address, and
-        `PublishRefusedError` when there was no connection for too long."""
+        """Publish with a confirm. Raises `AddressRefusedError` when RabbitMQ cannot decode the address, and
+        `PublishRefusedError` when no connection could be opened for too long."""
         if address in self._proven and await self._is_published_beside_others(message, address):
             return
         until = self._clock.monotonic() + PATIENCE
@@ -67,12 +68,12 @@ class DirectReplies:
                 if self._closed:
                     raise fault
                 if self._retry_at > until:
-                    raise PublishRefusedError(f"There is no connection for answers like this: {fault}") from fault
+                    raise PublishRefusedError(f"There is no connection for direct replies: {fault}") from fault
                 await self._clock.sleep(self._retry_at - self._clock.monotonic())
         self._prove(address)
 
     async def _is_published_beside_others(self, message: Message, address: str) -> bool:
-        """False when the connection was lost, for whatever reason: that address is tried by itself next."""
+        """Publish with others in flight. False when the connection was lost: that address is tried alone next."""
         channel = self._channel
         if channel is None or channel.is_closed:
             return False
@@ -92,9 +93,9 @@ class DirectReplies:
         self._proven.add(address)
 
     async def knows(self, address: str) -> bool:
-        """Whether somebody consumes there. Raises `BrokerError` when that cannot be told now."""
+        """Whether the address has a consumer. Raises `BrokerError` when RabbitMQ gives no answer now."""
         if self._clock.monotonic() < self._retry_at:
-            raise BrokerUnavailableError("There is no connection for the question.")
+            raise BrokerUnavailableError("There is no connection to look the reply address up.")
         try:
             async with self._one_at_a_time:
                 fault = await self._try(address, lambda channel: channel.declare_queue(address, passive=True))
@@ -105,7 +106,7 @@ class DirectReplies:
         return True
 
     async def _try(self, address: str, act: Callable[[Channel], Awaitable[object]]) -> BrokerError | None:
-        """Act once. None when that went well; else why there was no connection for it, or none that lasted."""
+        """Act once. None on success, else why no connection could be opened, or why it was lost."""
         try:
             channel = await self._open()
         except (BrokerUnavailableError, BrokerAccessError) as error:
@@ -131,11 +132,11 @@ class DirectReplies:
 
     async def _open(self) -> Channel:
         if self._closed:
-            raise BrokerUnavailableError("The connection for answers was closed.")
+            raise BrokerUnavailableError("The connection for direct replies was closed.")
         if self._channel is not None and not self._channel.is_closed:
             return self._channel
         if self._connection is not None and not self._connection.is_closed:
-            with suppress(BrokerUnavailableError):  # a question for an address that is not there costs its channel only
+            with suppress(BrokerUnavailableError):  # the look-up of a missing address closed its channel
                 self._channel = await self._connection.channel(confirms=True)
                 return self._channel
         await self._drop()
@@ -149,7 +150,7 @@ class DirectReplies:
             await connection.close()
 
     async def close(self) -> None:
-        """Close the connection, for good."""
+        """Close the connection; it is not opened again."""
         self._closed = True
         await self._drop()
 
@@ -159,9 +160,9 @@ async def _publish(channel: Channel, message: Message, address: str) -> None:
 
 
 class GuardedChannel:
-    """A channel to publish on, that leaves what could end its connection to another one.
+    """A channel to publish on, which leaves what could close its connection to another connection.
 
-    `takes_any`: only questions can end it, and no answers.
+    `takes_any`: only look-ups can close it, and no replies.
     """
 
     def __init__(self, channel: Channel, direct: DirectReplies, *, takes_any: bool = False) -> None:
@@ -170,14 +171,14 @@ class GuardedChannel:
         self._takes_any = takes_any
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
-        """As `Channel.publish`."""
+        """Publish as `Channel.publish` does."""
         if exchange == "" and routing_key.startswith(DIRECT_REPLY_TO) and not self._takes_any:
             await self._direct.publish(message, routing_key)
         else:
             await self._channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
 
     async def knows(self, address: str) -> bool:
-        """Whether somebody consumes at this direct reply-to address."""
+        """Whether this direct reply-to address has a consumer."""
         return await self._direct.knows(address)
 
     async def ping(self) -> None:
@@ -187,14 +188,14 @@ class GuardedChannel:
         return await self._channel.wait_closed()
 
     async def close(self) -> None:
-        """Close what this has opened; the channel is its connection's."""
+        """Close the connection for replies; the channel belongs to the connection that opened it."""
         await self._direct.close()
 
 
 async def guarded_channel(
     connection: Connection, open_another: Callable[[], Awaitable[Connection]], *, clock: Clock
 ) -> GuardedChannel:
-    """A channel with confirms that no reply address can close."""
+    """Open a channel with confirms that no reply address can close."""
     takes_any = _version(connection.server_version) >= FIRST_THAT_TAKES_ANY
     direct = DirectReplies(open_another, clock=clock)
     return GuardedChannel(await connection.channel(confirms=True), direct, takes_any=takes_any)

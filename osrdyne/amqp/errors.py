@@ -1,17 +1,37 @@
-"""Translation of aiormq's exceptions into the tree of `osrdyne.errors`. Match codes, not texts (broker:
-one-channel-for-commands)."""
+"""Translation of the AMQP library's exceptions into those of `osrdyne.errors`.
+
+It matches exception classes and reply codes, never texts (broker: one-channel-for-commands). aio-pika raises the
+exceptions of aiormq, and publishes most of them in `aio_pika.exceptions`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import aiormq
-from aiormq.exceptions import ChannelInvalidStateError, ConnectionInternalError, DeliveryError, PublishError
+from aio_pika.exceptions import (
+    AMQPConnectionError,
+    AMQPError,
+    AuthenticationError,
+    ChannelClosed,
+    ChannelInvalidStateError,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    DeliveryError,
+    ProbableAuthenticationError,
+    PublishError,
+)
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelLockedResource,
+    ConnectionInternalError,
+    ConnectionNotAllowed,
+)
 
-from osrdyne.amqp.tls import describe_tls_fault
-from osrdyne.amqp.unreachable import describe_unreachable
+from osrdyne.amqp.tls import describe_tls_error
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -26,55 +46,81 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import mask_uri
 
+_ADDRESS_ERRORS = {
+    socket.EAI_NONAME: "no host has this name",
+    socket.EAI_AGAIN: "the name of the host could not be looked up (is the network up?)",
+}
+_NETWORK_ERRORS = {
+    errno.ECONNREFUSED: "nothing listens there (is RabbitMQ running?)",
+    errno.EHOSTUNREACH: "there is no way to this host from here",
+    errno.ENETUNREACH: "there is no way to this network from here",
+    errno.ETIMEDOUT: "nothing answered (does a firewall stand between?)",
+    errno.ECONNRESET: "the connection was broken off",
+    errno.EPIPE: "the connection was broken off",
+}
 
-def translate_fault(error: BaseException, doing: str) -> OsrdyneError:
-    """The error of ours for one of aiormq's, while `doing` something ("declare queue x")."""
+
+def translate_error(error: BaseException, doing: str) -> OsrdyneError:
+    """Return the osrdyne error for one of the library's, raised while `doing` something ("declare queue x")."""
     text = mask_uri(str(error)) or type(error).__name__
     match error:
         case OsrdyneError():
             return error
-        case aiormq.AuthenticationError() | aiormq.ProbableAuthenticationError():
+        case AuthenticationError() | ProbableAuthenticationError():
             return BrokerAccessError(f"Could not {doing}: RabbitMQ refused the user or the password ({text})")
-        case aiormq.ChannelAccessRefused():
+        case ChannelAccessRefused():
             return BrokerAccessError(f"Could not {doing}, RabbitMQ refused it: {text}")
-        case aiormq.ConnectionNotAllowed():
+        case ConnectionNotAllowed():
             return BrokerAccessError(f"Could not {doing}, RabbitMQ does not allow it: {text}")
         case ConnectionInternalError():
             return BrokerInternalError(f"Could not {doing}, RabbitMQ ended the connection: {text}")
-        case aiormq.ChannelNotFoundEntity():
+        case ChannelNotFoundEntity():
             return BrokerNotFoundError(f"Could not {doing}: {text}")
-        case aiormq.ChannelPreconditionFailed() | aiormq.ChannelLockedResource():
+        case ChannelPreconditionFailed() | ChannelLockedResource():
             return BrokerConflictError(f"Could not {doing}: {text}")
         case PublishError():
             return PublishRefusedError(f"Could not {doing}: there is no queue for it")
         case DeliveryError():
             return QueueFullError(f"Could not {doing}: RabbitMQ refused the message (the queue is full)")
-        case TimeoutError():  # before OSError, which it is
+        case TimeoutError():  # a subclass of OSError, so it comes first
             return BrokerSilentError(f"RabbitMQ did not answer in time while trying to {doing}.")
-        case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_tls_fault(error)) is not None:
-            return BrokerUnavailableError(f"TLS failed while trying to {doing}: {trouble}.")
-        case aiormq.AMQPConnectionError() | OSError() if (trouble := describe_unreachable(error)) is not None:
-            return BrokerUnavailableError(f"Could not {doing}: {trouble}.")
-        case StopAsyncIteration():  # aiormq's word for a peer that hung up before it said anything
+        case AMQPConnectionError() | OSError() if (reason := describe_tls_error(error)) is not None:
+            return BrokerUnavailableError(f"TLS failed while trying to {doing}: {reason}.")
+        case AMQPConnectionError() | OSError() if (reason := describe_unreachable(error)) is not None:
+            return BrokerUnavailableError(f"Could not {doing}: {reason}.")
+        case StopAsyncIteration():  # aiormq raises it when the peer closes the socket before it sends anything
             return BrokerUnavailableError(f"RabbitMQ closed the connection while trying to {doing}.")
-        case aiormq.AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
+        case AMQPConnectionError() | ChannelInvalidStateError() | OSError() | RuntimeError():
             return BrokerUnavailableError(f"Could not {doing}, the connection to RabbitMQ failed: {text}")
-        case aiormq.ChannelClosed():
+        case ChannelClosed():
             return BrokerUnavailableError(f"The channel was closed while trying to {doing}: {text}")
         case _:
             return BrokerError(f"Could not {doing}: {text}")
 
 
+def describe_unreachable(error: BaseException) -> str | None:
+    """Describe the network error behind `error`; None if none of the known ones is. Used for AMQP and the HTTP API."""
+    seen: list[BaseException] = []  # aiormq's errors may be causes of each other
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        descriptions = _ADDRESS_ERRORS if isinstance(found, socket.gaierror) else _NETWORK_ERRORS
+        if isinstance(found, OSError) and found.errno in descriptions:
+            return descriptions[found.errno]
+        seen.append(found)
+        found = found.__cause__ or found.__context__
+    return None
+
+
 def _current_task() -> asyncio.Task[object] | None:
     try:
         return asyncio.current_task()
-    except RuntimeError:  # no loop runs
+    except RuntimeError:  # no event loop runs
         return None
 
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Raise errors of ours for aiormq's. A task's own cancellation passes through.
+    """Raise osrdyne's errors for those of the library. A cancellation of the current task passes through.
 
     aiormq also cancels waiters when a channel closes under them, or throws a bare `Exception` into them; without a
     pending cancellation of the task that is a lost channel. And it swallows a cancellation that arrives together with
@@ -83,28 +129,21 @@ def translated(doing: str) -> Iterator[None]:
     """
     task = _current_task()
     cancelled_before = 0 if task is None else task.cancelling()
-    fault: BaseException | None = None
+    translation: BaseException | None = None
     try:
         yield
     except OsrdyneError as error:
-        fault = error
-    except (
-        aiormq.AMQPError,
-        ChannelInvalidStateError,
-        OSError,
-        TimeoutError,
-        RuntimeError,
-        StopAsyncIteration,
-    ) as error:
-        fault = translate_fault(error, doing)
-        fault.__cause__ = error
+        translation = error
+    except (AMQPError, ChannelInvalidStateError, OSError, TimeoutError, RuntimeError, StopAsyncIteration) as error:
+        translation = translate_error(error, doing)
+        translation.__cause__ = error
     except (asyncio.CancelledError, Exception) as error:
         if not isinstance(error, asyncio.CancelledError) and type(error) is not Exception:
             raise
         if task is None or task.cancelling() > 0:
             raise asyncio.CancelledError from None
-        fault = BrokerUnavailableError(f"The channel was closed while trying to {doing}.")
+        translation = BrokerUnavailableError(f"The channel was closed while trying to {doing}.")
     if task is not None and task.cancelling() > cancelled_before:
         raise asyncio.CancelledError
-    if fault is not None:
-        raise fault
+    if translation is not None:
+        raise translation

@@ -1,9 +1,9 @@
-"""The order in which the messages of one channel are published; `channel` asks it before each one.
+"""The order in which the messages of one channel are published; `channel` asks for a ticket before each publish.
 
-aiormq finds the publish that a returned message belongs to by its message id alone: of two in flight with the same id,
-the one that no queue took would count as confirmed, and be lost. So messages of one id go one after the other. What is
-published to the same place after one that waits for that waits behind it: requests of a key keep their order, whatever
-ids their clients give them.
+aiormq finds the publish that a returned message belongs to by the message id alone. With two messages of the same id
+in flight, the one that no queue took would count as confirmed and be lost. So messages with the same id are published
+one after the other. A message to a destination where one already waits for its id waits behind it: the requests of a
+key keep their order, whatever ids their clients choose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-Place = tuple[str, str]
+Destination = tuple[str, str]
 """Exchange and routing key."""
 
 K = TypeVar("K", bound=Hashable)
@@ -22,37 +22,37 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class _Line:
-    """Who is first, and how many are there."""
+    """A fair lock, and how many publishes use it."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
 
 
-class Turns:
-    """Whose turn it is on one channel."""
+class PublishOrder:
+    """Which message of one channel may be published now."""
 
     def __init__(self) -> None:
         self._ids: dict[str, _Line] = {}
-        self._places: dict[Place, _Line] = {}
+        self._destinations: dict[Destination, _Line] = {}
 
-    def is_free(self, message_id: str | None, place: Place) -> bool:
-        """Whether a message needs no turn: nearly always, for one without an id."""
-        return not message_id and place not in self._places
+    def is_free(self, message_id: str | None, destination: Destination) -> bool:
+        """Whether a message needs no ticket: nearly always, for a message without an id."""
+        return not message_id and destination not in self._destinations
 
     @asynccontextmanager
-    async def turn(self, message_id: str | None, place: Place) -> AsyncIterator[None]:
-        """Publish inside. Messages of one place get here in the order in which they asked."""
-        async with AsyncExitStack() as mine:
-            if place in self._places or message_id in self._ids:
-                async with _in_line(self._places, place):
-                    await self._take(message_id, mine)
+    async def ticket(self, message_id: str | None, destination: Destination) -> AsyncIterator[None]:
+        """Publish inside. Messages to one destination enter in the order in which they asked."""
+        async with AsyncExitStack() as held:
+            if destination in self._destinations or message_id in self._ids:
+                async with _in_line(self._destinations, destination):
+                    await self._enter(message_id, held)
             else:
-                await self._take(message_id, mine)
+                await self._enter(message_id, held)
             yield
 
-    async def _take(self, message_id: str | None, mine: AsyncExitStack) -> None:
+    async def _enter(self, message_id: str | None, held: AsyncExitStack) -> None:
         if message_id:
-            await mine.enter_async_context(_in_line(self._ids, message_id))
+            await held.enter_async_context(_in_line(self._ids, message_id))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""How often an answer is published to a reply queue that refuses it. The same for controller and workers."""
+"""How often a reply is published to a reply queue that refuses it. The same for controller and workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ REFUSED = Backoff(initial=0.1, factor=4.0, maximum=2.0)
 
 
 async def publish_reply(publish: Callable[[], Awaitable[None]], *, clock: Clock) -> None:
-    """Publish an answer with `publish`, again when its queue refuses it: it is full.
+    """Publish a reply with `publish`, and again when its queue is full.
 
-    Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once. Answers to direct
-    reply-to addresses have had their patience then (`direct_reply_to`).
+    Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once. A reply to a direct
+    reply-to address has waited for its connection by then (`direct_reply_to`).
     """
     for attempt in range(1, PUBLISH_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""TLS to the broker: an `ssl.SSLContext` from files, and what a failed handshake means to a person. Keeps nothing."""
+"""TLS to the broker: an `ssl.SSLContext` from files, and a description of a failed handshake with its remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.uri import TlsFiles
 
 _NOT_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-_CLIENT_CERTIFICATE_WANTED = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
+_CLIENT_CERTIFICATE_REQUIRED = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
 
 
 def ssl_context(files: TlsFiles, *, place: str = "The AMQP URI") -> ssl.SSLContext:
-    """For `amqps` and `https` connections. Raises `ConfigurationError` naming `place` and the file that is no use."""
+    """Build the context of `amqps` and `https` connections. Raises `ConfigurationError` naming `place` and the file."""
     if files.ca_file is not None:
         _require_readable(files.ca_file, place)
     try:
@@ -49,9 +49,9 @@ def _require_readable(file: str, place: str) -> None:
         raise ConfigurationError(f"{place}: cannot read {file}: {error.strerror}.") from error
 
 
-def describe_tls_fault(error: BaseException) -> str | None:
-    """What went wrong between us and a peer, with the remedy; None when no TLS error is behind `error`."""
-    fault = _fault_behind(error)
+def describe_tls_error(error: BaseException) -> str | None:
+    """Describe the TLS error behind `error`, with the remedy; None if there is none."""
+    fault = _tls_error_behind(error)
     if fault is None:
         return None
     if isinstance(fault, ssl.SSLCertVerificationError):
@@ -59,7 +59,7 @@ def describe_tls_fault(error: BaseException) -> str | None:
     reason: str = getattr(fault, "reason", None) or str(fault)
     if reason in _NOT_TLS:
         return "what answers does not speak TLS; use the port for TLS (RabbitMQ: 5671, HTTP API 15671), or a plain URI"
-    if reason in _CLIENT_CERTIFICATE_WANTED:
+    if reason in _CLIENT_CERTIFICATE_REQUIRED:
         return "it wants a client certificate; set certificate_file and key_file, or certfile and keyfile in the URI"
     if "_ALERT_" in reason:
         words = reason.partition("_ALERT_")[2].replace("_", " ").lower()
@@ -67,7 +67,7 @@ def describe_tls_fault(error: BaseException) -> str | None:
     return reason.replace("_", " ").lower()
 
 
-def _fault_behind(error: BaseException) -> ssl.SSLError | None:
+def _tls_error_behind(error: BaseException) -> ssl.SSLError | None:
     seen: list[BaseException] = []  # aiormq's errors may be causes of each other
     found: BaseException | None = error
     while found is not None and found not in seen:

@@ -1,4 +1,4 @@
-"""The limit for one confirm."""
+"""The time-out of one publisher confirm."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from osrdyne.amqp.confirm_timeout import SilenceLimit
+from osrdyne.amqp.confirm_timeout import ConfirmTimeout
 
 SHORT, NEVER = 0.02, 3600.0
 
 
-async def test_silence_ends_the_wait() -> None:
-    with pytest.raises(TimeoutError), SilenceLimit(SHORT, lambda: False):
+async def test_silence_raises_a_timeout() -> None:
+    with pytest.raises(TimeoutError), ConfirmTimeout(SHORT, lambda: False):
         await asyncio.Event().wait()
     task = asyncio.current_task()
     assert task is not None
@@ -28,11 +28,11 @@ async def test_time_stands_still_while_blocked() -> None:
             answer.set_result("confirmed")
         return True
 
-    with SilenceLimit(SHORT, is_blocked):
+    with ConfirmTimeout(SHORT, is_blocked):
         assert await answer == "confirmed"
 
 
-async def test_limit_begins_anew_after_a_block() -> None:
+async def test_time_starts_again_after_a_block() -> None:
     looks = 0
 
     def is_blocked() -> bool:
@@ -40,14 +40,14 @@ async def test_limit_begins_anew_after_a_block() -> None:
         looks += 1
         return looks == 9
 
-    with pytest.raises(TimeoutError), SilenceLimit(SHORT, is_blocked):
+    with pytest.raises(TimeoutError), ConfirmTimeout(SHORT, is_blocked):
         await asyncio.Event().wait()
     assert looks == 19
 
 
 async def test_cancellation_from_outside_stays_one() -> None:
     async def wait() -> None:
-        with SilenceLimit(NEVER, lambda: False):
+        with ConfirmTimeout(NEVER, lambda: False):
             await asyncio.Event().wait()
 
     task = asyncio.ensure_future(wait())
@@ -58,11 +58,11 @@ async def test_cancellation_from_outside_stays_one() -> None:
 
 
 async def test_error_inside_passes_through() -> None:
-    with pytest.raises(KeyError), SilenceLimit(NEVER, lambda: False):
+    with pytest.raises(KeyError), ConfirmTimeout(NEVER, lambda: False):
         raise KeyError
 
 
-async def test_cancellation_at_the_same_time_wins_over_the_limit() -> None:
+async def test_cancellation_at_the_same_time_wins() -> None:
     task = asyncio.current_task()
     assert task is not None
 
@@ -70,8 +70,8 @@ async def test_cancellation_at_the_same_time_wins_over_the_limit() -> None:
         task.cancel()
         return False
 
-    limit = SilenceLimit(SHORT, is_blocked)
-    limit._steps_of_silence = 9
+    limit = ConfirmTimeout(SHORT, is_blocked)
+    limit._silent_steps = 9
     with pytest.raises(asyncio.CancelledError), limit:
         await asyncio.Event().wait()
     task.uncancel()

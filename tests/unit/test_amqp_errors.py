@@ -20,7 +20,7 @@ from yarl import URL
 
 from osrdyne.amqp.connection import ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.amqp.errors import translate_fault, translated
+from osrdyne.amqp.errors import translate_error, translated
 from osrdyne.amqp.message import Delivery
 from osrdyne.errors import (
     BrokerAccessError,
@@ -77,18 +77,18 @@ def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[O
 def test_broker_that_cannot_be_reached_is_said_in_words(fault: OSError, words: str) -> None:
     of_library = aiormq.AMQPConnectionError(*fault.args)
     of_library.__cause__ = fault
-    error = translate_fault(of_library, "connect to amqp://h/")
+    error = translate_error(of_library, "connect to amqp://h/")
     assert isinstance(error, BrokerUnavailableError)
     assert words in error.message
     assert "Errno" not in error.message
 
 
 def test_time_out_says_so() -> None:
-    assert "in time" in str(translate_fault(TimeoutError(), "declare queue q"))
+    assert "in time" in str(translate_error(TimeoutError(), "declare queue q"))
 
 
 def test_password_in_a_fault_is_masked() -> None:
-    error = translate_fault(OSError("cannot reach amqp://u:s3cret@h/"), "connect")
+    error = translate_error(OSError("cannot reach amqp://u:s3cret@h/"), "connect")
     assert "s3cret" not in str(error)
 
 

@@ -1,11 +1,11 @@
-"""Turns of messages on one channel: by id, and by place."""
+"""The publish order of one channel: by message id, and by destination."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
 
-from osrdyne.amqp.publish_order import Turns
+from osrdyne.amqp.publish_order import PublishOrder
 
 A, B = ("exchange", "a"), ("exchange", "b")
 
@@ -14,14 +14,14 @@ class Publishes:
     """Messages that are published until they are confirmed; `begun` tells their order."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.order = PublishOrder()
         self.begun: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._confirms: dict[str, asyncio.Event] = {}
 
-    async def start(self, name: str, message_id: str | None, place: tuple[str, str]) -> None:
+    async def start(self, name: str, message_id: str | None, destination: tuple[str, str]) -> None:
         self._confirms[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._publish(name, message_id, place))
+        self.tasks[name] = asyncio.create_task(self._publish(name, message_id, destination))
         await settled()
 
     async def confirm(self, *names: str) -> None:
@@ -29,10 +29,10 @@ class Publishes:
             self._confirms[name].set()
             await settled()
 
-    async def _publish(self, name: str, message_id: str | None, place: tuple[str, str]) -> None:
+    async def _publish(self, name: str, message_id: str | None, destination: tuple[str, str]) -> None:
         async with AsyncExitStack() as stack:
-            if not self.turns.is_free(message_id, place):
-                await stack.enter_async_context(self.turns.turn(message_id, place))
+            if not self.order.is_free(message_id, destination):
+                await stack.enter_async_context(self.order.ticket(message_id, destination))
             self.begun.append(name)
             await self._confirms[name].wait()
 
@@ -42,7 +42,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_message_of_an_id_in_flight_waits_and_so_does_what_follows_it_to_its_place() -> None:
+async def test_message_of_an_id_in_flight_waits_and_holds_back_its_destination() -> None:
     publishes = Publishes()
     for name, one in [("1", "x"), ("2", "x"), ("3", "y"), ("4", None)]:
         await publishes.start(name, one, A)
@@ -50,13 +50,13 @@ async def test_message_of_an_id_in_flight_waits_and_so_does_what_follows_it_to_i
     await publishes.confirm("1")
     assert publishes.begun == ["1", "2", "3", "4"]
     await publishes.confirm("2", "3", "4")
-    assert publishes.turns.is_free(None, A)
+    assert publishes.order.is_free(None, A)
 
 
-async def test_other_places_do_not_wait_for_a_repeated_id() -> None:
+async def test_other_destinations_do_not_wait_for_a_repeated_id() -> None:
     publishes = Publishes()
-    for name, one, place in [("1", "x", A), ("2", "x", A), ("3", "y", B), ("4", None, B), ("5", "x", B)]:
-        await publishes.start(name, one, place)
+    for name, one, destination in [("1", "x", A), ("2", "x", A), ("3", "y", B), ("4", None, B), ("5", "x", B)]:
+        await publishes.start(name, one, destination)
     assert publishes.begun == ["1", "3", "4"]
     await publishes.confirm("1", "2", "3", "4", "5")
     assert publishes.begun == ["1", "3", "4", "2", "5"]

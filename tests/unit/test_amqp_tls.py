@@ -8,7 +8,7 @@ from pathlib import Path
 import certifi
 import pytest
 
-from osrdyne.amqp.tls import describe_tls_fault, ssl_context
+from osrdyne.amqp.tls import describe_tls_error, ssl_context
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.uri import TlsFiles
 
@@ -74,7 +74,7 @@ def alert(reason: str) -> ssl.SSLError:
     ],
 )
 def test_failed_handshake_has_a_remedy(fault: ssl.SSLError, words: str) -> None:
-    description = describe_tls_fault(fault)
+    description = describe_tls_error(fault)
     assert description is not None
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(description)
@@ -83,10 +83,10 @@ def test_failed_handshake_has_a_remedy(fault: ssl.SSLError, words: str) -> None:
 def test_fault_behind_others_is_found() -> None:
     error = ConnectionError("lost")
     error.__cause__ = alert("WRONG_VERSION_NUMBER")
-    assert "TLS" in str(describe_tls_fault(error))
+    assert "TLS" in str(describe_tls_error(error))
 
 
 def test_errors_that_are_causes_of_each_other_end() -> None:
     one, other = ConnectionError("one"), ConnectionError("other")
     one.__cause__, other.__cause__ = other, one
-    assert describe_tls_fault(one) is None
+    assert describe_tls_error(one) is None

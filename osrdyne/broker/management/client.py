@@ -21,8 +21,8 @@ from urllib.parse import quote, unquote, urlsplit
 import httpx
 
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.amqp.tls import describe_tls_fault, ssl_context
-from osrdyne.amqp.unreachable import describe_unreachable
+from osrdyne.amqp.errors import describe_unreachable
+from osrdyne.amqp.tls import describe_tls_error, ssl_context
 from osrdyne.broker.management.models import (
     Binding,
     ListedBinding,
@@ -264,7 +264,7 @@ class ManagementClient:
         except httpx.TimeoutException as error:
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
         except (httpx.ConnectError, ssl.SSLError) as error:
-            if (trouble := describe_tls_fault(error)) is not None:
+            if (trouble := describe_tls_error(error)) is not None:
                 raise BrokerUnavailableError(f"TLS failed at RabbitMQ's HTTP API ({doing}): {trouble}.") from error
             trouble = describe_unreachable(error) or str(error)
             raise BrokerUnavailableError(
