@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from osrdyne.amqp import Message
@@ -17,6 +17,10 @@ class QueueCommands(Protocol):
 
     async def declare(self, key: Key) -> None:
         """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use."""
+        ...
+
+    def adopt(self, key: Key, levels: Iterable[int | None]) -> None:
+        """Take over queues of the group that a listing has found, by priority level."""
         ...
 
     async def bind(self, key: Key) -> None: ...

@@ -66,6 +66,11 @@ class Leader:
         await channel.close()
         return bodies
 
+    async def adopt_listed(self) -> None:
+        """Take over the existing queues, as a new leader does."""
+        for queue in await self.listing.list_request_queues():
+            self.queues.adopt(queue.key, queue.ready_by_level)
+
     async def unbound(self, key: Key) -> str:
         """A queue of the key that is there and not bound."""
         await self.queues.declare(key)
@@ -339,7 +344,7 @@ class TestPriorityClasses:
         await before.queues.declare(A)
         await (await leader.channel()).delete_queue(leader.names.request_queue(A))
         after = await self.managed(leader, 3)
-        await after.listing.list_request_queues()
+        await after.adopt_listed()
         await after.queues.bind(A)
         await self.publish(after, None, b"1")
         assert await leader.drain(leader.names.request_queue(A)) == [b"1"]
@@ -385,7 +390,7 @@ class TestPriorityClasses:
         if holding is not None:
             await self.publish(before, 5, holding)
         after = await self.managed(leader)
-        await after.listing.list_request_queues()
+        await after.adopt_listed()
         await after.queues.bind(A)
         return after
 
@@ -410,7 +415,7 @@ class TestPriorityClasses:
         before = await self.managed(leader, 5)
         await before.queues.declare(A)
         after = await self.managed(leader)
-        await after.listing.list_request_queues()
+        await after.adopt_listed()
         await after.queues.unbind(A)
         assert await after.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
         assert await before.listing.list_request_queues() == []

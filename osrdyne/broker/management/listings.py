@@ -61,7 +61,7 @@ class RequestQueueListing:
         self._layout = layout or QueueLayout(names)
 
     async def _list(self) -> dict[Key, list[tuple[GroupQueue, QueueTotals]]]:
-        """The queues that there are of each group; the layout notes them."""
+        """The existing queues of each group."""
         found: dict[Key, dict[int | None, QueueTotals]] = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
             known = self._group_of(queue)
@@ -69,9 +69,12 @@ class RequestQueueListing:
             # (lifecycle: token-channel-never-fails).
             if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
                 found.setdefault(known[0], {})[known[1]] = queue
-                self._layout.note(*known)
         return {
-            key: [(queue, totals[queue.priority]) for queue in self._layout.queues(key) if queue.priority in totals]
+            key: [
+                (queue, totals[queue.priority])
+                for queue in self._layout.queues(key, listed=totals)
+                if queue.priority in totals
+            ]
             for key, totals in found.items()
         }
 
@@ -96,8 +99,8 @@ class RequestQueueListing:
                 # Also false where a queue that the group has is not listed.
                 bound=all(
                     (queue.exchange, queue.name, str(key)) in bound
-                    for queue in self._layout.queues(key)
-                    if queue.used and not self._layout.is_new(key, queue.priority)
+                    for queue in {*self._existing(key), *(queue for queue, _ in queues)}
+                    if queue.used
                 ),
                 ready=sum(totals.ready or 0 for _, totals in queues),
                 messages=_sum(totals for _, totals in queues),
@@ -122,8 +125,11 @@ class RequestQueueListing:
 
     def _is_whole(self, key: Key, queues: Sequence[tuple[GroupQueue, QueueTotals]]) -> bool:
         listed = {queue.priority for queue, _ in queues}
-        known = (queue.priority for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority))
-        return listed.issuperset(known)
+        return listed.issuperset(queue.priority for queue in self._existing(key))
+
+    def _existing(self, key: Key) -> list[GroupQueue]:
+        """The queues of a group that exist as far as this term knows."""
+        return [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
 
     async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
         """The same for each store, by key and priority."""

@@ -8,7 +8,7 @@ are asked on spare channels. Neither a refused declaration nor a refused questio
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -85,6 +85,11 @@ class RequestQueueCommands:
         for queue in self._layout.queues(key):
             if queue.used:
                 await self._declare(key, queue)
+
+    def adopt(self, key: Key, levels: Iterable[int | None]) -> None:
+        """Take over queues of the group that a listing has found, by priority level."""
+        for level in levels:
+            self._layout.note(key, level)
 
     async def _declare(self, key: Key, queue: GroupQueue) -> None:
         arguments = request_queue_arguments(key)

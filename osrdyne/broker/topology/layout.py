@@ -63,9 +63,10 @@ class QueueLayout:
         self._used = frozenset(priorities)
         self._let_go = {(key, priority) for key, priority in self._let_go if priority not in self._used}
 
-    def queues(self, key: Key) -> tuple[GroupQueue, ...]:
-        """The queues of a group, the most urgent first and the default class last."""
-        stores = sorted(self._used | self._stores.get(key, set()))
+    def queues(self, key: Key, *, listed: Iterable[int | None] = ()) -> tuple[GroupQueue, ...]:
+        """The queues of a group, the most urgent first and the default level last. `listed`: levels whose queues exist
+        according to a listing."""
+        stores = sorted(self._used.union(self._stores.get(key, ()), (one for one in listed if one is not None)))
         exchange = self.names.work_exchange(None) if self.managed else self.names.requests_exchange
         return (
             *(

@@ -11,6 +11,7 @@ It writes the queue facts, and talks to the broker only through `QueueCommands`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
@@ -277,6 +278,25 @@ class RequestQueuesLoop:
         if not self._queue_status[key].exists:
             self._found.add(key)
             self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
+
+    def note_missing(self, key: Key) -> None:
+        """The queue of this key does not exist any more: another client has deleted it."""
+        self._queue_status.update(key, exists=False)
+        self.reconcile(key)
+
+    def bind_again(self, keys: Iterable[Key]) -> None:
+        """Bind the queues of these groups again, because the priority levels in use have changed.
+
+        All of them count as unbound at once, so that no request is forwarded by the new levels over an old binding.
+        """
+        for key in keys:
+            self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None)
+            self.reconcile(key)
+
+    def dispose(self, key: Key, priority: int) -> None:
+        """Delete the queue of a priority level that no route uses any more, once it is proven empty."""
+        self._queue_status.update(key, disposable=(*self._queue_status[key].disposable, priority))
+        self.reconcile(key)
 
     def busy_keys(self) -> set[Key]:
         """Keys with a command in flight or waited for; a slow listing says nothing about them (lifecycle: resync)."""

@@ -57,6 +57,7 @@ class Resync:
         """Take over every queue of the pool; how many there were."""
         listed = await self._listings.list_request_queues()
         for queue in listed:
+            self._queue_commands.adopt(queue.key, queue.ready_by_level)
             self._queue_loop.adopt(queue.key)
             if not queue.bound:
                 self._queue_commands.suspect(queue.key)
@@ -107,6 +108,8 @@ class Resync:
             take(listing)
         listed = {queue.key: queue for queue in listing}
         busy |= self._queue_loop.busy_keys().union(self._changed.take())
+        for key in listed.keys() - busy:
+            self._queue_commands.adopt(key, listed[key].ready_by_level)
         for key in listed.keys() - known - busy:
             self._log.warning("unknown request queue adopted", key=key)
             self._adopt(listed[key])
@@ -121,5 +124,4 @@ class Resync:
             if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():
                 continue
             self._log.warning("request queue is gone, another client deleted it", key=key)
-            self._queue_status.update(key, exists=False)
-            self._queue_loop.reconcile(key)
+            self._queue_loop.note_missing(key)

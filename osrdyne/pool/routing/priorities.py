@@ -21,7 +21,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import QueueListings
 from osrdyne.pool.queues.loop import RequestQueuesLoop
-from osrdyne.pool.state.observed import Binding, QueueStatuses
+from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
 from osrdyne.pool.views import WorkerState
 from osrdyne.pool.workers.control import WorkerControl
@@ -99,9 +99,7 @@ class PriorityLevels:
         if used == self._layout.used:
             return
         self._layout.use(used)
-        for key in self._queue_status.existing():  # in one go: nobody sees the new classes with an old binding
-            self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None)
-            self._queue_loop.reconcile(key)
+        self._queue_loop.bind_again(self._queue_status.existing())
         self._changed.set()
 
     def _forget_what_is_not_needed(self) -> None:
@@ -225,8 +223,7 @@ class UnusedLevels:
             if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:
                 continue
             self._layout.let_go(key, priority)
-            self._queue_status.update(key, disposable=(*disposable, priority))
-            self._queue_loop.reconcile(key)
+            self._queue_loop.dispose(key, priority)
             await self._tell(key)
 
     async def _tell(self, key: Key) -> None:

@@ -1,9 +1,13 @@
-"""The book of instances: what the driver listed last, and what is known of each beyond that. No I/O."""
+"""The inventory of instances: what the driver listed last, and what this term knows of each beyond that. No I/O.
+
+`WorkerGroupsLoop` and its `WorkerActions` write it, through the methods of `InstanceInventory`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from osrdyne.drivers.base import Instance, InstanceId, InstanceState
 from osrdyne.protocol.names import Key, WorkerId
@@ -18,7 +22,7 @@ class Draining:
     ask_again_at: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InventoryEntry:
     """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
     `updated`: this term gave it the present settings. `is_mismarked`: it carries the hash of others all the same.
@@ -58,7 +62,7 @@ class InstanceInventory:
     def __init__(self) -> None:
         self._entries: dict[InstanceId, InventoryEntry] = {}
         self._by_key: dict[Key, list[InstanceId]] = {}
-        self._may_load: dict[InstanceId, InventoryEntry] = {}
+        self._may_load: set[InstanceId] = set()
 
     def get(self, instance_id: InstanceId) -> InventoryEntry | None:
         return self._entries.get(instance_id)
@@ -75,25 +79,64 @@ class InstanceInventory:
         return {instance.worker_id for instance in instances if instance.state is not InstanceState.EXITED}
 
     def note(self, instance: Instance, *, now: float, started_here: bool = False) -> None:
-        """The instance is as given; new or changed."""
-        entry = self._entries.get(instance.instance_id)
-        if entry is None:
-            entry = self._entries[instance.instance_id] = InventoryEntry(instance, now, started_here)
+        """Add an instance, or update it as given."""
+        before = self._entries.get(instance.instance_id)
+        if before is None:
             self._by_key.setdefault(instance.key, []).append(instance.instance_id)
+            entry = InventoryEntry(instance, now, started_here)
         else:
-            entry.instance = instance
-            entry.started_here |= started_here  # a listing may have been faster than the answer to the start
+            # A listing may have been faster than the answer to the start.
+            entry = replace(before, instance=instance, started_here=before.started_here or started_here)
+        self._entries[instance.instance_id] = entry
         if entry.is_loading:
-            self._may_load[instance.instance_id] = entry
+            self._may_load.add(instance.instance_id)
 
-    def drop(self, instance_id: InstanceId) -> None:
+    def drop(self, instance_id: InstanceId) -> InventoryEntry | None:
+        """Forget an instance and return its last entry."""
         entry = self._entries.pop(instance_id, None)
-        self._may_load.pop(instance_id, None)
+        self._may_load.discard(instance_id)
         if entry is not None:
             ids = self._by_key[entry.instance.key]
             ids.remove(instance_id)
             if not ids:
                 del self._by_key[entry.instance.key]
+        return entry
+
+    # Marks of an instance that is gone already have no effect.
+
+    def mark_served(self, instance_id: InstanceId) -> None:
+        """The worker has been ready."""
+        self._change(instance_id, served=True)
+
+    def mark_hanging(self, instance_id: InstanceId, why: str) -> None:
+        """The worker is alive and does not work. The first reason stays."""
+        entry = self._entries.get(instance_id)
+        if entry is not None and entry.hangs is None:
+            self._change(instance_id, hangs=why)
+
+    def mark_mismarked(self, instance_id: InstanceId) -> None:
+        self._change(instance_id, is_mismarked=True)
+
+    def mark_draining(self, instance_id: InstanceId, draining: Draining) -> None:
+        self._change(instance_id, draining=draining)
+
+    def mark_updated(self, instance_id: InstanceId, instance: Instance) -> None:
+        """This term gave the instance the present settings; `instance` is what the driver made of it."""
+        self._change(instance_id, instance=instance, updated=True)
+
+    def mark_stopping(self, instance_id: InstanceId, why: str) -> None:
+        self._change(instance_id, stopped_for=why)
+
+    def mark_exited(self, instance_id: InstanceId) -> None:
+        """The driver has stopped the instance."""
+        entry = self._entries.get(instance_id)
+        if entry is not None:
+            self._change(instance_id, instance=replace(entry.instance, state=InstanceState.EXITED))
+
+    def _change(self, instance_id: InstanceId, **changes: Any) -> None:
+        entry = self._entries.get(instance_id)
+        if entry is not None:
+            self._entries[instance_id] = replace(entry, **changes)
 
     def apply_listing(
         self, listing: Iterable[Instance], *, now: float, ignoring: Set[Key] = frozenset()
@@ -120,6 +163,6 @@ class InstanceInventory:
         return changed, vanished
 
     def loading(self) -> int:
-        """How many load their data; costs what has changed since the last question, and those."""
-        self._may_load = {instance_id: entry for instance_id, entry in self._may_load.items() if entry.is_loading}
+        """How many workers load their data. Costs as much as there are such workers and changes since the last call."""
+        self._may_load = {instance_id for instance_id in self._may_load if self._entries[instance_id].is_loading}
         return len(self._may_load)

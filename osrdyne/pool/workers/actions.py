@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
-from osrdyne.drivers.base import Driver, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import Driver, Instance, InstanceId, WorkerSpec
 from osrdyne.errors import (
     BrokerError,
     DriverError,
@@ -173,10 +172,10 @@ class WorkerActions:
             self._worker_reports.assume_ready(entry.instance.worker_id, key)
             return
         if entry.stopped_for != why:
-            entry.stopped_for = why
+            self._instances.mark_stopping(instance_id, why)
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
         await self._driver.stop(instance_id, grace=self._stop_grace)
-        entry.instance = replace(entry.instance, state=InstanceState.EXITED)
+        self._instances.mark_exited(instance_id)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
         """Whether there are more consumers than the other workers account for.
@@ -185,7 +184,11 @@ class WorkerActions:
         replaced when requests wait and nobody but workers that said that they are ready consumes.
         """
         key = entry.instance.key
-        others = [other for other in self._instances.of_key(key) if other is not entry and other.served]
+        others = [
+            other
+            for other in self._instances.of_key(key)
+            if other.instance.instance_id != entry.instance.instance_id and other.served
+        ]
         if not self._worker_reports.is_assumed(entry.instance.worker_id):
             return await self._queue_commands.consumer_count(key) > len(others)
         reported = sum(not self._worker_reports.is_assumed(other.instance.worker_id) for other in others)
@@ -201,7 +204,8 @@ class WorkerActions:
             self._log.info("worker may finish and end", key=key, worker_id=entry.instance.worker_id, why=why)
             self._metrics.workers_drained.inc()
         until = entry.draining.until if entry.draining else now + self._drain_timeout
-        entry.draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
+        draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
+        self._instances.mark_draining(instance_id, draining)
         await self._control.drain(entry.instance.worker_id)  # whatever becomes of it: it is asked again
 
     async def _update(self, key: Key, instance_id: InstanceId) -> bool:
@@ -219,8 +223,7 @@ class WorkerActions:
         await self._lease.confirm()
         updated = await self._driver.update(instance_id, spec)
         if updated is not None:
-            entry.instance = updated
-            entry.updated = True
+            self._instances.mark_updated(instance_id, updated)
             self._log.info("group has new settings", key=key, worker_id=updated.worker_id)
         return True
 
@@ -250,7 +253,7 @@ class WorkerActions:
             return
         lines = await self._driver.logs(instance_id, lines=LOG_LINES)
         await self._driver.remove(instance_id)
-        self._instances.drop(instance_id)
+        entry = self._instances.drop(instance_id) or entry
         self.note_end(entry, log_lines=lines)
         await self.tell_poison(entry.instance.key)
 

@@ -98,7 +98,8 @@ class WorkerGroupsLoop:
     def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
         """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
         for entry in self._instances.of_key(key):
-            entry.hangs = entry.hangs or hanging.get(entry.instance.worker_id)
+            if (why := hanging.get(entry.instance.worker_id)) is not None:
+                self._instances.mark_hanging(entry.instance.instance_id, why)
         self.reconcile(key)
 
     async def list_instances(self) -> None:
@@ -324,7 +325,7 @@ class WorkerGroupsLoop:
             if reported is not None and reported.suspects:
                 self._restarts.apply(key, restart_backoff.has_suspects)
             if not entry.served and reported is not None and reported.state.serves:
-                entry.served = True
+                self._instances.mark_served(entry.instance.instance_id)
                 self._metrics.worker_starts.labels(outcome="ready").inc()
                 self._metrics.start_seconds.observe(max(0.0, self._clock.monotonic() - entry.seen_at))
                 if not entry.is_outdated(self._spec_hash):
@@ -335,7 +336,7 @@ class WorkerGroupsLoop:
         for entry in self._instances.of_key(key):
             got_present = not entry.is_outdated(self._spec_hash)
             if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
-                entry.is_mismarked = True
+                self._instances.mark_mismarked(entry.instance.instance_id)
                 self._metrics.mismarked_workers.inc()
                 self._log.error(
                     "driver does not mark a worker with the settings that it was given, leaving it alone",
