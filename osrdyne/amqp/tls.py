@@ -19,7 +19,7 @@ def ssl_context(files: TlsFiles, *, place: str = "The AMQP URI") -> ssl.SSLConte
     try:
         context = ssl.create_default_context(cafile=files.ca_file)
     except ssl.SSLError as error:
-        raise ConfigurationError(f"{place}: {files.ca_file} holds no PEM certificate.") from error
+        raise ConfigurationError(f"{place}: {files.ca_file} contains no PEM certificate.") from error
     if files.certificate_file is not None:
         _load_client_certificate(context, files.certificate_file, files.key_file, place)
     if not files.verify:
@@ -37,7 +37,7 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: str, key: str
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
         raise ConfigurationError(
-            f"{place}: {certificate} and {key or certificate} are no PEM certificate with its unencrypted private key."
+            f"{place}: {certificate} and {key or certificate} are not a PEM certificate and unencrypted private key."
         ) from error
 
 

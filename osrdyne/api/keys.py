@@ -25,7 +25,7 @@ async def query_key(request: Request) -> Key:
     """The key of `?key=`, which must be there, once. Raises `InvalidKeyError`."""
     values = list(_raw_values(request, "key"))
     if len(values) != 1:
-        raise InvalidKeyError(f"The query needs one key= parameter, percent-encoded; it has {len(values)}.")
+        raise InvalidKeyError(f"Exactly one key= parameter is required, percent-encoded; the query has {len(values)}.")
     return _decode(values[0], form=True)
 
 

@@ -57,7 +57,7 @@ class TokenFile:
             except ConfigurationError as error:
                 self._tokens, failure = (), str(error)
             if failure is not None and failure != self._failure:
-                self._log.error("every API token is refused", error=failure)
+                self._log.error("token file unusable, all API tokens are refused", error=failure)
             self._read_at, self._failure = version, failure
         return self._tokens
 

@@ -77,12 +77,12 @@ def parse_tokens(text: str, place: str) -> tuple[Token, ...]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         where = f"line {error.lineno}, column {error.colno}: " if isinstance(error, json.JSONDecodeError) else ""
-        raise ConfigurationError(f"{place}: {where}this is not JSON. `osrdyne token create` writes the file.") from None
+        raise ConfigurationError(f"{place}: {where}invalid JSON. `osrdyne token create` writes the file.") from None
     entries = document.get("tokens") if isinstance(document, dict) else None
     if not isinstance(entries, list) or set(document) != {"tokens"}:
-        raise ConfigurationError(f'{place}: {{"tokens": […]}} is expected. `osrdyne token create` writes the file.')
+        raise ConfigurationError(f'{place}: {{"tokens": […]}} expected. `osrdyne token create` writes the file.')
     if len(entries) > MAX_TOKENS:
-        raise ConfigurationError(f"{place}: at most {MAX_TOKENS} tokens are supported, and there are {len(entries)}.")
+        raise ConfigurationError(f"{place}: at most {MAX_TOKENS} tokens are supported; the file has {len(entries)}.")
     tokens = tuple(_token(entry, f"{place}: tokens[{number}]") for number, entry in enumerate(entries))
     names = [token.name for token in tokens]
     if len(set(names)) < len(names):
@@ -97,11 +97,11 @@ def _token(entry: Any, place: str) -> Token:
         raise ConfigurationError(f"{place}: an object with {', '.join(sorted(known))} is expected.")
     name, role, sha256 = entry["name"], entry["role"], entry["sha256"]
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        raise ConfigurationError(f"{place}.name: a name is expected.")
+        raise ConfigurationError(f"{place}.name: expected a name.")
     if role not in list(Role):
         raise ConfigurationError(f"{place}.role: must be {' or '.join(Role)}.")
     if not isinstance(sha256, str) or _DIGEST.fullmatch(sha256) is None:
-        raise ConfigurationError(f"{place}.sha256: 64 hexadecimal digits in lower case are expected.")
+        raise ConfigurationError(f"{place}.sha256: expected 64 lower-case hexadecimal digits.")
     created = _moment(entry["created"], f"{place}.created")
     expires = None if entry.get("expires") is None else _moment(entry["expires"], f"{place}.expires")
     return Token(name, Role(role), sha256, created, expires)
@@ -115,7 +115,7 @@ def _moment(value: Any, place: str) -> datetime:
             return moment.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ConfigurationError(f"{place}: a time with its zone is expected, such as 2026-01-31T12:00:00+00:00.")
+    raise ConfigurationError(f"{place}: expected a time with a time zone, such as 2026-01-31T12:00:00+00:00.")
 
 
 def render_tokens(tokens: Sequence[Token]) -> str:

@@ -42,29 +42,29 @@ FAILED, WRONG_USE, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 def call(
     key: KeyArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Handler of the worker, e.g. /sql.")],
     data: Annotated[
-        str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="The body; - reads standard input.")
+        str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="Request body; - reads standard input.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Such as 30s or 5m; the pool's TTL when absent.")
+        str | None, typer.Option(metavar="DURATION", help="Time limit, e.g. 30s or 5m. Default: the pool's TTL.")
     ] = None,
     progress: Annotated[
         bool | None,
-        typer.Option("--progress/--no-progress", help="Show progress; the default on a terminal."),
+        typer.Option("--progress/--no-progress", help="Show progress messages. Default: only on a terminal."),
     ] = None,
-    output: Annotated[CallOutput, typer.Option("--output", "-o", help="How to print the answer.")] = CallOutput.TABLE,
+    output: Annotated[CallOutput, typer.Option("--output", "-o", help="Output format.")] = CallOutput.TABLE,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
     ] = None,
     app_id: Annotated[
-        str, typer.Option("--app-id", metavar="NAME", help="The publisher's name, which routes may ask for.")
+        str, typer.Option("--app-id", metavar="NAME", help="Name of the publisher, for routes that test it.")
     ] = "osrdyne call",
     no_activate: Annotated[
-        bool, typer.Option("--no-activate", help="Do not start a worker when none runs for the key.")
+        bool, typer.Option("--no-activate", help="Do not start a worker if none runs for the key.")
     ] = False,
     broker: Annotated[
-        str | None, typer.Option(metavar="URI", help="AMQP URI without a password; else that of the configuration.")
+        str | None, typer.Option(metavar="URI", help="AMQP URI without a password. Default: from the configuration.")
     ] = None,
     pool: PoolOption = None,
     config: ConfigOption = None,
@@ -166,12 +166,12 @@ def seconds(text: str, *, option: str = "--timeout") -> float:
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from error
     if not isinstance(duration, float) or duration <= 0:
-        raise typer.BadParameter("must be longer than nothing", param_hint=option)
+        raise typer.BadParameter("must be greater than zero", param_hint=option)
     return duration
 
 
 def parse_header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise typer.BadParameter(f"{text!r} is not name=value", param_hint="--header")
+        raise typer.BadParameter(f"{text!r} is not in the form name=value", param_hint="--header")
     return name, value

@@ -28,7 +28,7 @@ def dev(
     pool: PoolOption = None,
     log_level: LogLevelOption = None,
     app: Annotated[
-        str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Run this application instead of the SQL pipeline.")
+        str | None, typer.Option(metavar="MODULE:ATTRIBUTE", help="Application to run instead of the SQL pipeline.")
     ] = None,
 ) -> None:
     """Run a private RabbitMQ, a daemon and its workers until Ctrl-C; with sample data unless a worker is configured."""

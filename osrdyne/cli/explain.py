@@ -24,23 +24,25 @@ from osrdyne.protocol.names import PoolNames
 
 def explain(
     key: KeyArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Which handler of the worker, such as /sql.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Handler of the worker, e.g. /sql.")],
     routes: Annotated[
         str | None,
-        typer.Option("--routes", metavar="FILE", help="A manifest to try; else the one in force."),
+        typer.Option("--routes", metavar="FILE", help="Route manifest to test. Default: the active one."),
     ] = None,
     splitter: Annotated[
         str | None,
-        typer.Option("--splitter", metavar="FILE", help="A splitter manifest to try; else the one in force."),
+        typer.Option("--splitter", metavar="FILE", help="Splitter manifest to test. Default: the active one."),
     ] = None,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="The body; - reads standard input.")
+        str | None, typer.Option("--data", "-d", metavar="JSON|@FILE|-", help="Request body; - reads standard input.")
     ] = None,
-    app_id: Annotated[str | None, typer.Option("--app-id", metavar="NAME", help="The publisher's name.")] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="The caller's own limit, as 30s.")] = None,
+    app_id: Annotated[str | None, typer.Option("--app-id", metavar="NAME", help="Name of the publisher.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time limit of the request, e.g. 30s.")
+    ] = None,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,

@@ -95,7 +95,9 @@ def unpin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) 
 @app.command()
 def logs(
     key: KeyArgument,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="Lines of each worker.")] = 100,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=10_000, help="Number of lines for each worker.")
+    ] = 100,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,

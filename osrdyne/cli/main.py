@@ -67,9 +67,7 @@ each takes a part of a second, which a single command does not wait for."""
 
 def _options(
     context: typer.Context,
-    _debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback when something unexpected happens.")
-    ] = False,
+    _debug: Annotated[bool, typer.Option("--debug", help="Show a traceback for unexpected errors.")] = False,
 ) -> None:
     """Keyed PySpark workers behind AMQP RPC: the first request for a key starts its worker."""
     if context.invoked_subcommand != "version":  # which logs nothing

@@ -23,9 +23,11 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.pool.routing.manifest_store import D, ManifestKind
 
-FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A manifest, JSON or YAML; - is standard input.")]
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="Manifest file, JSON or YAML; - reads standard input.")
+]
 AuthorOption = Annotated[
-    str | None, typer.Option("--author", metavar="NAME", help="Kept with the version; else user@host.")
+    str | None, typer.Option("--author", metavar="NAME", help="Author stored with the version. Default: user@host.")
 ]
 ExpectOption = Annotated[
     int | None,
@@ -33,10 +35,12 @@ ExpectOption = Annotated[
         "--expect-version",
         metavar="VERSION",
         min=0,
-        help="Change nothing unless it is in force; 0: none ever was.",
+        help="Active version expected; otherwise nothing changes. 0: no version yet.",
     ),
 ]
-VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A version that `history` shows.")]
+VersionArgument = Annotated[
+    int, typer.Argument(metavar="VERSION", min=1, help="Version number, as listed by `history`.")
+]
 
 
 class ManifestCommands(Generic[D]):
@@ -72,7 +76,7 @@ class ManifestCommands(Generic[D]):
         with opened(file) as text:
             written = text.read()
         if not written.strip():
-            raise ConfigurationError(f"{file} is empty: a manifest without anything in it is written {{}}.")
+            raise ConfigurationError(f"{file} is empty: write an empty manifest as {{}}.")
         try:
             return self._load(written)
         except InvalidDocumentError as error:

@@ -17,7 +17,7 @@ from osrdyne.dev.announcement import find_announcement
 
 
 class Output(StrEnum):
-    """How to print."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
@@ -29,12 +29,12 @@ ConfigOption = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        help="Configuration file; else $OSRDYNE_CONFIG, else ./osrdyne.yaml where it exists.",
+        help="Configuration file. Default: $OSRDYNE_CONFIG, or ./osrdyne.yaml if it exists.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Set one setting, such as pool.id=example; may be repeated."),
+    typer.Option("--set", metavar="PATH=VALUE", help="One setting, e.g. pool.id=example; repeatable."),
 ]
 PoolOption = Annotated[str | None, typer.Option("--pool", metavar="ID", help="Short for --set pool.id=ID.")]
 DriverOption = Annotated[str | None, typer.Option("--driver", metavar="NAME", help="Short for --set driver.name=NAME.")]
@@ -43,12 +43,12 @@ LogLevelOption = Annotated[
 ]
 ApiOption = Annotated[
     str | None,
-    typer.Option("--api", metavar="URL", help="Address of the daemon's HTTP API; else that of the configuration."),
+    typer.Option("--api", metavar="URL", help="Address of the daemon's HTTP API. Default: from the configuration."),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 KeyArgument = Annotated[
-    str, typer.Argument(metavar="KEY", help="The raw key; put -- before one that begins with a dash.")
+    str, typer.Argument(metavar="KEY", help="Raw key; put -- before a key that begins with a dash.")
 ]
 
 

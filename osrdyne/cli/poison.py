@@ -21,12 +21,22 @@ from osrdyne.protocol.names import parse_key
 
 app = typer.Typer(help="Look at requests that no worker finished, send them again or drop them.", no_args_is_help=True)
 
-EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="The id, or the beginning of it.")]
-EntriesArgument = Annotated[list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Ids, or their beginnings.")]
-KeysOption = Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Of this key; may be repeated.")]
-PathOption = Annotated[str | None, typer.Option("--path", metavar="PATH", help="For this handler.")]
-OlderOption = Annotated[str | None, typer.Option("--older-than", metavar="DURATION", help="That came before, as 2h.")]
-NewerOption = Annotated[str | None, typer.Option("--newer-than", metavar="DURATION", help="That came since, as 30m.")]
+EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, or a unique prefix.")]
+EntriesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[ENTRY]...", help="Ids of entries, or unique prefixes.")
+]
+KeysOption = Annotated[
+    list[str] | None, typer.Option("--key", metavar="KEY", help="Only entries of this key; repeatable.")
+]
+PathOption = Annotated[
+    str | None, typer.Option("--path", metavar="PATH", help="Only entries for this handler, e.g. /sql.")
+]
+OlderOption = Annotated[
+    str | None, typer.Option("--older-than", metavar="DURATION", help="Only entries older than this, e.g. 2h.")
+]
+NewerOption = Annotated[
+    str | None, typer.Option("--newer-than", metavar="DURATION", help="Only entries newer than this, e.g. 30m.")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All entries.")]
 
 
@@ -55,7 +65,7 @@ def list_poison(
     path: PathOption = None,
     older_than: OlderOption = None,
     newer_than: NewerOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="How many entries.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Maximum number of entries.")] = 100,
     api: ApiOption = None,
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
@@ -123,7 +133,7 @@ def drop(
     older_than: OlderOption = None,
     newer_than: NewerOption = None,
     everything: AllOption = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -137,7 +147,9 @@ def drop(
 
 @app.command()
 def export(
-    to: Annotated[Path | None, typer.Option("--to", metavar="FILE", help="Else standard output.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="Output file. Default: standard output.")
+    ] = None,
     keys: KeysOption = None,
     path: PathOption = None,
     older_than: OlderOption = None,
@@ -163,7 +175,7 @@ def _client(api: str | None, config: str | None) -> PoisonClient:
 def _chosen(client: PoisonClient, entries: list[str] | None, filters: Filters, everything: bool) -> list[str]:
     """The ids that arguments and options mean; nothing is never everything."""
     if bool(entries) + filters.any + everything != 1:
-        raise ConfigurationError("Name the entries, or choose them by --key, --path and age, or say --all.")
+        raise ConfigurationError("Give the ids of entries, or select them with --key, --path, an age, or --all.")
     return entries or [entry.id for entry in filters.find(client)]
 
 

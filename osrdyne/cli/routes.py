@@ -68,16 +68,17 @@ commands.add_to(app)
 @app.command("eval")
 def evaluate(
     subject: Annotated[
-        str | None, typer.Argument(metavar="[CONDITION|FILE]", help="A condition; with --batch a file, - by default.")
+        str | None,
+        typer.Argument(metavar="[CONDITION|FILE]", help="Condition; with --batch a file (default: standard input)."),
     ] = None,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="Header as name=value; repeatable.")
     ] = None,
     system: Annotated[
         list[str] | None,
-        typer.Option("--system", "-S", metavar="NAME=VALUE", help="A system property; may be repeated."),
+        typer.Option("--system", "-S", metavar="NAME=VALUE", help="System property as name=value; repeatable."),
     ] = None,
-    data: Annotated[str | None, typer.Option("--data", "-d", metavar="JSON", help="The body, as JSON.")] = None,
+    data: Annotated[str | None, typer.Option("--data", "-d", metavar="JSON", help="Request body as JSON.")] = None,
     batch: Annotated[
         bool, typer.Option("--batch", help='Read JSON lines: {"condition", "properties", "system", "body"}.')
     ] = False,
@@ -85,7 +86,9 @@ def evaluate(
     """Say what a condition makes of a request: true, false or undefined. A route is taken only on true."""
     if batch:
         if headers or system or data is not None:
-            raise typer.BadParameter("each line has its own headers, system properties and body.", param_hint="--batch")
+            raise typer.BadParameter(
+                "in a batch, each line has its own headers, system properties and body.", param_hint="--batch"
+            )
         _evaluate_lines(subject or "-")
         return
     if subject is None:

@@ -19,7 +19,10 @@ def run(
     log_level: LogLevelOption = None,
     stop_workers: Annotated[
         bool,
-        typer.Option("--stop-workers", help="Stop the workers at the end; by default they go on and are found again."),
+        typer.Option(
+            "--stop-workers",
+            help="Stop the workers when the daemon ends. Default: the next daemon adopts them.",
+        ),
     ] = False,
 ) -> None:
     """Run the daemon of one pool until SIGTERM or SIGINT."""

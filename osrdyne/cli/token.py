@@ -17,19 +17,19 @@ from osrdyne.errors import ConfigurationError
 
 app = typer.Typer(help="Create, list and revoke tokens of the HTTP API.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Who or what uses the token.")]
-FileOption = Annotated[
-    str | None, typer.Option("--file", metavar="FILE", help="The file of the tokens; else api.tokens_file.")
-]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user or program of the token.")]
+FileOption = Annotated[str | None, typer.Option("--file", metavar="FILE", help="Token file. Default: api.tokens_file.")]
 
 
 @app.command()
 def create(
     name: NameArgument,
-    role: Annotated[Role, typer.Option("--role", help="`read` sees, `operate` also changes and reads bodies.")],
+    role: Annotated[
+        Role, typer.Option("--role", help="Role: `read`, or `operate` (may also change things and read bodies).")
+    ],
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="DURATION", help="For how long it is valid, as 30d; else for good."),
+        typer.Option("--expires", metavar="DURATION", help="Validity, e.g. 30d. Default: no expiry."),
     ] = None,
     file: FileOption = None,
     config: ConfigOption = None,
@@ -40,15 +40,13 @@ def create(
     try:
         until = None if expires is None else created + timedelta(seconds=seconds(expires, option="--expires"))
     except OverflowError as error:
-        raise ConfigurationError(
-            "--expires: that is too long; leave it out for a token that does not expire."
-        ) from error
+        raise ConfigurationError("--expires: too long; omit it for a token that does not expire.") from error
 
     def add(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         if any(token.name == name for token in tokens):
             raise ConfigurationError(f"There is a token {name!r} already: revoke it first, or choose another name.")
         if len(tokens) >= MAX_TOKENS:
-            raise ConfigurationError(f"There are {MAX_TOKENS} tokens, which is the limit: revoke some.")
+            raise ConfigurationError(f"There are {MAX_TOKENS} tokens, which is the maximum: revoke some.")
         return (*tokens, Token(name, role, digest_of(text), created, until))
 
     _file(file, config).change(add)
@@ -100,5 +98,5 @@ def _expiry(token: Token, now: datetime) -> str:
 def _file(file: str | None, config: str | None) -> TokenFile:
     path = file or load(config, None).settings.api.tokens_file
     if path is None:
-        raise ConfigurationError("Name the file of the tokens: set api.tokens_file, or use --file.")
+        raise ConfigurationError("No token file: set api.tokens_file, or use --file.")
     return TokenFile(path)

@@ -84,7 +84,7 @@ class AsyncClient:
         clock: Clock | None = None,
     ) -> None:
         if not is_pool_id(pool):
-            raise ConfigurationError(f"{pool!r} is no pool id: use 1 to 32 characters out of a-z, 0-9 and _.")
+            raise ConfigurationError(f"{pool!r} is not a valid pool id: use 1 to 32 characters out of a-z, 0-9 and _.")
         self._names = PoolNames(pool)
         self._options = ConnectionOptions(uri, name=name, tls=tls)
         self._user_id = user_id
@@ -315,7 +315,7 @@ class AsyncClient:
                 return
             session = await self._reopen(self._reconnect)
             self._state.set(session)
-            log.info("connected again")
+            log.info("reconnected")
 
     async def _reopen(self, backoff: Backoff) -> Session:
         for failures in itertools.count(1):
@@ -324,7 +324,7 @@ class AsyncClient:
                 return await Session.open(self._names, self._options)
             except OsrdyneError as error:
                 self._state.set(_Down(str(error)))
-                log.warning("broker not reached", error=str(error), failures=failures)
+                log.warning("broker unreachable", error=str(error), failures=failures)
         raise AssertionError("unreachable")
 
 

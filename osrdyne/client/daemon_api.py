@@ -64,7 +64,7 @@ class DaemonApi:
         """The address that gave the last answer: the leader's, after a standby has named it."""
         if self._token is not None and not (self._token.isascii() and self._token.isprintable()):
             raise ConfigurationError(
-                "The API token has characters that no token has. `osrdyne token create` makes one."
+                "The API token contains invalid characters. `osrdyne token create` creates a valid one."
             )
         try:
             address = httpx.URL(url)
@@ -175,5 +175,5 @@ def _content(answer: httpx.Response, url: str) -> dict[str, Any]:
             f"The daemon at {mask_uri(url)} has too many connections (api.limit_concurrency). Try again."
         )
     if not isinstance(content, dict):
-        raise OsrdyneError(f"What answers at {mask_uri(url)} is not an osrdyne daemon: name its address with --api.")
+        raise OsrdyneError(f"The server at {mask_uri(url)} is not an osrdyne daemon: give its address with --api.")
     return content

@@ -181,11 +181,11 @@ class Session:
             raise self._pool_not_found(exchange) from error
         except QueueFullError as error:
             raise RequestQueueFullError(
-                "The request queue is full; RabbitMQ did not take the request over.", key=key
+                "The request queue is full; RabbitMQ did not accept the request.", key=key
             ) from error
         except PublishRefusedError as error:
             raise RequestRefusedError(
-                "RabbitMQ did not take the request over: no queue is there for it.", key=key
+                "RabbitMQ did not accept the request: there is no queue for it.", key=key
             ) from error
         except BrokerConflictError as error:
             raise InvalidRequestError(f"RabbitMQ does not accept the request: {error}.", key=key) from error

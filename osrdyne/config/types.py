@@ -33,7 +33,7 @@ def parse_duration(value: object) -> object:
     else:
         parts = _PART.findall(value)
         if not parts or _PART.sub("", value).strip():
-            raise ValueError(f"{value!r} is no duration; write 10s, 5m, 1h30m, PT5M or a number of seconds")
+            raise ValueError(f"{value!r} is not a duration; write 10s, 5m, 1h30m, PT5M or a number of seconds")
         seconds = sum(float(amount) * _UNITS[unit] for amount, unit in parts)
     if not 0 <= seconds < float("inf"):
         raise ValueError("a duration must be finite and not negative")
@@ -48,7 +48,7 @@ def parse_size(value: object) -> object:
         return value
     match = _SIZE.match(value.strip())
     if match is None:
-        raise ValueError(f"{value!r} is no size; write 60KiB, 16MiB or a number of bytes")
+        raise ValueError(f"{value!r} is not a size; write 60KiB, 16MiB or a number of bytes")
     size = float(match[1]) * _SIZE_UNITS[match[2]]
     if size >= 2**63:
         raise ValueError("a size must be less than 8 EiB")

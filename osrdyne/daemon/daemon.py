@@ -114,7 +114,7 @@ class Daemon:
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
         if (doubt := environment_warning(self._settings, manages_workers=self._driver.manages_workers)) is not None:
             self._state.note("worker environment", ok=False, fatal=False, detail=doubt)
-            self._log.warning("the environment of workers is doubtful", reason=doubt)
+            self._log.warning("worker environment not recommended", reason=doubt)
         for warning in self._warnings:
             self._log.warning("the API is exposed", reason=warning)
         try:
@@ -157,7 +157,7 @@ class Daemon:
                 async with asyncio.timeout(self._backoff.delay(failures)):
                     await stop.requested.wait()
         if stop.stop_workers and not ended_in_order:
-            self._log.warning("workers are not stopped, this daemon did not lead")
+            self._log.warning("workers not stopped: this daemon did not lead")
 
     async def _one_term(self, stop: StopRequest) -> bool:
         """Connect, wait for the token, lead. Whether it led to an orderly end; raises when leadership is lost."""
@@ -207,7 +207,7 @@ class Daemon:
         try:
             user = await administrator_of_workers(self._settings.broker, clock=self._clock)
         except BrokerError as error:
-            self._log.debug("rights of the workers' user unknown", error=str(error))
+            self._log.debug("permissions of the worker user unknown", error=str(error))
             return
         if user is None:
             self._state.components.pop(name, None)

@@ -154,7 +154,7 @@ class DaemonInspector:
         leader = await self.leader()
         if leader is None:
             raise LeadershipLostError("No daemon is known to lead the pool at the moment.")
-        raise LeadershipLostError("This daemon stands by.", leader=leader)
+        raise LeadershipLostError("This daemon is on standby.", leader=leader)
 
     async def start_group(self, key: Key) -> None:
         term = await self._leading()
@@ -166,7 +166,7 @@ class DaemonInspector:
         if tracker.is_pinned(key):
             raise PoolConflictError(f"The group {key!r} is pinned: unpin it first.")
         if tracker.status(key) is not None and not tracker.retire(key):
-            raise PoolConflictError(f"A request for {key!r} is on its way to its queue: try again in a moment.")
+            raise PoolConflictError(f"A request for {key!r} is on its way to the queue: try again in a moment.")
 
     async def pin(self, key: Key) -> None:
         await self._leading()

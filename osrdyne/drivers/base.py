@@ -193,7 +193,9 @@ class Driver(ABC):
         Only called where `instance_is_worker` is false. The instance keeps its id, its credentials, and the number of
         its workers; the platform replaces them one by one. Errors are those of `start`.
         """
-        raise NotImplementedError(f"The driver {self.name} has instances that are single workers.")
+        raise NotImplementedError(
+            f"The driver {self.name} does not count workers itself: each of its instances is one worker."
+        )
 
     @abstractmethod
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:

@@ -59,8 +59,8 @@ def load_driver_class(name: str) -> type[Driver]:
     if not found:
         known = ", ".join(known_drivers()) or "none: is the package installed?"
         raise ConfigurationError(
-            f"driver.name: no driver is called {name!r}; known drivers: {known}. "
-            "A driver of another package is known once that package is installed.",
+            f"driver.name: unknown driver {name!r}; known drivers: {known}. "
+            "Install the package that contains the driver.",
             driver=name,
         )
     entry_point = next(iter(found))
@@ -68,8 +68,7 @@ def load_driver_class(name: str) -> type[Driver]:
         loaded = entry_point.load()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"driver.name: the driver {name!r} ({entry_point.value}) cannot be loaded: {error}. "
-            "Is everything it needs installed?",
+            f"driver.name: the driver {name!r} ({entry_point.value}) cannot be loaded: {error}. Install what it needs.",
             driver=name,
         ) from error
     if not (isinstance(loaded, type) and issubclass(loaded, Driver)):

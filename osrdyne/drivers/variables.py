@@ -24,7 +24,9 @@ def _usable(variables: dict[str, str]) -> dict[str, str]:
 def _named_as_in_a_shell(variables: dict[str, str]) -> dict[str, str]:
     for name in variables:
         if not _IDENTIFIER.match(name):
-            raise ValueError(f"{name!r} is no name of a variable: letters, digits and `_`, no digit first")
+            raise ValueError(
+                f"{name!r} is not a variable name: use letters, digits and `_`, not beginning with a digit"
+            )
     return variables
 
 

@@ -65,7 +65,7 @@ def test_missing_secret_file_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_driver_lists_those_there_are(tmp_path: Path) -> None:
-    assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "no driver is called 'nope'; known drivers: ")
+    assert_sentence(osrdyne(tmp_path, "run", "--driver", "nope"), 2, "unknown driver 'nope'; known drivers: ")
 
 
 def test_application_that_does_not_exist_is_found_before_anything_starts(tmp_path: Path) -> None:

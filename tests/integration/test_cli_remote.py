@@ -212,7 +212,7 @@ def test_standby_sends_a_command_on_to_the_leader(
     async def answer(query: PoisonQuery) -> PoisonPage:
         asked.append(query)
         if len(asked) == 1:
-            raise LeadershipLostError("This daemon stands by.", leader=url)
+            raise LeadershipLostError("This daemon is on standby.", leader=url)
         return PoisonPage((), 0, None)
 
     monkeypatch.setattr(pool, "poison", answer)

@@ -393,7 +393,7 @@ async def test_start_under_way_elsewhere_makes_the_list_an_error(driver, state):
     await exited(driver, await driver.start(make_spec(behaviour=Behaviour.EXIT)))
     state.write(NAME, replace(state.records()[NAME], pid=None, ticks=None, exit=None))
     lock = state.lock(NAME)
-    with pytest.raises(DriverUnavailableError, match="under way elsewhere"):
+    with pytest.raises(DriverUnavailableError, match="is starting a worker"):
         await driver.list_instances()
     os.close(lock)
     assert await driver.list_instances() == []

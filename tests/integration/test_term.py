@@ -424,4 +424,4 @@ async def test_daemon_that_does_not_lead_says_that_it_stops_no_workers(pool_id: 
         await asyncio.sleep(0)
         stop.requested.set()
         await serving
-    assert "workers are not stopped, this daemon did not lead" in [entry["event"] for entry in logs]
+    assert "workers not stopped: this daemon did not lead" in [entry["event"] for entry in logs]

@@ -37,14 +37,14 @@ def test_missing_file_is_named() -> None:
 def test_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("not a certificate")
-    with pytest.raises(ConfigurationError, match=r"ca\.pem holds no PEM certificate"):
+    with pytest.raises(ConfigurationError, match=r"ca\.pem contains no PEM certificate"):
         ssl_context(TlsFiles(ca_file=str(file)))
 
 
 def test_client_certificate_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.pem").write_text("x")
     (tmp_path / "k.pem").write_text("x")
-    with pytest.raises(ConfigurationError, match=r"c\.pem and .*k\.pem are no PEM certificate"):
+    with pytest.raises(ConfigurationError, match=r"c\.pem and .*k\.pem are not a PEM certificate"):
         ssl_context(TlsFiles(certificate_file=str(tmp_path / "c.pem"), key_file=str(tmp_path / "k.pem")))
 
 

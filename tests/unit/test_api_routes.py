@@ -294,7 +294,7 @@ async def test_poison_is_replayed_and_dropped_by_id(api: httpx.AsyncClient, pool
 
 
 async def test_standby_names_the_leader(api: httpx.AsyncClient, pool: FakeInspector) -> None:
-    pool.failure = LeadershipLostError("This daemon stands by.", leader="http://leader:4242")
+    pool.failure = LeadershipLostError("This daemon is on standby.", leader="http://leader:4242")
     answer = await api.get("/v1/poison")
     assert (answer.status_code, answer.json()["code"]) == (421, "not-leading")
     assert answer.json()["leader"] == "http://leader:4242"

@@ -188,7 +188,7 @@ def test_routes_eval_of_a_batch_reads_standard_input() -> None:
         (["1 ="], "column 4: unexpected end\n"),
         ([], "Invalid value for CONDITION: name a condition"),
         (["--batch", "nowhere"], "Cannot read nowhere: No such file or directory.\n"),
-        (["--batch", "-H", "a=b"], "Invalid value for --batch: each line has its own headers"),
+        (["--batch", "-H", "a=b"], "Invalid value for --batch: in a batch, each line has its own headers"),
     ],
 )
 def test_routes_eval_says_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -312,7 +312,7 @@ def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Dae
 def test_empty_text_is_no_manifest(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").write_text("\n")
     assert execute([*command, str(tmp_path / "empty")], debug=False) == 2
-    assert "is empty: a manifest without anything in it is written {}." in capsys.readouterr().err
+    assert "is empty: write an empty manifest as {}." in capsys.readouterr().err
 
 
 def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_null_gives_back_the_default_of_an_optional_setting() -> None:
         ("api: {port: lots}", "api.port (file pool.yaml:1): must be a whole number"),
         ("api: {port: 70000}", "api.port (file pool.yaml:1): must be at most 65535"),
         ("log: {level: loud}", "log.level (file pool.yaml:1): must be 'debug', 'info', 'warning' or 'error'"),
-        ("requests: {ttl: soon}", "requests.ttl (file pool.yaml:1): 'soon' is no duration"),
+        ("requests: {ttl: soon}", "requests.ttl (file pool.yaml:1): 'soon' is not a duration"),
         ("lifecycle:\n  stop_delay: 5", "lifecycle (file pool.yaml:2): stop_delay (5 s) must be at least"),
         ("pool: {id: a}\npool: {id: b}", "pool.yaml:2: pool is given twice; the first time in line 1"),
         ("pool: {id: a", "pool.yaml:1 is not valid YAML"),

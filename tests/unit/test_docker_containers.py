@@ -100,4 +100,4 @@ def test_copy_of_a_container_is_no_worker_and_is_reported_once(engine, clock, mo
     containers = containers_of(engine, clock)
     assert [[item.instance_id for item in containers.instances(frozenset())] for _ in range(2)] == [["id"], ["id"]]
     assert containers.find(InstanceId("copy")) is None
-    said.warning.assert_called_once_with("container is not osrdyne's although its labels say so", container="copy")
+    said.warning.assert_called_once_with("foreign container with osrdyne labels", container="copy")

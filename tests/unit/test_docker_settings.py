@@ -46,12 +46,14 @@ def refusal(status, text):
     [
         pytest.param({}, r"driver\.options\.image: Field required", id="no-image"),
         pytest.param({"imag": "x"}, r"driver\.options\.imag: there is no such option", id="unknown"),
-        pytest.param({"mounts": ["/data"]}, r"driver\.options\.mounts\.0: '/data' is no mount", id="mount"),
-        pytest.param({"mounts": ["/a:b"]}, r"driver\.options\.mounts\.0: '/a:b' is no mount", id="relative-target"),
+        pytest.param({"mounts": ["/data"]}, r"driver\.options\.mounts\.0: '/data' is not a mount", id="mount"),
+        pytest.param({"mounts": ["/a:b"]}, r"driver\.options\.mounts\.0: '/a:b' is not a mount", id="relative-target"),
         pytest.param({"environment": {"WORKER_KEY": "x"}}, r"environment: WORKER_KEY is set by osrdyne", id="ours"),
         pytest.param({"labels": {"osrdyne.key": "x"}}, r"labels: osrdyne\.key is set by osrdyne", id="label"),
         pytest.param({"host": "docker.sock"}, r"driver\.options\.host: must look like unix://", id="host"),
-        pytest.param({"tls_directory": "/tls"}, r"tls_directory: is for a host that begins with tcp", id="tls"),
+        pytest.param(
+            {"tls_directory": "/tls"}, r"tls_directory: only allowed for a host that begins with tcp", id="tls"
+        ),
         pytest.param({"memory": "1MiB"}, r"driver\.options\.memory: .*greater than or equal", id="little-memory"),
         pytest.param({"pull": "often"}, r"driver\.options\.pull: .*'always', 'missing' or 'never'", id="pull"),
     ],

@@ -21,7 +21,7 @@ def test_known_name_gives_its_driver():
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"no driver is called 'dokcer'; known drivers: .*noop.*subprocess"):
+    with pytest.raises(ConfigurationError, match=r"unknown driver 'dokcer'; known drivers: .*noop.*subprocess"):
         registry.create_driver(DriverSettings(name="dokcer"), CONTEXT)
 
 

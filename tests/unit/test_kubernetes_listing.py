@@ -68,7 +68,7 @@ async def test_stranger_with_our_label_is_no_worker_and_is_reported_once(monkeyp
     monkeypatch.setattr("osrdyne.drivers.kubernetes.driver.log", said)
     assert await driver.list_instances() == []
     assert await driver.list_instances() == []
-    said.warning.assert_called_once_with("Deployment is not osrdyne's although its labels say so", name="theirs")
+    said.warning.assert_called_once_with("foreign Deployment with osrdyne labels", name="theirs")
 
 
 class ApiThatMakesNoSecret:

@@ -133,16 +133,16 @@ def test_keyword_inside_a_condition_is_none() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("  INTO $upstream", "routes.r.route, column 3: a route begins with FROM"),
-        ("FROM", "routes.r.route, column 5: after FROM comes a source, such as /messages/*"),
+        ("  INTO $upstream", "routes.r.route, column 3: a route must begin with FROM"),
+        ("FROM", "routes.r.route, column 5: expected a source after FROM, such as /messages/*"),
         ("FROM messages INTO $upstream", "routes.r.route, column 6: a source begins with /, such as /messages/*"),
-        ("FROM /a WHEN x", "routes.r.route, column 9: after the source comes WHERE or INTO"),
-        ("FROM /a WHERE true", "routes.r.route, column 19: the sink is missing: INTO $upstream"),
-        ("FROM /a INTO up", "routes.r.route, column 14: a sink is $upstream or BrokeredEndpoint"),
-        ("FROM /a INTO BrokeredEndpoint('/modules/a')", "routes.r.route, column 14: a sink is"),
-        ("FROM /a INTO BrokeredEndpoint('/modules/a/b/c/d')", "routes.r.route, column 14: a sink is"),
+        ("FROM /a WHEN x", "routes.r.route, column 9: expected WHERE or INTO after the source"),
+        ("FROM /a WHERE true", "routes.r.route, column 19: missing sink: INTO $upstream"),
+        ("FROM /a INTO up", "routes.r.route, column 14: expected a sink: $upstream or BrokeredEndpoint"),
+        ("FROM /a INTO BrokeredEndpoint('/modules/a')", "routes.r.route, column 14: expected a sink"),
+        ("FROM /a INTO BrokeredEndpoint('/modules/a/b/c/d')", "routes.r.route, column 14: expected a sink"),
         ("FROM /a INTO BrokeredEndpoint('/modules/%ff/inputs/a')", "routes.r.route, column 14: key and path"),
-        ("FROM /a WHERE a == 'x' INTO $upstream", "routes.r.condition, column 3: '==' is no operator"),
+        ("FROM /a WHERE a == 'x' INTO $upstream", "routes.r.condition, column 3: '==' is not an operator"),
     ],
 )
 def test_error_of_a_statement_has_its_column(text: str, problem: str) -> None:

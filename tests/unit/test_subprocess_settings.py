@@ -34,11 +34,11 @@ STATE = Path("/state/blue")
         pytest.param({"command": ["a\0"]}, r"driver\.options\.command: a NUL character", id="nul"),
         pytest.param({"environment": {"WORKER_KEY": "x"}}, r"driver\.options\.environment: WORKER_KEY is", id="ours"),
         pytest.param({"environment": {"A=B": "x"}}, r"environment: 'A=B' cannot be passed", id="no-name"),
-        pytest.param({"inherit": ["A B"]}, r"driver\.options\.inherit: 'A B' is no name", id="inherit-no-name"),
+        pytest.param({"inherit": ["A B"]}, r"inherit: 'A B' is not a variable name", id="inherit-no-name"),
         pytest.param({"inherit": ["WORKER_*"]}, r"inherit: WORKER_\* is set by osrdyne", id="inherit-ours"),
         pytest.param({"log_max_bytes": "1kB"}, r"driver\.options\.log_max_bytes: .*4096", id="small-log"),
         pytest.param(
-            {"log_retention": "soon"}, r"driver\.options\.log_retention: 'soon' is no duration", id="duration"
+            {"log_retention": "soon"}, r"driver\.options\.log_retention: 'soon' is not a duration", id="duration"
         ),
     ],
 )

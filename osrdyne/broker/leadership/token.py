@@ -179,7 +179,7 @@ class TokenChannel:
         does not read. Until then it may still act.
         """
         assert self._consumer is not None
-        self._log.warning("the last leader token is gone: waiting for an earlier leader to end", seconds=self._silence)
+        self._log.warning("leader token missing: waiting for an earlier leader to end", seconds=self._silence)
         await self._clock.sleep(self._silence)
         if self._consumer.ended or self._channel.is_closed:
             raise LeadershipLostError("The leader token was lost while an earlier leader was waited for.")
@@ -217,7 +217,7 @@ class TokenChannel:
         if now - self._forged_logged_at >= LOG_INTERVAL:
             self._forged_logged_at = now
             self._log.warning(
-                "message in the leader queue that is no token", messages=self._forged, size_bytes=size_bytes
+                "message in the leader queue is not a token", messages=self._forged, size_bytes=size_bytes
             )
             self._forged = 0
 

@@ -287,13 +287,13 @@ class ManagementClient:
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
         if reason is None:
             raise BrokerError(
-                f"What answers at {self._address} is not RabbitMQ's HTTP API (status {answer.status_code}, no JSON): "
+                f"The server at {self._address} is not RabbitMQ's HTTP API (status {answer.status_code}, no JSON): "
                 "check broker.management_uri."
             )
         if answer.status_code in {401, 403}:
             raise BrokerAccessError(f"RabbitMQ's HTTP API refused the user {self.user!r} ({doing}): {reason}.")
         if answer.status_code == 404:
-            raise BrokerNotFoundError(f"RabbitMQ's HTTP API knows no such thing ({doing}).")
+            raise BrokerNotFoundError(f"RabbitMQ's HTTP API found no such object ({doing}).")
         if answer.status_code == 409:
             raise BrokerConflictError(f"RabbitMQ's HTTP API refused a change ({doing}): {reason}.")
         raise BrokerError(f"RabbitMQ's HTTP API refused the request ({doing}): {reason}.")
@@ -307,7 +307,7 @@ def _page_of(prefix: str, page_size: int) -> dict[str, str]:
 def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]:
     """Raises `BrokerError` for what is no listing."""
     if not isinstance(items, list):
-        raise BrokerError("RabbitMQ's HTTP API answered a listing of queues with something else.")
+        raise BrokerError("RabbitMQ's HTTP API returned no list of queues.")
     queues = (read_totals(item, asked_at=asked_at) for item in items)
     return [queue for queue in queues if queue is not None and queue.name.startswith(prefix)]
 
@@ -347,5 +347,5 @@ def _objects(answer: httpx.Response) -> list[dict[str, Any]]:
 def _not_rabbitmq(answer: httpx.Response) -> BrokerError:
     url = answer.request.url
     return BrokerError(
-        f"What answers at {url.scheme}://{url.netloc.decode()} is not RabbitMQ's HTTP API: check broker.management_uri."
+        f"The server at {url.scheme}://{url.netloc.decode()} is not RabbitMQ's HTTP API: check broker.management_uri."
     )

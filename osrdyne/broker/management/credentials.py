@@ -134,7 +134,7 @@ class ScopedCredentials:
                 failures = 0
             except BrokerError as error:
                 failures += 1
-                self._log.warning("users of ended workers cannot be removed", error=str(error))
+                self._log.warning("users of ended workers not removed", error=str(error))
             await (self._clock.sleep(RETRY.delay(failures)) if failures else self._wakeup.wait(self._interval))
 
     async def tidy(self) -> None:
@@ -146,7 +146,7 @@ class ScopedCredentials:
             worker_id = WorkerId(user.removeprefix(self._prefix))
             if worker_id not in alive and worker_id not in self._kept_until:
                 await self._management.delete_user(user)
-                self._log.info("credentials of a worker removed", worker_id=worker_id)
+                self._log.info("worker credentials removed", worker_id=worker_id)
                 await self._remove_objects_of(worker_id)
 
     async def _remove_objects_of(self, worker_id: WorkerId) -> None:
@@ -167,7 +167,7 @@ class ScopedCredentials:
                 if is_its_own(queue.name):
                     await self._management.delete_queue(queue.name)
         except BrokerError as error:  # RabbitMQ refuses an exclusive queue whose connection is just being closed
-            self._log.warning("objects of a removed user cannot be deleted", worker_id=worker_id, error=str(error))
+            self._log.warning("objects of a removed user not deleted", worker_id=worker_id, error=str(error))
 
 
 def user_prefix(pool: str, vhost: str) -> str:

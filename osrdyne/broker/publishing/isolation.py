@@ -159,7 +159,7 @@ class _Destination:
     def check(self, silences: int) -> None:
         """Raises `BrokerSilentError` when one was left without a confirm meanwhile: that one goes first next time."""
         if self.silences != silences:
-            raise BrokerSilentError("The message was not sent: RabbitMQ did not confirm one before it.")
+            raise BrokerSilentError("The message was not sent: RabbitMQ has not confirmed an earlier one.")
 
 
 class IsolationChannels:

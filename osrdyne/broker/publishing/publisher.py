@@ -81,5 +81,5 @@ async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: 
             return
         except (PublishRefusedError, BrokerSilentError) as error:
             failures += 1
-            log.error("request of a probed queue is not taken, trying again", error=str(error))
+            log.error("probed request not accepted", error=str(error))
             await clock.sleep(GIVE_BACK_RETRY.delay(failures))

@@ -112,7 +112,7 @@ class RequestQueueCommands:
         """
         reason = self._quarantine.reason(key)
         if reason is not None:
-            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key, it is left alone for a while: {reason}")
+            raise BrokerConflictError(f"RabbitMQ refuses the queue of this key; it is not used for a while: {reason}")
         try:
             await self._token.do(command, begin=None if self._quarantine.is_suspected(key) else begin)
         except CommandRefusedError as error:
@@ -139,7 +139,7 @@ class RequestQueueCommands:
                 if queue.used and not await self._management.has_binding(queue.exchange, queue.name, key):
                     return QueueCheck.UNBOUND
         except BrokerError as error:
-            self._log.warning("binding cannot be looked up, binding again", key=key, error=str(error))
+            self._log.warning("binding check failed, binding again", key=key, error=str(error))
             return QueueCheck.UNKNOWN
         return QueueCheck.INTACT
 
@@ -169,7 +169,7 @@ class RequestQueueCommands:
                 return await self._management.list_queues(queue)
             except BrokerError as error:
                 failures += 1
-                self._log.warning("request queue cannot be looked up, trying again", queue=queue, error=str(error))
+                self._log.warning("request queue check failed", queue=queue, error=str(error))
                 await self._clock.sleep(LOOK_UP_RETRY.delay(failures))
 
     async def bind(self, key: Key) -> None:
@@ -210,7 +210,7 @@ class RequestQueueCommands:
             while not await self._answers(queue.name):
                 silences += 1
                 if silences >= STILLBORN_SILENCES and await self._is_complete(queue.name):
-                    self._log.error("request queue never got a leader, making it anew", key=key, queue=queue.name)
+                    self._log.error("request queue without a leader is declared again", key=key, queue=queue.name)
                     await self._command_delete(key, queue.name)
                     await self._declare(key, queue)
                     break

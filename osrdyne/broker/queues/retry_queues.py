@@ -162,7 +162,7 @@ class RetryQueueCommands:
         try:
             await self._durability.write()
         except BrokerConflictError as error:
-            self._log.warning("the queue register cannot be used", error=str(error))
+            self._log.warning("queue durability helper failed", error=str(error))
 
     async def _delete(self, queue: QueueName) -> DeleteOutcome:
         try:

@@ -62,7 +62,7 @@ async def delete_if_proven_empty(
     if refusal is None:
         lost = await delete()
         if lost:
-            get_logger("probe").error("a queue that was proven empty held messages", queue=queue, messages=lost)
+            get_logger("probe").error("queue proven empty held messages", queue=queue, messages=lost)
     else:
         await channel.cancel(probe)
     while probe.waiting():

@@ -211,7 +211,7 @@ class Containers:
     def _tell_of_strangers(self, ids: set[str]) -> None:
         """Once of each, not at every listing."""
         for container_id in sorted(ids - self._strangers):
-            log.warning("container is not osrdyne's although its labels say so", container=container_id[:12])
+            log.warning("foreign container with osrdyne labels", container=container_id[:12])
         self._strangers = ids
 
     def _read_summary(self, item: Mapping[str, Any], stopping: frozenset[str]) -> Instance | None:

@@ -143,7 +143,9 @@ class DockerDriver(Driver):
                 return
         await self._call(lambda: self._containers.signal(seen.container_id, "SIGKILL"))
         if not await self._has_gone(seen, within=_KILL_PATIENCE):
-            raise DriverUnavailableError(f"The container {seen.name.removeprefix('/')} was killed and does not end.")
+            raise DriverUnavailableError(
+                f"The container {seen.name.removeprefix('/')} was killed, but is still running."
+            )
 
     async def _has_gone(self, seen: Seen, *, within: float) -> bool:
         with suppress(TimeoutError):

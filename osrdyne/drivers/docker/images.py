@@ -50,7 +50,7 @@ class Images:
 
     def _pull(self) -> DriverError | None:
         """Pull, and return what went wrong, for every caller that waits."""
-        self._log.info("image is being pulled", image=self._image)
+        self._log.info("pulling image", image=self._image)
         try:
             problem = self._engine.call(self._follow)
         except APIError as error:

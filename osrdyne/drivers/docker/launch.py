@@ -64,7 +64,7 @@ def refuse_loopback(options: DockerOptions, amqp_uri: str) -> None:
     if network != HOST_NETWORK and not network.startswith("container:") and host in _LOOPBACK:
         raise StartFailedError(
             f"The broker's address is {host}, which in a container is the container itself. "
-            "Set broker.worker_uri to where workers see the broker, or driver.options.network to host."
+            "Set broker.worker_uri to the address of the broker as seen by workers, or driver.options.network to host."
         )
 
 

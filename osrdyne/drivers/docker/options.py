@@ -43,7 +43,7 @@ def _parse_mount(value: object) -> object:
         return value
     match = _SHORT_MOUNT.match(value)
     if match is None:
-        raise ValueError(f"{value!r} is no mount; write SOURCE:/TARGET or SOURCE:/TARGET:ro")
+        raise ValueError(f"{value!r} is not a mount; write SOURCE:/TARGET or SOURCE:/TARGET:ro")
     return {"source": match["source"], "target": match["target"], "read_only": match["mode"] == "ro"}
 
 
@@ -131,5 +131,5 @@ class DockerOptions(DriverOptions):
     @model_validator(mode="after")
     def _tls_for_tcp(self) -> Self:
         if self.tls_directory is not None and not (self.host or "").startswith("tcp://"):
-            raise ValueError("tls_directory: is for a host that begins with tcp://")
+            raise ValueError("tls_directory: only allowed for a host that begins with tcp://")
         return self

@@ -240,7 +240,7 @@ class KubernetesDriver(Driver):
         try:
             await self._api.delete(Deployment, meta(deployment).name or "", uid=uid_of(deployment))
         except DriverError as error:
-            log.warning("unfinished Deployment is left", name=meta(deployment).name, error=str(error))
+            log.warning("unfinished Deployment not removed", name=meta(deployment).name, error=str(error))
 
     # --- looking
 
@@ -252,7 +252,7 @@ class KubernetesDriver(Driver):
     def _tell_of_strangers(self, names: set[str]) -> None:
         """Once of each, not at every listing."""
         for name in sorted(names - self._strangers):
-            log.warning("Deployment is not osrdyne's although its labels say so", name=name)
+            log.warning("foreign Deployment with osrdyne labels", name=name)
         self._strangers = names
 
     async def _find(self, instance_id: InstanceId) -> Group | None:
@@ -277,7 +277,7 @@ class KubernetesDriver(Driver):
                 if error.code == 410:  # that version is forgotten: look at everything anew
                     continue
                 failures += 1
-                log.warning("watch broke, trying again", kind=kind.__name__, error=error.message)
+                log.warning("watch interrupted", kind=kind.__name__, error=error.message)
             await self.context.clock.sleep(_WATCH_RETRY.delay(failures))
 
     async def _read_logs(self, group: Group, *, lines: int) -> tuple[str, ...]:

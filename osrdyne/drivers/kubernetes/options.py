@@ -70,7 +70,7 @@ class ResourceOptions(Model):
         """An API server may answer a wrong one with an error of its own, which reads as if it were broken."""
         for name, quantity in value.items():
             if not _QUANTITY.match(quantity):
-                raise ValueError(f"{name}: {quantity!r} is no quantity; write 500m, 2, 512Mi or 4Gi")
+                raise ValueError(f"{name}: {quantity!r} is not a quantity; write 500m, 2, 512Mi or 4Gi")
         return value
 
 

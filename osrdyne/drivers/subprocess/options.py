@@ -55,7 +55,7 @@ class SubprocessOptions(DriverOptions):
     def _names_of_variables(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name) is None:
-                raise ValueError(f"{name!r} is no name of a variable; write AWS_REGION, or AWS_* for a prefix")
+                raise ValueError(f"{name!r} is not a variable name; write AWS_REGION, or AWS_* for a prefix")
             if name.startswith(RESERVED_PREFIXES):
                 raise ValueError(f"{name} is set by osrdyne itself (names in WORKER_* and OSRDYNE_*)")
         return value

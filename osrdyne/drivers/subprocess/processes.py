@@ -150,7 +150,7 @@ def kill_all(list_pids: Callable[[], set[int]], *, patient: bool = True) -> None
             is_over = time.monotonic() > deadline
         else:
             names = ", ".join(map(str, pids))
-            raise DriverUnavailableError(f"The processes {names} of a worker do not end although they were killed.")
+            raise DriverUnavailableError(f"The processes {names} of a worker were killed, but are still running.")
 
 
 def _signal_all(list_pids: Callable[[], set[int]], number: signal.Signals, *, timeout: float) -> list[int]:

@@ -145,7 +145,7 @@ class StateDirectory:
         except OSError as error:
             raise DriverUnavailableError(
                 f"The state directory cannot be used: {error.filename or self.path}: {error.strerror}. "
-                "Another place can be set in driver.options.state_directory."
+                "Set another directory in driver.options.state_directory."
             ) from error
 
 

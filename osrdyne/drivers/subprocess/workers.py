@@ -113,7 +113,7 @@ class LocalWorkers:
         unfinished = [name for name in unplaced if name not in self._workers and not self._forget_if_free(name)]
         self.settle()
         if unfinished:
-            raise DriverUnavailableError("The start of a worker is under way elsewhere; asking again soon will tell.")
+            raise DriverUnavailableError("Another process is starting a worker; list again soon.")
 
     def settle(self) -> None:
         """Write down the end of every worker that has ended, after the rest of its processes was killed.
@@ -134,7 +134,7 @@ class LocalWorkers:
                 self._logs.rotate(worker.name)
             self._logs.purge(keep=self._workers.keys(), now=now)
         except OSError as error:
-            log.warning("worker logs could not be rotated", path=error.filename, error=error.strerror)
+            log.warning("worker log rotation failed", path=error.filename, error=error.strerror)
 
     def tail(self, instance_id: InstanceId, *, lines: int) -> tuple[str, ...]:
         worker = self.find(instance_id)
@@ -202,7 +202,7 @@ class LocalWorkers:
             return
         lock = self._state.lock(worker.name)
         if lock is None:
-            raise DriverUnavailableError(f"The slot {worker.name} is still held by a process of its former worker.")
+            raise DriverUnavailableError(f"The slot {worker.name} is still held by a process of the previous worker.")
         try:
             self._state.forget(worker.name)
         finally:
@@ -300,7 +300,7 @@ class LocalWorkers:
         )
         self._state.write(name, record)
         self._workers[name] = LocalWorker(name, record, process)
-        log.info("worker found again", key=record.key, worker_id=record.worker_id, pid=record.pid)
+        log.info("worker adopted", key=record.key, worker_id=record.worker_id, pid=record.pid)
 
     def _forget_if_free(self, name: str) -> bool:
         """Drop the record of a start that was cut short before there was a process; False while its lock is held."""

@@ -195,7 +195,7 @@ class DbusUnits(SystemdUnits):
                 "GetAll", "s", ["org.freedesktop.systemd1.Service"], path=object_path(unit), interface=_PROPERTIES
             )
         except _Refused as error:
-            raise DriverUnavailableError(f"systemd does not say how a unit ended: {error}.") from error
+            raise DriverUnavailableError(f"systemd does not report how a unit ended: {error}.") from error
         return UnitEnd(properties["ExecMainCode"], properties["ExecMainStatus"], properties["Result"])
 
     async def start(self, unit: str) -> bool:

@@ -100,7 +100,7 @@ class SystemdDriver(Driver):
         )
         units = await self._units()
         if instance in self._starting:
-            raise SlotTakenError("A worker of this slot is just being started.", key=spec.key, slot=spec.slot)
+            raise SlotTakenError("A worker of this slot is already being started.", key=spec.key, slot=spec.slot)
         self._starting.add(instance)
         try:
             await self._take_slot(instance, record, spec, units)

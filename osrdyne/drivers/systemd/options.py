@@ -58,7 +58,7 @@ class SystemdOptions(DriverOptions):
     def _is_accepted_by_systemd(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
             if not is_accepted(text):
-                raise ValueError(f"the value of {name} has characters that systemd does not pass on")
+                raise ValueError(f"the value of {name} contains characters that systemd does not pass on")
         return value
 
 

@@ -185,5 +185,7 @@ def _system(token: Token, *, forced: bool) -> Node:
         return BodyPath(token.text, tuple(steps), forced)
     bracket = token.text.find("[")
     if bracket >= 0:
-        raise SyntaxFault("an index belongs into a path of the body, such as $body.items[0]", token.column + bracket)
+        raise SyntaxFault(
+            "an index is only allowed in a path of the body, such as $body.items[0]", token.column + bracket
+        )
     return SystemProperty(token.text[1:], forced)

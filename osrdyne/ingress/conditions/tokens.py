@@ -80,7 +80,7 @@ def _tokens(text: str) -> Iterator[Token]:
         column = position + 1
         position = match.end()
         if group == "wrong":
-            raise SyntaxFault(f"'{word}' is no operator: write {_INSTEAD[word]}", column)
+            raise SyntaxFault(f"'{word}' is not an operator: write {_INSTEAD[word]}", column)
         if group == "name" and word.upper() in _KEYWORDS:
             yield Token(Kind.OPERATOR, word.upper(), column)
         elif group != "blank":

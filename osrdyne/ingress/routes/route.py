@@ -138,12 +138,12 @@ class _Parts:
 def _split(text: str) -> _Parts:
     beginning = _BEGINNING.match(text)
     if beginning is None:
-        raise _RouteFault("a route begins with FROM", len(text) - len(text.lstrip()))
+        raise _RouteFault("a route must begin with FROM", len(text) - len(text.lstrip()))
     if beginning["source"] is None:
-        raise _RouteFault("after FROM comes a source, such as /messages/*", len(text))
+        raise _RouteFault("expected a source after FROM, such as /messages/*", len(text))
     keyword = _KEYWORD.match(text, beginning.end())
     if keyword is None:
-        raise _RouteFault("after the source comes WHERE or INTO", beginning.end())
+        raise _RouteFault("expected WHERE or INTO after the source", beginning.end())
     condition, into_end = None, keyword.end()
     if keyword[0].upper() == "WHERE":
         into = _last_into(text, keyword.end())
@@ -157,7 +157,7 @@ def _last_into(text: str, start: int) -> int:
     masked = _QUOTED.sub(lambda match: " " * len(match[0]), text[start:])
     found = [match.start() for match in _INTO.finditer(masked)]
     if not found:
-        raise _RouteFault("the sink is missing: INTO $upstream", len(text))
+        raise _RouteFault("missing sink: INTO $upstream", len(text))
     return start + found[-1]
 
 
@@ -172,7 +172,7 @@ def _endpoint(sink: str) -> Endpoint:
         return UPSTREAM
     items = target.removeprefix("/").split("/")
     if call is None or len(items) != 4 or items[0].lower() != "modules" or items[2].lower() != "inputs":
-        raise _RouteFault('a sink is $upstream or BrokeredEndpoint("/modules/KEY/inputs/PATH")')
+        raise _RouteFault('expected a sink: $upstream or BrokeredEndpoint("/modules/KEY/inputs/PATH")')
     try:
         key, path = (unquote_to_bytes(item).decode("utf-8") for item in (items[1], items[3]))
         return Endpoint(parse_key(key), f"/{path}")
