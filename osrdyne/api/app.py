@@ -28,7 +28,9 @@ from osrdyne.auth.roles import Role
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label
-from osrdyne.pool.views import GroupState, PoolInspector, WorkerState, WorkerView
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.views import PoolInspector, WorkerView
 from osrdyne.protocol.names import Key
 
 _KEY_PARAMETER = {
@@ -123,7 +125,7 @@ def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> Non
     views = inspector.groups()
     groups = Counter(view.state for view in views)
     workers = Counter(worker.state for view in views for worker in view.workers)
-    for group_state in GroupState:
+    for group_state in GroupStatus:
         metrics.groups.labels(group_state).set(groups[group_state])
     for worker_state in WorkerState:
         metrics.workers.labels(worker_state).set(workers[worker_state])

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field
 
 from osrdyne.logs import mask_uri
-from osrdyne.pool.views import ComponentView, GroupState, GroupView, LeadershipView, WorkerState, WorkerView
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.views import ComponentView, GroupView, LeadershipView, WorkerView
 
 Masked = Annotated[str, AfterValidator(mask_uri)]
 """Text for a person; a password in a URI becomes `***`."""
@@ -148,7 +150,7 @@ class Group(BaseModel):
     """One worker group: its state, the reason for it, and what comes next."""
 
     key: str
-    state: GroupState
+    state: GroupStatus
     generation: str = Field(description="term.counter")
     pinned: bool
     queue: Queue

@@ -17,7 +17,8 @@ from osrdyne.api.access import require
 from osrdyne.api.keys import query_keys
 from osrdyne.auth.roles import Role
 from osrdyne.logs import mask_uri
-from osrdyne.pool.views import PoisonDeath, PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.views import PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.protocol.names import Key
 
 MASK = "***"
@@ -36,7 +37,7 @@ class Death(BaseModel):
     others: int = Field(description="Requests that ran beside it in the same worker.")
 
     @classmethod
-    def of(cls, death: PoisonDeath) -> Death:
+    def of(cls, death: WorkerDeath) -> Death:
         return cls(
             worker_id=_readable(death.worker_id),
             ended_with=_readable(death.ended_with),

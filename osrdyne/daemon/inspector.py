@@ -23,9 +23,9 @@ from osrdyne.pool.state.backlog import Waiting
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.observed import ObservedQueue, ObservedWorkers
 from osrdyne.pool.state.pins import PinStore
+from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
-    GroupState,
     GroupView,
     LeadershipView,
     PoisonOutcome,
@@ -34,7 +34,6 @@ from osrdyne.pool.views import (
     PoisonView,
     QueueView,
     WaitingView,
-    WorkerState,
     WorkerView,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
@@ -236,7 +235,7 @@ class DaemonInspector:
         transition, due = _next_transition(term, key)
         return GroupView(
             key=key,
-            state=_STATES[record.status] if record is not None else GroupState.STOPPING,
+            state=record.status if record is not None else GroupStatus.STOPPING,
             generation=term.state.tracker.generation_of(key),
             queue=QueueView(self._names.request_queue(key), queue.exists, queue.is_bound),
             workers=self._workers(term, key, workers),
@@ -275,9 +274,6 @@ class DaemonInspector:
         return tuple(views)
 
 
-_STATES = {GroupStatus.ACTIVE: GroupState.ACTIVE, GroupStatus.UNBOUND: GroupState.UNBOUND}
-
-
 def _worker_state(instance: Instance | None, reported: WorkerState | None) -> WorkerState:
     """What the driver says of an end counts more than what the worker said of itself before."""
     if instance is not None and instance.state is not InstanceState.RUNNING:
@@ -290,8 +286,8 @@ def _next_transition(term: Term, key: Key) -> tuple[str | None, float | None]:
     if record is None or term.state.tracker.is_pinned(key) or term.state.tracker.is_held(key):
         return None, None
     if record.status is GroupStatus.ACTIVE:
-        return GroupState.UNBOUND.value, record.due_at
-    return GroupState.STOPPING.value, record.due_at
+        return GroupStatus.UNBOUND.value, record.due_at
+    return GroupStatus.STOPPING.value, record.due_at
 
 
 def _reason(term: Term, key: Key, queue: ObservedQueue, workers: ObservedWorkers) -> str:

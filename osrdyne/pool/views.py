@@ -7,39 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
-
-
-class GroupState(StrEnum):
-    """The expected state of a group. `stopping`: no longer wanted, its workers and queue are on their way out."""
-
-    ACTIVE = "active"
-    UNBOUND = "unbound"
-    STOPPING = "stopping"
-
-
-class WorkerState(StrEnum):
-    """What a worker last said of itself, or what its driver says."""
-
-    STARTING = "starting"
-    LOADING = "loading"
-    READY = "ready"
-    BUSY = "busy"
-    IDLE = "idle"
-    STOPPING = "stopping"
-    FAILED = "failed"
-
-    @property
-    def serves(self) -> bool:
-        """Whether the worker has loaded its data and takes requests."""
-        return self in {WorkerState.READY, WorkerState.BUSY, WorkerState.IDLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +60,7 @@ class GroupView:
     the latest comparison with RabbitMQ."""
 
     key: Key
-    state: GroupState
+    state: GroupStatus
     generation: Generation
     queue: QueueView
     workers: tuple[WorkerView, ...]
@@ -117,18 +94,6 @@ class LeadershipView:
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonDeath:
-    """A worker that died while it ran a request. `said`: its own reason; `others`: requests that ran beside it."""
-
-    worker_id: str
-    ended_with: str
-    said: str | None
-    at: float
-    log_lines: tuple[str, ...]
-    others: int
-
-
-@dataclass(frozen=True, slots=True)
 class PoisonView:
     """One entry of the poison inventory; `key`, `deliveries` and the times are None where nobody knows them.
 
@@ -146,7 +111,7 @@ class PoisonView:
     content_type: str | None
     reason: str
     deliveries: int | None
-    deaths: tuple[PoisonDeath, ...]
+    deaths: tuple[WorkerDeath, ...]
     finding: str
     replays: int
     first_at: float | None

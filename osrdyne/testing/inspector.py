@@ -19,19 +19,19 @@ from osrdyne.ingress.splitter.manifest import load_splitter_json
 from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.pool.routing.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routing.routes import RouteChange
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.state.groups import GroupStatus
+from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
-    GroupState,
     GroupView,
     LeadershipView,
-    PoisonDeath,
     PoisonOutcome,
     PoisonPage,
     PoisonQuery,
     PoisonView,
     QueueView,
     WaitingView,
-    WorkerState,
     WorkerView,
 )
 from osrdyne.processors.poison.entries import Cursor, cursor_of, finding, matches, page_of, resolve
@@ -89,7 +89,7 @@ class FakeInspector:
         if view is not None and view.pinned:
             raise PoolConflictError("The group is pinned; unpin it first.")
         if view is not None:
-            self.group_views[key] = replace(view, state=GroupState.STOPPING)
+            self.group_views[key] = replace(view, state=GroupStatus.STOPPING)
 
     async def pin(self, key: Key) -> None:
         await self.start_group(key)
@@ -187,7 +187,7 @@ def group_view(key: Key, *workers: WorkerView, pool: str = "fake") -> GroupView:
     """An active group with the given workers."""
     return GroupView(
         key=key,
-        state=GroupState.ACTIVE,
+        state=GroupStatus.ACTIVE,
         generation=Generation(7, 3),
         queue=QueueView(PoolNames(pool).request_queue(key), exists=True, bound=True),
         workers=workers,
@@ -207,8 +207,8 @@ def worker_view(key: Key, worker_id: str = "w1", state: WorkerState = WorkerStat
 def poison_view(name: str, **changes: Any) -> PoisonView:
     """An entry that killed two workers, the second with another request beside it."""
     deaths = (
-        PoisonDeath("w1", "exit code 9", None, 1001.0, ("loading", "out of memory"), 0),
-        PoisonDeath("w2", "signal SIGKILL", "the JVM is gone", 1002.0, (), 1),
+        WorkerDeath("w1", "exit code 9", None, 1001.0, ("loading", "out of memory"), 0),
+        WorkerDeath("w2", "signal SIGKILL", "the JVM is gone", 1002.0, (), 1),
     )
     view = PoisonView(
         id=name, key="k", path="/sql", correlation_id="c1", reply_to="replies", message_id=None, app_id=None,

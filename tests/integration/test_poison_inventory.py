@@ -18,7 +18,8 @@ from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.views import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.views import PoisonQuery, PoisonView
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
 from osrdyne.processors.poison.inventory import PoisonInventory
@@ -26,7 +27,7 @@ from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 NOW_MS = 1_700_000_000_000
-DEATH = PoisonDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)
+DEATH = WorkerDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)
 
 
 class Pool:

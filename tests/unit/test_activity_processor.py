@@ -11,8 +11,7 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.state.groups import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry
-from osrdyne.pool.views import WorkerState
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.processors.activity import ActivityProcessor
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event

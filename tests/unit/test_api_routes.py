@@ -13,7 +13,8 @@ import structlog
 from osrdyne.api.app import create_app
 from osrdyne.errors import BrokerUnavailableError, DriverError, LeadershipLostError, OsrdyneError
 from osrdyne.metrics import Metrics
-from osrdyne.pool.views import ComponentView, WaitingView, WorkerState
+from osrdyne.pool.state.worker_reports import WorkerState
+from osrdyne.pool.views import ComponentView, WaitingView
 from osrdyne.protocol.names import Key
 from osrdyne.testing.inspector import FakeInspector, group_view, poison_view, worker_view
 

@@ -10,7 +10,8 @@ import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
-from osrdyne.pool.views import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.views import PoisonQuery, PoisonView
 from osrdyne.processors.poison.entries import finding
 from osrdyne.processors.poison.evidence import PATIENCE
 from osrdyne.protocol.activity import Event
@@ -21,7 +22,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading, settings_for
 
 K = Key("k")
-ALONE = PoisonDeath("w", "exit code 9", None, 1.0, (), 0)
+ALONE = WorkerDeath("w", "exit code 9", None, 1.0, (), 0)
 BESIDE = replace(ALONE, others=2)
 
 
@@ -36,7 +37,7 @@ BESIDE = replace(ALONE, others=2)
     ],
     ids=["foreign", "innocent", "alone", "mixed", "beside"],
 )  # fmt: skip
-def test_finding_says_what_the_evidence_is_worth(deliveries: int | None, deaths: list[PoisonDeath], says: str) -> None:
+def test_finding_says_what_the_evidence_is_worth(deliveries: int | None, deaths: list[WorkerDeath], says: str) -> None:
     assert says in finding(deliveries, deaths)
 
 

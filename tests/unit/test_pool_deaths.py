@@ -11,24 +11,24 @@ from osrdyne.testing.stack import leading
 A, B = Key("a"), Key("b")
 
 
-def death(*requests: str, worker: str = "w") -> WorkerDeath:
-    return WorkerDeath(worker, "exit code 9", None, 1.0, (), requests)
+def death(worker: str = "w") -> WorkerDeath:
+    return WorkerDeath(worker, "exit code 9", None, 1.0, ())
 
 
 def test_death_belongs_to_the_requests_that_ran() -> None:
     deaths = DeathRegister()
-    deaths.note(A, death("bad", "beside"))
-    deaths.note(A, death("bad"))
-    assert len(deaths.of_request(A, "bad")) == 2
+    deaths.note(A, death(), ("bad", "beside"))
+    deaths.note(A, death(), ("bad",))
+    assert [found.others for found in deaths.of_request(A, "bad")] == [1, 0]
     assert len(deaths.of_request(A, "beside")) == 1
     assert deaths.of_request(A, "elsewhere") == deaths.of_request(B, "bad") == ()
 
 
 def test_key_that_dies_often_does_not_push_out_another() -> None:
     deaths = DeathRegister()
-    deaths.note(B, death("other"))
+    deaths.note(B, death(), ("other",))
     for number in range(2 * MAX_DEATHS_OF_KEY):
-        deaths.note(A, death("bad", worker=f"w{number}"))
+        deaths.note(A, death(f"w{number}"), ("bad",))
     found = deaths.of_request(A, "bad")
     assert len(found) == MAX_DEATHS_OF_KEY
     assert found[-1].worker_id == f"w{2 * MAX_DEATHS_OF_KEY - 1}"

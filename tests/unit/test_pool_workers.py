@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.state.worker_reports import WorkerRegistry, apply_report
-from osrdyne.pool.views import WorkerState
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState, apply_report
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock

@@ -12,7 +12,7 @@ from osrdyne.config.models import LifecycleSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.pool.state.groups import GroupStatus
-from osrdyne.pool.views import WorkerState
+from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.workers.specs import worker_environment
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.control import Generation

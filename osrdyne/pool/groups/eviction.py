@@ -16,8 +16,7 @@ from osrdyne.pool.state.admission import Admission, Candidate, choose_to_end
 from osrdyne.pool.state.groups import GroupRecord, GroupStatus
 from osrdyne.pool.state.observed import WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry
-from osrdyne.pool.views import WorkerState
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.protocol.names import Key
 
 POLL_INTERVAL = 5.0

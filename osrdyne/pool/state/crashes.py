@@ -8,8 +8,8 @@ are kept in memory and bounded: a new leader starts without them, and RabbitMQ's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import WatchCell
@@ -21,36 +21,43 @@ MAX_DEATHS_OF_KEY = 50
 
 @dataclass(frozen=True, slots=True)
 class WorkerDeath:
-    """A worker that ended by itself while it ran requests. `ended_with`: exit code or signal; `said`: its own reason;
-    `at`: seconds since the epoch; `requests`: fingerprints of what was running in it."""
+    """A worker that ended by itself while it ran requests.
+
+    `ended_with`: exit code or signal. `said`: the worker's own reason. `at`: seconds since the epoch. `others`: number
+    of requests that ran beside the one for which the death is evidence.
+    """
 
     worker_id: str
     ended_with: str
     said: str | None
     at: float
     log_lines: tuple[str, ...]
-    requests: tuple[str, ...]
+    others: int = 0
 
 
 class DeathRegister:
-    """The latest deaths of a term."""
+    """The latest deaths of a term, each with the fingerprints of the requests that ran in the worker."""
 
     def __init__(self) -> None:
-        self._deaths: deque[tuple[Key, WorkerDeath]] = deque(maxlen=MAX_DEATHS)
+        self._deaths: deque[tuple[Key, WorkerDeath, Collection[str]]] = deque(maxlen=MAX_DEATHS)
         self.count: WatchCell[int] = WatchCell(0)
         """How many there were so far."""
 
-    def note(self, key: Key, death: WorkerDeath) -> None:
-        """Keep a death; the oldest of the same key makes room, so that one key cannot push out the others."""
+    def note(self, key: Key, death: WorkerDeath, requests: Collection[str]) -> None:
+        """Keep a death. The oldest of the same key makes room, so that one key cannot push out the others."""
         same_key = [known for known in self._deaths if known[0] == key]
         if len(same_key) >= MAX_DEATHS_OF_KEY:
             self._deaths.remove(same_key[0])
-        self._deaths.append((key, death))
+        self._deaths.append((key, death, requests))
         self.count.set(self.count.value + 1)
 
     def of_request(self, key: Key, fingerprint: str) -> tuple[WorkerDeath, ...]:
-        """The deaths that a request was there for, the earliest first."""
-        return tuple(death for known, death in self._deaths if known == key and fingerprint in death.requests)
+        """The deaths that happened while this request ran, the earliest first."""
+        return tuple(
+            replace(death, others=sum(other != fingerprint for other in requests))
+            for known, death, requests in self._deaths
+            if known == key and fingerprint in requests
+        )
 
 
 MAX_OF_KEY = 100

@@ -15,10 +15,12 @@ from enum import StrEnum
 
 
 class GroupStatus(StrEnum):
-    """What the loops converge on; a key that is absent is to have neither workers nor queue."""
+    """The state of a group. The tracker desires ACTIVE or UNBOUND, and forgets a group that is to end; while workers or
+    a queue of such a group are left, it is STOPPING."""
 
     ACTIVE = "active"
     UNBOUND = "unbound"
+    STOPPING = "stopping"
 
 
 @dataclass(frozen=True, slots=True)

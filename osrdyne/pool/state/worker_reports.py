@@ -9,18 +9,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TypeVar
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.pool.views import WorkerState
 from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, STUCK_FIELD, SUSPECTS_FIELD, named_requests
 from osrdyne.protocol.names import Key, started_as
 
 _K = TypeVar("_K")
+
+
+class WorkerState(StrEnum):
+    """The state of a worker, as reported by itself or by its driver."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+    BUSY = "busy"
+    IDLE = "idle"
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+    @property
+    def serves(self) -> bool:
+        """Whether the worker has loaded its data and takes requests."""
+        return self in {WorkerState.READY, WorkerState.BUSY, WorkerState.IDLE}
+
 
 _STATES: dict[Event, WorkerState] = {
     Event.STARTED: WorkerState.LOADING,

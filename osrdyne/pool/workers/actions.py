@@ -328,6 +328,5 @@ class WorkerActions:
             said=reported.reason,
             at=self._clock.time(),
             log_lines=log_lines,
-            requests=reported.requests,
         )
-        self._crashes.note(instance.key, death)
+        self._crashes.note(instance.key, death, reported.requests)

@@ -22,8 +22,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState
-from osrdyne.pool.views import WorkerState
+from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState, WorkerState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.control import Generation

@@ -15,7 +15,8 @@ from uuid import uuid4
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import PoisonNotFoundError
-from osrdyne.pool.views import PoisonDeath, PoisonQuery, PoisonView
+from osrdyne.pool.state.crashes import WorkerDeath
+from osrdyne.pool.views import PoisonQuery, PoisonView
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
 from osrdyne.protocol.statuses import Status, decode_text
@@ -55,7 +56,7 @@ def poison_entry(
     reason: Status = Status.DELIVERY_LIMIT,
     deliveries: int,
     now_ms: int,
-    deaths: Sequence[PoisonDeath] = (),
+    deaths: Sequence[WorkerDeath] = (),
 ) -> Message:
     """The message that goes into the inventory; it never expires there.
 
@@ -157,7 +158,7 @@ def view_entry(delivery: Delivery, *, name: str) -> PoisonView:
     )
 
 
-def finding(deliveries: int | None, deaths: Sequence[PoisonDeath]) -> str:
+def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
     """What the evidence says, in a sentence or two for a person."""
     if deliveries is None:
         return "This message was not put here by osrdyne; nothing is known of it."
@@ -241,7 +242,7 @@ def _without(headers: Mapping[str, object], names: frozenset[str]) -> dict[str, 
     return {name: value for name, value in headers.items() if name not in names}
 
 
-def _first_moment(delivery: Delivery, deaths: Sequence[PoisonDeath]) -> int | None:
+def _first_moment(delivery: Delivery, deaths: Sequence[WorkerDeath]) -> int | None:
     """When the request was published, as far as it says so; else when a worker first died of it."""
     timestamp = delivery.properties.timestamp
     moments = [] if timestamp is None else [int(timestamp.timestamp() * 1000)]
@@ -249,7 +250,7 @@ def _first_moment(delivery: Delivery, deaths: Sequence[PoisonDeath]) -> int | No
     return min(moments, default=None)
 
 
-def _evidence(deaths: Sequence[PoisonDeath]) -> Iterator[dict[str, object]]:
+def _evidence(deaths: Sequence[WorkerDeath]) -> Iterator[dict[str, object]]:
     """The header with the evidence, in full, then shorter, then not at all."""
     latest = deaths[-MAX_DEATHS:]
     for lines in (20, 5, 0) if latest else ():
@@ -264,7 +265,7 @@ def _last(lines: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(line[:MAX_LINE] for line in lines[max(0, len(lines) - count) :])
 
 
-def _read_deaths(value: object) -> tuple[PoisonDeath, ...]:
+def _read_deaths(value: object) -> tuple[WorkerDeath, ...]:
     try:
         items = json.loads(decode_text(value) or "[]")
     except (ValueError, RecursionError):
@@ -272,9 +273,9 @@ def _read_deaths(value: object) -> tuple[PoisonDeath, ...]:
     return tuple(_read_death(item) for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
 
 
-def _read_death(item: Mapping[str, object]) -> PoisonDeath:
+def _read_death(item: Mapping[str, object]) -> WorkerDeath:
     lines, said = item.get("log_lines"), item.get("said")
-    return PoisonDeath(
+    return WorkerDeath(
         worker_id=str(item.get("worker_id", "")),
         ended_with=str(item.get("ended_with", "")),
         said=None if said is None else str(said),

@@ -11,7 +11,6 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
 from osrdyne.pool.state.crashes import DeathRegister, WorkerDeath
 from osrdyne.pool.state.worker_reports import WorkerRegistry
-from osrdyne.pool.views import PoisonDeath
 from osrdyne.protocol.fingerprints import fingerprint
 from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import Key
@@ -42,13 +41,13 @@ class EvidenceCollector:
         self._deaths = deaths
         self._clock = clock
 
-    async def collect(self, delivery: Delivery) -> tuple[PoisonDeath, ...]:
+    async def collect(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
         """The deaths that a dead letter was there for, the earliest first; waits a little for the last of them."""
         key, request = Key(delivery.routing_key), fingerprint_of(delivery)
         until = self._clock.monotonic() + PATIENCE
         while self._is_said_to_run(key, request) and (left := until - self._clock.monotonic()) > 0:
             await self._next_death(left)
-        return tuple(_as_seen_by(request, death) for death in self._deaths.of_request(key, request))
+        return self._deaths.of_request(key, request)
 
     def _is_said_to_run(self, key: Key, request: str) -> bool:
         return any(request in worker.requests for worker in self._registry.of_key(key))
@@ -61,14 +60,3 @@ class EvidenceCollector:
         finally:
             death.cancel()
             timer.cancel()
-
-
-def _as_seen_by(request: str, death: WorkerDeath) -> PoisonDeath:
-    return PoisonDeath(
-        worker_id=death.worker_id,
-        ended_with=death.ended_with,
-        said=death.said,
-        at=death.at,
-        log_lines=death.log_lines,
-        others=sum(other != request for other in death.requests),
-    )
