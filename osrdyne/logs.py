@@ -34,7 +34,7 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     """Set up logging for this process. `json=None` means: JSON unless the stream is a terminal."""
     terminal = (stream or sys.stderr).isatty()
     configure_events(level, as_json=not terminal if json is None else json, stream=stream)
-    # Libraries that log by themselves: only what needs a person. aiormq logs connection URLs (censored) and
+    # Libraries that log by themselves: only what needs a person. The AMQP client logs connection URLs (censored) and
     # expected failures as errors; our own layers report those with context.
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 

@@ -34,10 +34,10 @@ from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.management import FakeManagement
 
 POOL = "pool"
-LIFECYCLE = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.0)
+TIMES = LifecycleSettings(unbind_delay=600.0, stop_delay=600.0, settle_delay=10.0)
 
 
-def settings_for(lifecycle: LifecycleSettings = LIFECYCLE) -> Settings:
+def settings_for(lifecycle: LifecycleSettings = TIMES) -> Settings:
     """Topology is compared once an hour unless the test says otherwise: in virtual time that is most of the work."""
     if "topology_interval" not in lifecycle.model_fields_set:
         lifecycle = lifecycle.model_copy(update={"topology_interval": 3600.0})

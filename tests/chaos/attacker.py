@@ -52,7 +52,7 @@ class Attacker:
             await self._on_link(fault)
         elif fault.family is Family.CLOCK:
             await self._on_clock(fault)
-        elif fault.target is Target.BROKER:
+        elif fault.target is Target.NODE:
             async with self._broker_turn, self._happening(fault, "rabbitmq"):
                 await self._on_broker(fault)
         elif fault.target in {Target.LEADER, Target.STANDBY}:

@@ -122,7 +122,7 @@ def may_fail_early(faults: Iterable[Fault], *, waited: float, rules: Rules) -> b
     """
     return any(
         _may_end_before(fault, LIFETIME - rules.longest_delay, waited=waited, rules=rules)
-        or (fault.target in _BETWEEN_WORKERS_AND_BROKER and fault.family is not Family.ALARM)
+        or (fault.target in _BETWEEN_WORKERS_AND_NODE and fault.family is not Family.ALARM)
         for fault in faults
     )
 
@@ -139,8 +139,8 @@ def _delays(fault: Fault, rules: Rules | None) -> bool:
 
 
 _CONTROLLERS = frozenset({Target.LEADER, Target.STANDBY})
-_BETWEEN_WORKERS_AND_BROKER = frozenset({Target.WORKER, Target.WORKERS, Target.BROKER, Target.EVERYBODY})
-_END_DELIVERIES = _BETWEEN_WORKERS_AND_BROKER | {Target.KEY}
+_BETWEEN_WORKERS_AND_NODE = frozenset({Target.WORKER, Target.WORKERS, Target.NODE, Target.EVERYBODY})
+_END_DELIVERIES = _BETWEEN_WORKERS_AND_NODE | {Target.KEY}
 
 
 def judge(

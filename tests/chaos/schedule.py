@@ -28,7 +28,7 @@ class Target(StrEnum):
     LEADER = "leader"
     STANDBY = "standby"
     WORKER = "worker"
-    BROKER = "broker"
+    NODE = "broker"
     WORKERS = "workers"
     CLIENTS = "clients"
     MANAGEMENT = "management"
@@ -62,7 +62,7 @@ class Action(StrEnum):
     """A request that kills its worker, again and again."""
 
 
-PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.BROKER)
+PROCESSES = (Target.LEADER, Target.STANDBY, Target.WORKER, Target.NODE)
 LINKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.CLIENTS, Target.MANAGEMENT, Target.EVERYBODY)
 CLOCKS = (Target.LEADER, Target.STANDBY, Target.WORKERS, Target.EVERYBODY)
 JUMPS = (3.0, 90.0, 3600.0)
@@ -86,8 +86,8 @@ POSSIBLE: Mapping[Family, tuple[Sequence[Target], Sequence[Action]]] = {
     Family.KILL: (PROCESSES, (Action.KILL,)),
     Family.STOP: (PROCESSES, (Action.STOP,)),
     Family.CUT: (LINKS, (Action.CUT, Action.REFUSE, Action.STALL, Action.SWALLOW, Action.DELAY)),
-    Family.RESTART: ((Target.BROKER,), (Action.RESTART,)),
-    Family.ALARM: ((Target.BROKER,), (Action.MEMORY, Action.DISK)),
+    Family.RESTART: ((Target.NODE,), (Action.RESTART,)),
+    Family.ALARM: ((Target.NODE,), (Action.MEMORY, Action.DISK)),
     Family.CLOCK: (CLOCKS, (Action.AHEAD, Action.BEHIND)),
     Family.POISON: ((Target.KEY,), (Action.REQUEST,)),
 }

@@ -262,7 +262,7 @@ byte fault;
 #define EXPIRED(r,k) rep=rep|B(r)
 #define RELEASE(r,k)
 #endif
-#define BROKER(k) \
+#define RABBITMQ(k) \
    :: d_step{ (gc[k] || gh[k]!=0) && !qdown[k] -> \
         printf("broker notices dead connections, takes back %d\n",gh[k]); BACK(k,gh[k]) gh[k]=0; gc[k]=0 } \
    :: d_step{ qdn>0 && qx[k] && !qdown[k] -> printf("queue leader unavailable\n"); qdn--; qdown[k]=1 } \
@@ -721,7 +721,7 @@ byte fault;
 #define TAKES(r,k,j) DELIVER(r,k,S(k,j))
 #define WORKS(_,k,j) WORKER(S(k,j),k)
 #define CONTROLLER(c,k) TRACKER(c,k) QUEUES(c,k) GROUPS(c,k) STARTFAILURES(c,k)
-#define KEY(k) EACHPLACE(WORKS,_,k) BROKER(k) DECLARELATE(k) CONTROLLER(0,k) CONTROLLER(1,k)
+#define KEY(k) EACHPLACE(WORKS,_,k) RABBITMQ(k) DECLARELATE(k) CONTROLLER(0,k) CONTROLLER(1,k)
 
 init {
   d_step { con[0]=1; con[1]=1; up[0]=1; up[1]=1 }

@@ -126,7 +126,7 @@ def test_many_examples_of_a_problem_are_cut_short() -> None:
         ([], {Status.OK}),
         ([fault(Family.KILL, Action.KILL, Target.LEADER)], {Status.OK}),
         ([fault(Family.CUT, Action.CUT, Target.MANAGEMENT)], {Status.OK}),
-        ([fault(Family.ALARM, Action.DISK, Target.BROKER)], {Status.OK, Status.EXPIRED}),
+        ([fault(Family.ALARM, Action.DISK, Target.NODE)], {Status.OK, Status.EXPIRED}),
         ([fault(Family.CUT, Action.CUT, Target.WORKERS)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
         ([fault(Family.POISON, Action.REQUEST, Target.KEY)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
         (
@@ -147,7 +147,7 @@ def test_every_request_of_a_managed_pool_needs_the_controllers(target: Target) -
 
 
 def test_request_cannot_expire_before_its_time() -> None:
-    assert Status.EXPIRED not in allowed_statuses([fault(Family.KILL, Action.KILL, Target.BROKER)], waited=10.0)
+    assert Status.EXPIRED not in allowed_statuses([fault(Family.KILL, Action.KILL, Target.NODE)], waited=10.0)
 
 
 @pytest.mark.parametrize("action", [Action.AHEAD, Action.BEHIND])
@@ -206,8 +206,8 @@ def test_request_that_did_not_get_its_attempts_is_a_problem(request_: Sent, answ
     ("during", "waited", "explained"),
     [
         (fault(Family.CUT, Action.STALL, Target.WORKERS), 1.0, True),
-        (fault(Family.ALARM, Action.DISK, Target.BROKER), 1.0, False),
-        (fault(Family.ALARM, Action.DISK, Target.BROKER), 41.0, True),
+        (fault(Family.ALARM, Action.DISK, Target.NODE), 1.0, False),
+        (fault(Family.ALARM, Action.DISK, Target.NODE), 41.0, True),
         (fault(Family.CUT, Action.CUT, Target.MANAGEMENT), 41.0, False),
     ],
     ids=["no confirm", "in time", "too late", "nothing to do with it"],

@@ -313,7 +313,7 @@ def _totals_of(items: object, prefix: str, asked_at: float) -> list[QueueTotals]
 
 
 def vhost_of(amqp_uri: str) -> str:
-    """The virtual host that an AMQP URI means; none or an empty one is `/`, as in aiormq."""
+    """The virtual host that an AMQP URI means; none or an empty one is `/`, as in the AMQP client."""
     return unquote(urlsplit(amqp_uri).path.removeprefix("/")) or "/"
 
 
