@@ -127,7 +127,7 @@ def pool_id(broker: Broker) -> Iterator[str]:
     """A fresh pool id; what carries it on the broker, or begins with it and `_`, is deleted after the test."""
     pool = f"t{secrets.token_hex(6)}"
     yield pool
-    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=PATIENCE) as client:
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE) as client:
         for kind in ("queues", "exchanges", "policies", "global-parameters"):
             delete_all(client, kind, pool)
 

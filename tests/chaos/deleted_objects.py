@@ -134,7 +134,7 @@ async def run(what: str, seconds: float, image: str | None) -> dict[str, object]
         await daemon.wait_leading()
         connection = await connect(ConnectionOptions(uri=node.amqp_uri, rpc_timeout=60.0))
         await (await connection.channel()).declare_queue(REPLIES)
-        async with httpx.AsyncClient(base_url=node.management_uri, trust_env=False, timeout=60.0) as api:
+        async with httpx.AsyncClient(base_url=node.management_uri, trust_env=False, verify=False, timeout=60.0) as api:
             scene = Scene(connection, api)
             helpers = [asyncio.create_task(scene.collect()), asyncio.create_task(scene.serve())]
             expected = await attack(scene, what, seconds)

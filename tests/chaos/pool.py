@@ -92,7 +92,7 @@ class PoolUnderAttack:
 
 async def _leads(daemon: DaemonProcess) -> bool:
     try:
-        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=LOOK_TIMEOUT) as http:
+        async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=LOOK_TIMEOUT) as http:
             return bool((await http.get("/v1/leadership")).json()["leading"])
     except (httpx.HTTPError, json.JSONDecodeError):
         return False
@@ -126,7 +126,7 @@ async def pool_under_attack(
 
 
 async def _activate(daemon: DaemonProcess, rules: Rules) -> None:
-    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, timeout=CHANGE_TIMEOUT) as http:
+    async with httpx.AsyncClient(base_url=daemon.api, trust_env=False, verify=False, timeout=CHANGE_TIMEOUT) as http:
         (await http.put("/v1/routes", params={"author": POOL}, json={"routes": rules.routes()})).raise_for_status()
 
 

@@ -114,7 +114,7 @@ class Pool:
 
     def is_led(self) -> bool:
         try:
-            return "leading in term" in httpx.get(f"{self.api}/ready", trust_env=False, timeout=60.0).text
+            return "leading in term" in httpx.get(f"{self.api}/ready", trust_env=False, verify=False, timeout=60.0).text
         except httpx.HTTPError:
             return False
 

@@ -59,6 +59,7 @@ async def publish_until_blocked(connection: Connection, channel: Channel) -> tup
 async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
     blockable: EmbeddedBroker, publisher: tuple[Connection, Channel]
 ) -> None:
+    """And a connection that is blocked for good can be closed, which ends what waits."""
     connection, channel = publisher
     async with alarm(blockable):
         publishing, taken = await publish_until_blocked(connection, channel)
@@ -69,12 +70,6 @@ async def test_publish_waits_as_long_as_the_broker_blocks_and_no_time_out_runs(
         await publishing
         await unblocked
     assert (await channel.declare_queue("q", passive=True)).ready == taken + 1
-
-
-async def test_blocked_connection_can_be_closed_and_ends_what_waits(
-    blockable: EmbeddedBroker, publisher: tuple[Connection, Channel]
-) -> None:
-    connection, channel = publisher
     async with alarm(blockable):
         publishing, _ = await publish_until_blocked(connection, channel)
         unblocked = asyncio.create_task(connection.wait_unblocked())

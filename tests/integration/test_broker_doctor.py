@@ -17,7 +17,6 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.queues.retry_queues import retry_queues
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings, PoolSettings, RequestSettings, Settings, WorkerSettings
-from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.rabbitmq.node_files import free_ports
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
@@ -34,7 +33,7 @@ async def limited_user(broker_settings: BrokerSettings) -> AsyncIterator[BrokerS
     """A user that may log in to the HTTP API and nothing else."""
     user, password = f"limited-{secrets.token_hex(4)}", secrets.token_hex(8)
     amqp_uri, http_uri = broker_settings.uri.get_secret_value(), broker_settings.effective_management_uri()
-    async with httpx.AsyncClient(base_url=http_uri, trust_env=False, timeout=120.0) as client:
+    async with httpx.AsyncClient(base_url=http_uri, trust_env=False, verify=False, timeout=120.0) as client:
         await client.put(f"/api/users/{user}", json={"password": password, "tags": "management"})
         await client.put(
             f"/api/permissions/%2F/{user}", json={"configure": "^$", "write": "^amq\\.default$", "read": "^$"}
@@ -118,15 +117,3 @@ async def test_no_rabbitmq_at_all_is_two_findings_with_remedies() -> None:
     assert [(finding.subject, finding.ok) for finding in findings] == [("AMQP", False), ("HTTP API", False)]
     assert "rabbitmq_management" in findings[1].message
     assert "s3cret" not in repr(findings)
-
-
-async def test_the_embedded_broker_allows_the_long_work_it_was_made_for() -> None:
-    settings = Settings(worker=WorkerSettings(processing_timeout=7200), requests=RequestSettings(consumer_timeout=7500))
-    async with EmbeddedBroker(consumer_timeout=settings.effective_consumer_timeout()) as embedded:
-        broker = BrokerSettings(
-            uri=SecretStr(embedded.amqp_uri),
-            management_uri=SecretStr(embedded.management_uri),
-            scoped_credentials=True,
-        )
-        findings = await run_broker_checks(settings.model_copy(update={"broker": broker}))
-    assert wrong(findings) == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 import httpx
@@ -19,6 +19,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.rabbitmq.node_files import NodeIdentity
 from osrdyne.errors import BrokerAccessError, BrokerUnavailableError
 from osrdyne.protocol.messages import Response
+from tests.conftest import run_apart
 
 PATIENCE = 120.0
 """Seconds for anything that must happen; a test that needs them has failed."""
@@ -28,7 +29,7 @@ FAST = Backoff(initial=0.05, maximum=0.2)
 async def kill_connection(broker: EmbeddedBroker, name: str) -> None:
     """Close the connection that calls itself `name` through the management API, once that lists it."""
     async with (
-        httpx.AsyncClient(base_url=broker.management_uri, timeout=PATIENCE, trust_env=False) as api,
+        httpx.AsyncClient(base_url=broker.management_uri, timeout=PATIENCE, trust_env=False, verify=False) as api,
         asyncio.timeout(PATIENCE),
     ):
         while True:
@@ -110,11 +111,15 @@ async def test_wrong_password_is_reported_on_entry_without_the_password(broker: 
     assert "s3cret" not in str(raised.value)
 
 
-@pytest.fixture
-async def own_broker() -> AsyncIterator[EmbeddedBroker]:
-    """A node of the test's own, to be stopped and started."""
-    async with EmbeddedBroker() as broker:
+@pytest.fixture(scope="module")
+def own_broker() -> Iterator[EmbeddedBroker]:
+    """A node of this module's own, to be stopped and started; each test leaves it running."""
+    broker = EmbeddedBroker()
+    try:
+        run_apart(broker.start)
         yield broker
+    finally:
+        run_apart(broker.close)
 
 
 @pytest.mark.timeout(600)

@@ -66,7 +66,7 @@ async def delete_leader_queue(session: LeaderSession) -> None:
 
 @pytest.fixture
 async def broker_api(broker) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=SOON) as client:
+    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=SOON) as client:
         yield client
 
 

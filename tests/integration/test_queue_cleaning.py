@@ -136,6 +136,6 @@ async def test_worker_that_goes_on_meanwhile_is_given_requests_in_their_order(
             await asyncio.sleep(0.01)
             await delivery.ack()
     assert [number for number in served if number % 3 != 2] == [number for number in range(total) if number % 3 != 2]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False) as http:
         metrics = (await http.get("/metrics")).text
     assert [line for line in metrics.splitlines() if line.startswith('osrdyne_cleaned_total{outcome="kept"}')]

@@ -97,7 +97,7 @@ async def test_idle_group_leaves_no_user(settings: Settings, management: Managem
     async with running_daemon(settings) as daemon, client_of(settings) as client:
         await client.call(KEY, "/echo", b"x")
         async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, timeout=PATIENCE
+            base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
         ) as http:
             headers = {"content-type": "application/json"}
             (await http.post("/v1/group/stop", params={"key": KEY}, headers=headers)).raise_for_status()
@@ -131,7 +131,9 @@ async def test_worker_outlives_its_controller_and_its_connection(
 async def cut_connection(broker: BrokerSettings, user: str) -> None:
     """Close the connections of this user, once RabbitMQ's statistics know them; with the first the worker may close
     the other one itself."""
-    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=PATIENCE) as http:
+    async with httpx.AsyncClient(
+        base_url=broker.effective_management_uri(), trust_env=False, verify=False, timeout=PATIENCE
+    ) as http:
 
         async def find() -> list[str]:
             listed = (await http.get("/api/connections")).raise_for_status().json()

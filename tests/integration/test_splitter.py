@@ -31,7 +31,9 @@ async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) 
 
 
 def api_of(daemon: Daemon) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, timeout=PATIENCE)
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
+    )
 
 
 async def publish(connection: amqp.Connection, names: PoolNames, key: str, *bodies: bytes, **headers: object) -> None:

@@ -61,7 +61,7 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
     assert await findings_of(settings, "topology") == [True]  # nothing is declared yet
     async with (
         daemon_of(settings) as running,
-        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=60) as api,
+        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
     ):
         await publish(channel, names, A, b"before")
         assert await take(channel, names.request_queue(A), 1) == [b"before"]
@@ -103,7 +103,7 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
     settings = settings_of(broker_settings, pool_id, OFTEN)
     async with (
         daemon_of(settings) as running,
-        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=60) as api,
+        httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, verify=False, timeout=60) as api,
     ):
         above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
         await api.put(f"/api/policies/%2F/{pool_id}-other", json=above)
@@ -116,7 +116,7 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
 
 
 async def api_delete_policy(uri: str, names: PoolNames) -> None:
-    async with httpx.AsyncClient(base_url=uri, trust_env=False, timeout=60) as api:
+    async with httpx.AsyncClient(base_url=uri, trust_env=False, verify=False, timeout=60) as api:
         await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
 
 

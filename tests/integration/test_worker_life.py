@@ -302,7 +302,9 @@ async def until_consumers(pool: Stage, number: int) -> bool:
 async def close_connection(broker: EmbeddedBroker, worker: WorkerProcess) -> None:
     """Close it through the management API, once that has heard of it."""
     wanted = f"osrdyne-worker {worker.environment.worker_id}"
-    async with httpx.AsyncClient(base_url=broker.management_uri, trust_env=False, timeout=PATIENCE) as client:
+    async with httpx.AsyncClient(
+        base_url=broker.management_uri, trust_env=False, verify=False, timeout=PATIENCE
+    ) as client:
         async with asyncio.timeout(PATIENCE):
             while True:
                 connections = (await client.get("/api/connections")).json()

@@ -70,7 +70,7 @@ async def test_route_that_demands_a_user_id_believes_no_other_client(
         AsyncClient(client_uri, pool_id, default_timeout=PATIENCE, user_id="guest", reconnect=None) as liar,
     ):
         base = f"http://127.0.0.1:{daemon.api.port}"
-        async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as http:
+        async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=PATIENCE) as http:
             (await http.put("/v1/routes", json=manifest, params={"author": "test"})).raise_for_status()
         assert (await known.call(KEY, "/echo", b"x")).body == b"x"
         with pytest.raises(NoRouteError):

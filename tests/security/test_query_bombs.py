@@ -70,7 +70,7 @@ async def key(broker: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIte
             config=config,
         )
         yield Key(pool, worker)
-    with httpx.Client(base_url=broker.management_uri, trust_env=False, timeout=120) as client:
+    with httpx.Client(base_url=broker.management_uri, trust_env=False, verify=False, timeout=120) as client:
         for kind in ("queues", "exchanges"):
             delete_all(client, kind, pool.names.pool)
 

@@ -64,7 +64,9 @@ async def test_handler_finds_the_credentials_nowhere_and_the_worker_reconnects_w
 
 
 async def cut_connection(broker: BrokerSettings, user: str) -> None:
-    async with httpx.AsyncClient(base_url=broker.effective_management_uri(), trust_env=False, timeout=PATIENCE) as http:
+    async with httpx.AsyncClient(
+        base_url=broker.effective_management_uri(), trust_env=False, verify=False, timeout=PATIENCE
+    ) as http:
 
         async def find() -> list[str]:
             listed = (await http.get("/api/connections")).raise_for_status().json()
@@ -122,7 +124,7 @@ async def test_user_without_tags_in_workers_is_fine(
 
 async def worker_credentials(daemon: Daemon) -> dict[str, object] | None:
     base = f"http://127.0.0.1:{daemon.api.port}"
-    async with httpx.AsyncClient(base_url=base, trust_env=False, timeout=PATIENCE) as http:
+    async with httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=PATIENCE) as http:
         answer = await http.get("/ready")
     assert answer.status_code == 200
     components = [one for one in answer.json()["components"] if one["name"] == "worker credentials"]

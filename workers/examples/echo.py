@@ -111,13 +111,13 @@ def progress(call: Call, request: Progress) -> dict[str, int]:
 @app.handler("/fail")
 def fail(call: Call) -> None:
     """A mistake in a handler."""
-    raise ZeroDivisionError("as you wish")
+    raise ZeroDivisionError("as requested")
 
 
 @app.handler("/refuse")
 def refuse(call: Call) -> None:
     """A request that the handler does not accept."""
-    raise RequestError("no", code=403, error_code="refused", details={"hint": "ask somebody else"})
+    raise RequestError("no", code=403, error_code="refused", details={"hint": "ask another service"})
 
 
 @app.handler("/flaky")
