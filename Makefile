@@ -55,7 +55,7 @@ chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MI
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
 histories: setup ## Run random histories of requests and faults in memory, e.g. COUNT=10000
-	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/unit/test_histories.py $(ARGS)
+	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py $(ARGS)
 
 test-pyspark: setup ## The attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }

@@ -23,6 +23,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from hypothesis import settings
 from log_tails import log_tails
 from pydantic import SecretStr
 
@@ -33,6 +34,10 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_events
 
 pytest_plugins = ["spark_fixtures"]
+
+# Property tests are judged by their result, not by the load of the machine.
+settings.register_profile("osrdyne", deadline=None)
+settings.load_profile("osrdyne")
 
 # A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

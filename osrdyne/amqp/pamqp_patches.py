@@ -2,7 +2,7 @@
 
 pamqp 4.0.1 is stricter than the protocol and than RabbitMQ, and it decodes before any code of osrdyne runs: one
 unusual byte in a client's message would close the connection, again after each reconnection. Each patch replaces one
-function of the codec. `tests/unit/test_amqp_pamqp_patches.py` fails when the pamqp that is installed no longer needs
+function of the codec. `tests/unit/amqp/test_amqp_pamqp_patches.py` fails when the pamqp that is installed no longer needs
 one of them.
 
 | patch | it can go when pamqp |

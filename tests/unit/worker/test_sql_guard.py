@@ -12,7 +12,7 @@ from osrdyne_worker.pipelines.functions import ALLOWED_FUNCTIONS, DENIED_FUNCTIO
 from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits, check_query
 
-QUERIES = Path(__file__).parents[1] / "queries"
+QUERIES = Path(__file__).parents[2] / "queries"
 VIEWS = frozenset({"customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier"})
 
 

@@ -19,7 +19,7 @@ from osrdyne.errors import DriverUnavailableError, StartFailedError
 from osrdyne.protocol.names import Key
 from osrdyne.testing.keys import ODD_KEYS
 
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "config" / "systemd.yaml"
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "config" / "systemd.yaml"
 NAMES = UnitNames("osrdyne-worker", "blue", "localhost:5672//")
 ANY_KEY = st.text(max_size=255).filter(lambda text: len(text.encode()) <= 255).map(Key)
 

@@ -17,7 +17,7 @@ from osrdyne.ingress.conditions.parser import MAX_DEPTH
 from osrdyne.ingress.conditions.tokens import MAX_LENGTH
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CASES = (ROOT / "tests" / "queries" / "routes_eval.jsonl").read_text(encoding="utf-8").splitlines()
 SAMPLE = Sample({"word": "abc", "number": "3", "empty": None}, {"key": "plant=4"}, b"")
 

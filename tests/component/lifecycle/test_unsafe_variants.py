@@ -34,7 +34,7 @@ from osrdyne.testing.broker import Command
 
 Patch = tuple[str, Callable[[World], Any]]
 History = Callable[[World], Awaitable[None]]
-MODEL = Path(__file__).parents[1] / "model" / "variants.toml"
+MODEL = Path(__file__).parents[2] / "model" / "variants.toml"
 
 
 @dataclass(frozen=True, slots=True)

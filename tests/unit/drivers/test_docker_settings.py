@@ -30,7 +30,7 @@ from osrdyne.testing.keys import ODD_KEYS
 CONTEXT = DriverContext(
     pool="blue", stack="broker:5672//", clock=SystemClock(), worker_command=("here",), worker_app="my:app"
 )
-EXAMPLE = Path(__file__).parents[2] / "deploy" / "config" / "docker.yaml"
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "config" / "docker.yaml"
 IDENTITY = Identity("blue", "broker:5672//")
 OPTIONS = DockerOptions(image="worker:1")
 

@@ -1,0 +1,10 @@
+"""Settings of the component tests: the leader, or the worker's requests, on fakes and in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def events_in_reports() -> None:
+    """Only warnings, as by default: histories would log a hundred thousand events."""
