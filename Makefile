@@ -54,8 +54,8 @@ model: setup ## Check the lifecycle model with spin; ARGS=--all adds the slow ru
 chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MINUTES=30
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
-histories: setup ## Run random histories of requests and faults in memory, e.g. COUNT=10000
-	OSRDYNE_HISTORIES=$(or $(COUNT),10000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py $(ARGS)
+histories: setup ## Run random histories and hostile messages in memory, e.g. COUNT=10000
+	OSRDYNE_HISTORIES=$(or $(COUNT),10000) OSRDYNE_HOSTILE=$(or $(COUNT),20000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py tests/component/lifecycle/test_hostile_messages.py $(ARGS)
 
 test-pyspark: setup ## The attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }

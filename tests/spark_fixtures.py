@@ -21,9 +21,16 @@ from osrdyne_worker import Call, Context
 if TYPE_CHECKING:
     from osrdyne_worker.spark.session import SparkSessions
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1"
+"""An option of the JVM: optimising code for later takes more processor time than these tests are there."""
 SMALL_SPARK = {
     "master": "local[2]",
-    "conf": {"spark.driver.memory": "768m", "spark.sql.shuffle.partitions": 2, "spark.default.parallelism": 2},
+    "conf": {
+        "spark.driver.memory": "768m",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
+        "spark.sql.shuffle.partitions": 2,
+        "spark.default.parallelism": 2,
+    },
 }
 
 MakeCall = Callable[..., Call]

@@ -11,6 +11,7 @@ import pytest
 from osrdyne.client import RequestPoisonedError
 from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
+from tests.spark_fixtures import SHORT_LIVED
 
 LONG = 400.0
 """Seconds for the starts of three workers with Spark on a machine under load."""
@@ -34,7 +35,7 @@ async def test_request_that_kills_spark_runs_last_alone_and_at_most_twice(
                 "concurrency": 2,
                 "config": {"journal": str(journal)},
                 "spark_master": "local[1]",
-                "spark_conf": {"spark.driver.memory": "512m"},
+                "spark_conf": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": SHORT_LIVED},
             },
         },
     )

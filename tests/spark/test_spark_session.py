@@ -148,7 +148,8 @@ from osrdyne_worker import Context
 from osrdyne_worker.spark.heap import JvmHeap
 from osrdyne_worker.spark.session import SparkSessions
 
-conf = {"spark.driver.memory": "512m", "spark.hadoop.fs.s3a.secret.key": "hunter2-in-the-clear"}
+conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+conf |= {"spark.hadoop.fs.s3a.secret.key": "hunter2-in-the-clear"}
 sessions = SparkSessions()
 session = sessions.build(Context(key=Key("k"), worker_config={"spark": {"master": "local[1]", "conf": conf}}))
 assert session.sparkContext._jsc.hadoopConfiguration().get("fs.s3a.secret.key") == "hunter2-in-the-clear"

@@ -14,6 +14,7 @@ from typing import Any
 import aio_pika
 import psutil
 import pytest
+from spark_fixtures import SHORT_LIVED
 
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, PoolNames, WorkerId
@@ -46,7 +47,8 @@ class Asker:
 
 def environment(uri: str, pool: str, config: dict[str, Any]) -> dict[str, str]:
     names = PoolNames(pool)
-    spark = {"master": "local[1]", "conf": {"spark.driver.memory": "512m", "spark.sql.shuffle.partitions": 1}}
+    conf = {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": SHORT_LIVED}
+    spark = {"master": "local[1]", "conf": {**conf, "spark.sql.shuffle.partitions": 1}}
     return WorkerEnvironment(
         worker_id=WorkerId("w1"),
         key=KEY,

@@ -1,4 +1,4 @@
-"""20,000 hostile messages, on every queue of the controller and of a worker: nothing stops, each is accounted for.
+"""Hostile messages by the thousand, on every queue of the controller and of a worker: nothing stops, each is counted.
 
 They go through the real session, term, loops and processors, and through the real processor and dispatcher of the
 worker, on a broker in memory. `tests/integration/test_hostile_wire.py` sends some to a real RabbitMQ.
@@ -10,6 +10,7 @@ import asyncio
 import io
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,9 @@ from osrdyne_worker.runtime.control import ControlTrouble, WantedState, apply_co
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
-EXAMPLES, AT_ONCE = 100, 100
+AT_ONCE = 100
+EXAMPLES = int(os.environ.get("OSRDYNE_HOSTILE", "6000")) // (2 * AT_ONCE)
+"""`OSRDYNE_HOSTILE` says how many messages there are in all (`make histories`)."""
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), min_size=AT_ONCE, max_size=AT_ONCE)
 SETTINGS = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
 KEYS = (b"a", b"b", "漢".encode())
