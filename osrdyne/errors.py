@@ -64,8 +64,8 @@ class PublishRefusedError(BrokerError):
     retryable = True
 
 
-class QueueNotCleanedError(OsrdyneError):
-    """A queue could not be looked through for expired requests; what was taken out of it goes back."""
+class QueueNotSweptError(OsrdyneError):
+    """A queue could not be swept for expired requests; the requests taken out of it return to it."""
 
 
 class QueueFullError(PublishRefusedError):

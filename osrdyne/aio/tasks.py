@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 
 class TaskEndedError(RuntimeError):
@@ -25,31 +26,30 @@ def start_endless(group: asyncio.TaskGroup, name: str, coroutine: Coroutine[Any,
     return group.create_task(endless(name, coroutine), name=name)
 
 
-Job = Callable[[], Awaitable[None]]
+class KeyedJobs(Generic[K, T]):
+    """Passes items of one key to `work` one after the other, in the order given, and items of different keys
+    concurrently.
 
-
-class KeyedJobs(Generic[K]):
-    """Runs jobs of one key one after the other, in the order given, and jobs of different keys concurrently.
-
-    A key has a task only while it has jobs. The tasks belong to the given group: a job that raises brings it down.
+    A key has a task only while it has items. The tasks belong to the given group: `work` that raises brings it down.
     """
 
-    def __init__(self, group: asyncio.TaskGroup, name: str) -> None:
+    def __init__(self, group: asyncio.TaskGroup, name: str, work: Callable[[T], Awaitable[None]]) -> None:
         self._group = group
         self._name = name
-        self._queues: dict[K, deque[Job]] = {}
+        self._work = work
+        self._queues: dict[K, deque[T]] = {}
 
-    def submit(self, key: K, job: Job) -> None:
+    def submit(self, key: K, item: T) -> None:
         queue = self._queues.get(key)
         if queue is not None:
-            queue.append(job)
+            queue.append(item)
             return
-        self._queues[key] = deque([job])
+        self._queues[key] = deque([item])
         self._group.create_task(self._run(key), name=f"{self._name} {key!r}")
 
     async def _run(self, key: K) -> None:
         queue = self._queues[key]
         while queue:
-            await queue[0]()
+            await self._work(queue[0])
             queue.popleft()
         del self._queues[key]

@@ -29,7 +29,6 @@ from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.queues.resync import Resync
 from osrdyne.pool.queues.topology_watch import KeptParameter, TopologyWatch
 from osrdyne.pool.routing.active_manifest import ActiveManifest
-from osrdyne.pool.routing.deadlines import PassedDeadlines
 from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.pool.routing.priorities import PriorityLevels, UnusedLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
@@ -53,19 +52,20 @@ from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.pool.workers.specs import choose_credentials, scaling_rules, spec_factory
 from osrdyne.processors import activity
 from osrdyne.processors.consumers import ControllerConsumers, Processor
-from osrdyne.processors.expiry.sweeper import QueueCleaner
+from osrdyne.processors.expiry.sweeper import ExpirySweeper
 from osrdyne.processors.failures.dead_letters import DeadLetterResponder
 from osrdyne.processors.failures.start_failures import StartFailureResponder
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.evidence import EvidenceCollector
 from osrdyne.processors.poison.inventory import PoisonInventory
 from osrdyne.processors.prefetch import first_prefetch
-from osrdyne.processors.publish_order import Lanes
+from osrdyne.processors.publish_order import PublishOrder
 from osrdyne.processors.replies import Replier
 from osrdyne.processors.requests.cancellations import PREFETCH as CANCEL_PREFETCH
 from osrdyne.processors.requests.cancellations import CancelProcessor, KeptCancels
-from osrdyne.processors.requests.ingress import IngressProcessor
-from osrdyne.processors.requests.orphans import OrphanProcessor
+from osrdyne.processors.requests.delivery import Forwarder, Router
+from osrdyne.processors.requests.ingress import IngressRouter
+from osrdyne.processors.requests.orphans import DirectRouter
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.reply_addresses import ReplyAddresses
 
@@ -137,7 +137,7 @@ class Processors:
     """The consumers of the controller's queues, and what answers without a queue of its own."""
 
     consumers: ControllerConsumers
-    orphans: OrphanProcessor | IngressProcessor
+    forwarder: Forwarder
     poison: PoisonInventory
     start_failures: StartFailureResponder
 
@@ -363,7 +363,7 @@ def wire_processors(
         reference_statuses=requests.statuses == "reference",
     )
     kept_cancels = KeptCancels(clock)
-    orphans = wire_orphans(resources, state, queues, routing, kept_cancels, replier, forgeries)
+    forwarder, sweeper = wire_forwarder(resources, state, queues, routing, kept_cancels, replier, forgeries)
     dead_letters = DeadLetterResponder(
         names=names,
         publisher=publisher,
@@ -406,9 +406,10 @@ def wire_processors(
             Processor(names.activity_queue, activity.PREFETCH, reports.run),
             Processor(names.dead_letter_queue, bounded, dead_letters.run),
             Processor(names.cancel_queue, CANCEL_PREFETCH, cancels.run),
-            Processor(names.orphan_queue, bounded, orphans.run),
+            Processor(names.orphan_queue, bounded, forwarder.run),
         ],
         open_channel=session.channel,
+        sweeper=sweeper,
     )
     poison = PoisonInventory(
         names=names, publisher=publisher, open_channel=session.channel, forgeries=forgeries, clock=clock
@@ -422,10 +423,10 @@ def wire_processors(
         retry=workers.loop.retry,
         clock=clock,
     )
-    return Processors(consumers=consumers, orphans=orphans, poison=poison, start_failures=start_failures)
+    return Processors(consumers=consumers, forwarder=forwarder, poison=poison, start_failures=start_failures)
 
 
-def wire_orphans(
+def wire_forwarder(
     resources: Resources,
     state: TermState,
     queues: Queues,
@@ -433,64 +434,45 @@ def wire_orphans(
     kept_cancels: KeptCancels,
     replier: Replier,
     forgeries: Forgeries,
-) -> OrphanProcessor | IngressProcessor:
-    """The consumer of the orphan queue. Every request of a managed pool comes there: its ingress, with the sweeper of
-    expired requests, which shares the order of what goes into a queue."""
-    requests, session = resources.context.settings.requests, resources.session
-    clock, metrics = resources.context.clock, resources.context.metrics
-    if not state.layout.managed:
-        return OrphanProcessor(
-            names=session.names,
-            tracker=state.tracker,
-            board=state.queue_status,
-            admission=state.admission,
-            doubt=queues.loop.verify,
-            publisher=session.publisher,
-            replier=replier,
-            forgeries=forgeries,
-            ttl=requests.ttl,
-            max_clock_skew=requests.max_clock_skew,
-            max_message_bytes=requests.max_message_bytes,
-            clock=clock,
-            metrics=metrics,
-        )
-    lanes = Lanes()
+) -> tuple[Forwarder, ExpirySweeper | None]:
+    """The consumer of the orphan queue, with the router of the pool's kind. All requests of a managed pool come there;
+    the sweeper of expired requests shares the order of its publishes."""
+    context, session = resources.context, resources.session
+    publish_order = PublishOrder()
     sweeper = None
-    if requests.check_entire_queue_on_cleanup:
-        sweeper = QueueCleaner(
+    if state.layout.managed and context.settings.requests.check_entire_queue_on_cleanup:
+        sweeper = ExpirySweeper(
+            context,
             layout=state.layout,
             tracker=state.tracker,
-            board=state.queue_status,
-            lanes=lanes,
-            deadlines=PassedDeadlines(skew_ms=int(requests.max_clock_skew * 1000)),
-            ready=RequestQueueListing(resources.management, session.names, state.layout),
-            count_ready=queues.commands.count_ready,
-            publisher=session.publisher,
-            open_channel=session.channel,
-            may_have_returned=routing.routes.may_have_returned,
-            delivery_limit=requests.delivery_limit,
-            interval=requests.cleanup_interval,
-            max_clock_skew=requests.max_clock_skew,
-            clock=clock,
-            metrics=metrics,
+            queue_status=state.queue_status,
+            queue_commands=queues.commands,
+            listing=queues.listing,
+            routing=routing.routes,
+            publish_order=publish_order,
+            session=session,
         )
-    return IngressProcessor(
-        names=session.names,
+    router: Router = DirectRouter(context, tracker=state.tracker, forgeries=forgeries)
+    if state.layout.managed:
+        router = IngressRouter(
+            context,
+            tracker=state.tracker,
+            routing=routing.routes,
+            splitting=routing.splitter,
+            cancels=kept_cancels,
+            forgeries=forgeries,
+            backlog=state.backlog,
+            deadlines=None if sweeper is None else sweeper.deadlines,
+        )
+    forwarder = Forwarder(
+        context,
+        router,
         tracker=state.tracker,
-        board=state.queue_status,
         admission=state.admission,
-        doubt=queues.loop.verify,
-        backlog=state.backlog,
-        routing=routing.routes,
-        splitting=routing.splitter,
-        lanes=lanes,
-        cleaner=sweeper,
-        cancels=kept_cancels,
+        queue_status=state.queue_status,
+        queue_loop=queues.loop,
+        publish_order=publish_order,
         publisher=session.publisher,
         replier=replier,
-        forgeries=forgeries,
-        max_clock_skew=requests.max_clock_skew,
-        max_message_bytes=requests.max_message_bytes,
-        clock=clock,
-        metrics=metrics,
     )
+    return forwarder, sweeper

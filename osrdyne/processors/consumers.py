@@ -1,7 +1,7 @@
 """The consumers of the controller's own queues: one processor for each, opened in a given order and ended together.
 
-Each has a channel of its own, so that one that is slow holds back no other. Used by the term; it never opens a
-connection, and it never decides when a term ends: a processor that fails ends the task group that it runs in.
+Each has a channel of its own, so that a slow one holds back no other. Used by the leader's term. A processor that fails
+ends the task group that it runs in; this module opens no connection and does not decide when a term ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 
 from osrdyne.amqp import Channel, Consumer
 from osrdyne.logs import Logger, get_logger
+from osrdyne.processors.expiry.sweeper import ExpirySweeper
 
 DRAIN_TIMEOUT = 10.0
-"""How long an orderly end waits for what the consumers have taken, seconds."""
+"""Seconds that an orderly end waits for the messages that the consumers have taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What consumes one queue."""
+    """The processor of one queue."""
 
     queue: str
     prefetch: int
@@ -28,8 +29,8 @@ class Processor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Consuming:
-    """A processor at work."""
+class _Running:
+    """A processor with its consumer."""
 
     channel: Channel
     consumer: Consumer
@@ -37,12 +38,20 @@ class _Consuming:
 
 
 class ControllerConsumers:
-    """The processors of one term."""
+    """The processors of one leader's term, and the expiry sweeper, which ends together with them."""
 
-    def __init__(self, processors: Sequence[Processor], *, open_channel: Callable[[], Awaitable[Channel]]) -> None:
+    def __init__(
+        self,
+        processors: Sequence[Processor],
+        *,
+        open_channel: Callable[[], Awaitable[Channel]],
+        sweeper: ExpirySweeper | None = None,
+    ) -> None:
         self._processors = processors
         self._open_channel = open_channel
-        self._consuming: list[_Consuming] = []
+        self._sweeper = sweeper
+        self._running: list[_Running] = []
+        self._sweeping: list[asyncio.Task[None]] = []
         self._log: Logger = get_logger("consumers")
 
     async def start(self, group: asyncio.TaskGroup) -> None:
@@ -51,13 +60,18 @@ class ControllerConsumers:
             channel = await self._open_channel()
             consumer = await channel.consume(processor.queue, prefetch=processor.prefetch)
             task = group.create_task(processor.run(consumer), name=f"consumer of {processor.queue}")
-            self._consuming.append(_Consuming(channel, consumer, task))
+            self._running.append(_Running(channel, consumer, task))
+        if self._sweeper is not None:
+            self._sweeping = [group.create_task(self._sweeper.run(), name="expiry sweeper")]
 
     async def finish(self) -> None:
-        """Stop consuming, and finish what has been taken; what is not finished in time goes back to its queue."""
-        for consuming in self._consuming:
-            await consuming.channel.cancel(consuming.consumer)
-        _, late = await asyncio.wait([consuming.task for consuming in self._consuming], timeout=DRAIN_TIMEOUT)
+        """Stop consuming and finish the messages that were taken; those not finished in time return to their queue."""
+        for running in self._running:
+            await running.channel.cancel(running.consumer)
+        if self._sweeper is not None:
+            self._sweeper.finish()
+        tasks = [*(running.task for running in self._running), *self._sweeping]
+        _, late = await asyncio.wait(tasks, timeout=DRAIN_TIMEOUT)
         for task in late:
-            self._log.warning("messages go back to their queue", consumer=task.get_name())
+            self._log.warning("messages return to their queue", consumer=task.get_name())
             task.cancel()

@@ -1,31 +1,40 @@
-"""The edge of a processor: what nobody foresaw about one message is the end of that message, and not of the term.
+"""The error boundary of a message: an unexpected error fails one message, not the leader's term.
 
-A message whose processing raises would end the term, come back, and end each term that follows. Used by every
-processor; errors of the broker pass, because they are the term's.
+Without it, a message on which a processor fails would end the term, return to its queue, and end each term that
+follows. Used by every processor. Errors of the broker pass: they concern the term.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
 
 from osrdyne.amqp import Delivery
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger
 
-Process = Callable[[Delivery], Awaitable[None]]
 
+class ErrorBoundary:
+    """Logs an unexpected error inside the `with` block and ends the block; then `failed` is true."""
 
-async def contained(process: Process, delivery: Delivery, *, otherwise: Process, log: Logger) -> None:
-    """Process a delivery; when that fails for a reason of its own, log it once and do `otherwise`."""
-    try:
-        await process(delivery)
-    except BrokerError:
-        raise
-    except Exception:
-        log.exception("message that cannot be processed", key=delivery.routing_key)
-        await otherwise(delivery)
+    def __init__(self, delivery: Delivery, log: Logger) -> None:
+        self._delivery = delivery
+        self._log = log
+        self.failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, BrokerError):
+            return False
+        self.failed = True
+        self._log.error("message not processed", key=self._delivery.routing_key, exc_info=error)
+        return True
 
 
 async def to_dead_letters(delivery: Delivery) -> None:
-    """Let RabbitMQ hand it to the dead letter responder, which answers it, or keeps what has nobody to answer."""
+    """Reject the message: RabbitMQ passes it to the dead letter responder, which answers it or keeps it as poison."""
     await delivery.reject(requeue=False)

@@ -1,13 +1,12 @@
-"""How many messages a processor holds at once: no more than fit into memory, and no fewer than keep it busy.
+"""The prefetch of a consumer: no more messages than fit into memory, and enough to keep the processor busy.
 
-A prefetch counts messages, whatever their size. So RabbitMQ is given room for as many messages as fit into
-`MAX_HELD_BYTES`, should each be as large as `requests.max_message_bytes` allows. When all of them are in hand their
-size is known. If they were small, the processor consumes anew over the same channel, for as many as fit into the rest;
-what it holds stays with it. So small messages before large ones change nothing.
+A prefetch counts messages, regardless of their size. So RabbitMQ is first allowed as many messages as fit into
+`MAX_HELD_BYTES` if each is as large as `requests.max_message_bytes` permits. When all of them have arrived, their size
+is known. If they were small, the processor consumes again on the same channel, for as many as fit into the rest, and
+keeps what it holds. So small messages ahead of large ones change nothing.
 
-It takes up to `PREFETCH` messages in this way. When all of these wait, for a key whose worker is just being stopped,
-further ones are taken, up to `MAX_HELD` messages. Used by the orphan processor, the ingress and the dead letter
-responder.
+Up to `PREFETCH` messages are taken in this way. When all of them wait, for a key whose worker is being stopped, more
+are taken, up to `MAX_HELD` messages. Used by the forwarder and the dead letter responder.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from osrdyne.logs import Logger, get_logger
 
 PREFETCH = 256
 PATIENCE = 1.0
-"""Seconds in which none of the messages in hand was finished, before more are taken."""
+"""Seconds in which none of the held messages was finished, before more are taken."""
 MAX_HELD = 20_000
 MAX_HELD_BYTES = 512 * 2**20
 
 
 def first_prefetch(max_message_bytes: int) -> int:
-    """How many messages a consumer begins with: as many as fit if each is as large as it may be."""
+    """The prefetch that a consumer begins with: as many messages as fit if each is as large as permitted."""
     return max(1, min(PREFETCH, MAX_HELD_BYTES // max_message_bytes))
 
 
-class Window:
-    """The messages in hand of one consumer, which was opened with `first_prefetch`."""
+class AdaptivePrefetch:
+    """The messages that one consumer holds unacknowledged; the consumer was opened with `first_prefetch`."""
 
     def __init__(self, consumer: Consumer, *, max_message_bytes: int, clock: Clock) -> None:
         self._consumer = consumer
@@ -42,15 +41,15 @@ class Window:
         self._bytes = 0
         self._first = 0
         self._last = 0
-        self._largest = max_message_bytes  # RabbitMQ may let larger ones pass: its own limit counts there
+        self._largest = max_message_bytes  # messages may exceed it, up to RabbitMQ's own limit
         self._prefetch = self._room = first_prefetch(max_message_bytes)
         self._target = PREFETCH
         self._finished = 0
         self._changed = asyncio.Event()
-        self._log: Logger = get_logger("window")
+        self._log: Logger = get_logger("prefetch")
 
     def take(self, delivery: Delivery) -> None:
-        """A message is in hand."""
+        """Note a message that has arrived."""
         size = len(delivery.body)
         self._channel = delivery.channel
         self._held[delivery.tag] = size
@@ -58,11 +57,11 @@ class Window:
         self._bytes += size
         self._largest = max(self._largest, size)
         self._room -= 1
-        if self._room <= 0 or self._is_too_wide():
+        if self._room <= 0 or self._is_too_large():
             self._changed.set()
 
     def finish(self, delivery: Delivery) -> None:
-        """It was acknowledged, or given back."""
+        """Note a message that was acknowledged or rejected."""
         self._bytes -= self._held.pop(delivery.tag)
         self._finished += 1
         if delivery.tag >= self._first:
@@ -71,10 +70,10 @@ class Window:
             self._changed.set()
 
     async def run(self) -> None:
-        """Take more, or fewer, for as long as the consumer lasts."""
+        """Raise and lower the prefetch as messages arrive and end; runs until it is cancelled."""
         while True:
             self._changed.clear()
-            if self._is_too_wide():
+            if self._is_too_large():
                 await self._take_up_to(max(1, self._allowed()))
             elif self._room > 0 or self._allowed() <= 0:
                 await self._changed.wait()
@@ -84,26 +83,26 @@ class Window:
                 await self._raise_target()
 
     async def _raise_target(self) -> None:
-        """Where none of the messages in hand gets finished, take more."""
+        """Take more messages if none of the held ones is finished in time."""
         finished = self._finished
         await self._clock.sleep(PATIENCE)
         if finished == self._finished:
             self._target = len(self._held) + PREFETCH
-            self._log.info("taking more messages, those in hand wait", queue=self._consumer.queue, held=len(self._held))
+            self._log.info("prefetch raised, held messages wait", queue=self._consumer.queue, held=len(self._held))
         else:
             self._target = PREFETCH
 
     def _allowed(self) -> int:
-        """How many more there is room for, should each be as large as it may be."""
+        """How many more messages fit if each is as large as permitted."""
         if not self._held:
             return first_prefetch(self._largest)
         return min(PREFETCH, MAX_HELD - len(self._held), (MAX_HELD_BYTES - self._bytes) // self._largest)
 
-    def _is_too_wide(self) -> bool:
+    def _is_too_large(self) -> bool:
         return self._prefetch > first_prefetch(self._largest)
 
     async def _take_up_to(self, number: int) -> None:
-        """Consume anew, with `number` messages on top of those in hand."""
+        """Consume again, with `number` messages on top of the held ones."""
         assert self._channel is not None
         self._first = self._last + 1
         self._prefetch = self._room = number

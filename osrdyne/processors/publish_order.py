@@ -1,9 +1,9 @@
-"""The order of what goes into one queue, where a publish must be tried again. Used by ingress and queue cleaner.
+"""The order in which messages enter a queue, also when a publish is tried again. Used by forwarder and expiry sweeper.
 
-Requests are published without waiting for each other's confirm. When one of them is refused, or not confirmed, those
-behind it wait until it is in its queue; otherwise they would overtake it. What was under way behind it at that moment
-cannot be called back: whatever befell the first one befalls those as well, nearly always, and then all of them go
-again in their order. It publishes nothing itself.
+Requests are published without waiting for the confirms of those before them. When a publish is refused or not
+confirmed, the requests behind it wait until it is in its queue; otherwise they would overtake it. Publishes that were
+already sent behind it cannot be called back: nearly always they fail for the same reason, and then all of them are
+tried again in their order. This module publishes nothing itself.
 """
 
 from __future__ import annotations
@@ -15,67 +15,67 @@ from typing import Self
 from osrdyne.protocol.names import Key
 
 
-class Lanes:
-    """One lane for each queue that requests are on their way into: a group's queue of one class."""
+class PublishOrder:
+    """The tickets of every queue that messages are being published to: the queue of a group at one priority level."""
 
     def __init__(self) -> None:
-        self._lanes: dict[tuple[Key, int | None], _Lane] = {}
+        self._lines: dict[tuple[Key, int | None], _Line] = {}
 
-    def enter(self, key: Key, priority: int | None) -> Place:
-        """A place behind everything that was there before; `with` it, so that it is left in the end."""
-        name = (key, priority)
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _Lane()
-        return Place(self, name, lane)
+    def enter(self, key: Key, priority: int | None) -> Ticket:
+        """A ticket behind all tickets of the queue; use it in a `with` statement, which returns it at the end."""
+        queue = (key, priority)
+        line = self._lines.get(queue)
+        if line is None:
+            line = self._lines[queue] = _Line()
+        return Ticket(self, queue, line)
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._lines)
 
-    def close(self, name: tuple[Key, int | None]) -> None:
-        del self._lanes[name]
+    def close(self, queue: tuple[Key, int | None]) -> None:
+        del self._lines[queue]
 
 
-class _Lane:
-    """Places in their order, which of them have failed to be published, and which of them wait, called or not."""
+class _Line:
+    """The tickets of one queue in their order, those whose publish has failed, and those that wait, called or not."""
 
     def __init__(self) -> None:
-        self.places: dict[Place, None] = {}
-        self.failed: set[Place] = set()
-        self.waiting: dict[Place, asyncio.Event] = {}
+        self.tickets: dict[Ticket, None] = {}
+        self.failed: set[Ticket] = set()
+        self.waiting: dict[Ticket, asyncio.Event] = {}
 
     @property
-    def first(self) -> Place:
-        return next(iter(self.places))
+    def first(self) -> Ticket:
+        return next(iter(self.tickets))
 
-    def lets_go(self, place: Place) -> bool:
-        """Whether it may be published now. Who comes new lets those go first that wait, also if they were called."""
+    def may_publish(self, ticket: Ticket) -> bool:
+        """Whether the ticket has its turn. A new ticket lets waiting ones go first, also those that were called."""
         if self.failed:
-            return self.first is place
-        return next(iter(self.waiting), place) is place
+            return self.first is ticket
+        return next(iter(self.waiting), ticket) is ticket
 
     def call_next(self) -> None:
-        """Wake who may go on now: the first, or, once nobody has to be tried again, one after the other."""
+        """Wake the ticket whose turn it is: the first of the queue, or, without failures, the waiting ones in turn."""
         if self.waiting:
             called = self.waiting.get(self.first if self.failed else next(iter(self.waiting)))
             if called is not None:
                 called.set()
 
-    def leave(self, place: Place) -> None:
-        del self.places[place]
-        self.failed.discard(place)
-        self.waiting.pop(place, None)
+    def leave(self, ticket: Ticket) -> None:
+        del self.tickets[ticket]
+        self.failed.discard(ticket)
+        self.waiting.pop(ticket, None)
         self.call_next()
 
 
-class Place:
-    """One request in a lane."""
+class Ticket:
+    """The turn of one message among those published to the same queue."""
 
-    def __init__(self, lanes: Lanes, name: tuple[Key, int | None], lane: _Lane) -> None:
-        self._lanes = lanes
-        self._name = name
-        self._lane = lane
-        lane.places[self] = None
+    def __init__(self, order: PublishOrder, queue: tuple[Key, int | None], line: _Line) -> None:
+        self._order = order
+        self._queue = queue
+        self._line = line
+        line.tickets[self] = None
 
     def __enter__(self) -> Self:
         return self
@@ -83,21 +83,21 @@ class Place:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._lane.leave(self)
-        if not self._lane.places:
-            self._lanes.close(self._name)
+        self._line.leave(self)
+        if not self._line.tickets:
+            self._order.close(self._queue)
 
     async def turn(self) -> None:
-        """Wait until this may be published: at once while nobody in the lane has failed, else as the first of it."""
-        lane = self._lane
-        while not lane.lets_go(self):
-            called = lane.waiting.setdefault(self, asyncio.Event())
+        """Wait until the message may be published: at once without failures in the line, else when it is the first."""
+        line = self._line
+        while not line.may_publish(self):
+            called = line.waiting.setdefault(self, asyncio.Event())
             called.clear()
             await called.wait()
-        if lane.waiting.pop(self, None) is not None:
-            lane.call_next()
+        if line.waiting.pop(self, None) is not None:
+            line.call_next()
 
     def hold_back(self) -> None:
-        """Let nobody behind this be published until it is left: it has to be tried again, or is no request at all but
-        work on the queue."""
-        self._lane.failed.add(self)
+        """Hold back every ticket behind this one until it is returned: its publish must be tried again, or it stands
+        for work on the queue itself."""
+        self._line.failed.add(self)

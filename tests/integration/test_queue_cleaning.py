@@ -15,7 +15,7 @@ from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.config.models import BrokerSettings, DriverSettings, PoolSettings, RequestSettings
 from osrdyne.daemon.daemon import Daemon
-from osrdyne.processors.expiry.sweeper import CREDIT, FIRST_OF_ALL
+from osrdyne.processors.expiry.sweeper import CONSUME_FIRST, PREFETCH
 from osrdyne.protocol.messages import DUPLICATE_HEADER
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.statuses import decode_text
@@ -50,7 +50,7 @@ async def test_consumer_of_a_high_priority_gets_all_that_is_ready_and_workers_no
     worker = await channel.consume(queue, prefetch=1)
     held = (await take(worker, 1))[0]
     first = await connection.channel()
-    consumer = await first.consume(queue, prefetch=CREDIT, arguments=FIRST_OF_ALL)
+    consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
     await held.ack()  # there is room for one more now
     while (await first.declare_queue(queue, passive=True)).ready:
         await asyncio.sleep(0.01)
@@ -63,7 +63,7 @@ async def test_what_was_taken_goes_back_to_the_head_in_its_order(
     connection: amqp.Connection, channel: Channel, queue: str
 ) -> None:
     first = await connection.channel()
-    consumer = await first.consume(queue, prefetch=CREDIT, arguments=FIRST_OF_ALL)
+    consumer = await first.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
     taken = await take(consumer, REQUESTS)
     await first.cancel(consumer)
     for delivery in reversed(taken[REQUESTS // 2 :]):

@@ -1,4 +1,4 @@
-"""What becomes of the requests of one queue when it is looked through for expired ones. Pure; `queue_cleaner` acts."""
+"""The decision which requests of a swept queue have expired, and the messages made of the others. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from osrdyne.protocol.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A request that the cleaner has taken out of its queue."""
+class TakenRequest:
+    """A request that the sweeper has taken out of its queue and not acknowledged."""
 
     delivery: Delivery
     request: Request
@@ -25,49 +25,48 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaning:
-    """What has to be done: `dead` are dead letters, with the reason; `kept` go back in this order."""
+class SweepPlan:
+    """What a sweep does: `dead` become dead letters, each with its reason; `kept` are published again in this order."""
 
-    dead: Sequence[tuple[Held, Status]]
-    kept: Sequence[Held]
+    dead: Sequence[tuple[TakenRequest, Status]]
+    kept: Sequence[TakenRequest]
 
 
-def decide(taken: Iterable[Delivery], *, delivery_limit: int, now_ms: int, skew_ms: int) -> Cleaning:
-    """Which of the requests of a queue, in the order taken, stay in it.
+def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: int, skew_ms: int) -> SweepPlan:
+    """Decide which requests stay in the queue; `deliveries` are in the order in which they were taken.
 
-    What was given back comes before what was never delivered: a worker that gives a request back while the queue is
-    being read had it before all of the others.
+    Redelivered requests come first: a worker that requeues a request during the sweep had taken it before all others.
     """
-    held = [Held(delivery, delivery.to_request(now_ms=now_ms)) for delivery in taken]
-    held.sort(key=lambda one: not one.delivery.redelivered)
-    dead: list[tuple[Held, Status]] = []
-    kept: list[Held] = []
-    for one in held:
+    taken = [TakenRequest(delivery, delivery.to_request(now_ms=now_ms)) for delivery in deliveries]
+    taken.sort(key=lambda one: not one.delivery.redelivered)
+    dead: list[tuple[TakenRequest, Status]] = []
+    kept: list[TakenRequest] = []
+    for one in taken:
         if is_past(one.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
             dead.append((one, Status.EXPIRED))
         elif one.request.delivery_count > delivery_limit:
             dead.append((one, Status.DELIVERY_LIMIT))
         else:
             kept.append(one)
-    return Cleaning(dead, kept)
+    return SweepPlan(dead, kept)
 
 
-def copy_of(held: Held, *, now_ms: int, skew_ms: int) -> Message:
-    """The message that takes the request's place.
+def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
+    """The message that replaces a request in its queue.
 
-    RabbitMQ begins to count its deliveries anew, so the count is carried on. It is marked, because a crash before the
-    first one is acknowledged leaves both.
+    RabbitMQ counts the deliveries of the copy from zero, so a header carries the count on. The copy is marked as a
+    possible duplicate, because a crash before the original is acknowledged leaves both.
     """
-    # One that was tried before has lost its hops; with them it is said that `expiration` counts from now.
-    headers = {HOPS_HEADER: 0, **held.delivery.headers, DUPLICATE_HEADER: True}
-    if held.request.delivery_count:
-        headers[FAILED_DELIVERIES_HEADER] = held.request.delivery_count
-    expiration = remaining_expiration(held.deadline_ms, now_ms=now_ms - skew_ms)
-    return held.delivery.to_message(headers=headers, expiration=expiration)
+    # A request that waited for another attempt has lost its hops header. With it, `expiration` counts from now.
+    headers = {HOPS_HEADER: 0, **taken.delivery.headers, DUPLICATE_HEADER: True}
+    if taken.request.delivery_count:
+        headers[FAILED_DELIVERIES_HEADER] = taken.request.delivery_count
+    expiration = remaining_expiration(taken.deadline_ms, now_ms=now_ms - skew_ms)
+    return taken.delivery.to_message(headers=headers, expiration=expiration)
 
 
-def dead_letter_of(held: Held, reason: Status, queue: QueueName) -> Message:
-    """What RabbitMQ would make of the request: the dead letter responder answers it, or keeps it as poison."""
-    message = held.delivery.to_message(headers=held.delivery.headers, expiration=None)
+def dead_letter_of(taken: TakenRequest, reason: Status, queue: QueueName) -> Message:
+    """The dead letter that RabbitMQ would make of the request, for the dead letter responder."""
+    message = taken.delivery.to_message(headers=taken.delivery.headers, expiration=None)
     death = {"x-first-death-reason": reason.value, "x-first-death-queue": str(queue)}
     return replace(message, headers={**message.headers, **death})

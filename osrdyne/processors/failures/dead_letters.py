@@ -21,11 +21,11 @@ from osrdyne.metrics import Metrics
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.state.observed import WorkerStatuses
-from osrdyne.processors.error_boundary import contained
+from osrdyne.processors.error_boundary import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
 from osrdyne.processors.poison.evidence import EvidenceCollector
-from osrdyne.processors.prefetch import Window
+from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.fingerprints import text_fingerprint
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
@@ -114,17 +114,20 @@ class DeadLetterResponder:
 
     async def run(self, consumer: Consumer) -> None:
         """Answer dead letters until the consumer ends. Those that wait for the poison inventory hold up no others."""
-        window = Window(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
+        prefetch = AdaptivePrefetch(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as group:
-            growing = group.create_task(window.run(), name="window of dead letters")
+            adapting = group.create_task(prefetch.run(), name="prefetch of dead letters")
             async for delivery in consumer:
-                window.take(delivery)
-                group.create_task(self._process_one(delivery, window), name="dead letter")
-            growing.cancel()
+                prefetch.take(delivery)
+                group.create_task(self._process_one(delivery, prefetch), name="dead letter")
+            adapting.cancel()
 
-    async def _process_one(self, delivery: Delivery, window: Window) -> None:
-        await contained(self.process, delivery, otherwise=self._give_up, log=self._log)
-        window.finish(delivery)
+    async def _process_one(self, delivery: Delivery, prefetch: AdaptivePrefetch) -> None:
+        with ErrorBoundary(delivery, self._log) as boundary:
+            await self.process(delivery)
+        if boundary.failed:
+            await self._give_up(delivery)
+        prefetch.finish(delivery)
 
     async def process(self, delivery: Delivery) -> None:
         """One dead letter, to its end."""

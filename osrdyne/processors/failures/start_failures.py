@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
@@ -18,7 +17,7 @@ from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
-from osrdyne.processors.error_boundary import contained, to_dead_letters
+from osrdyne.processors.error_boundary import ErrorBoundary, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import Key, QueueName
@@ -146,8 +145,10 @@ class StartFailureResponder:
             if failure is None or self._clock.monotonic() >= failure.retry_at:
                 await self._detach(key)
                 return True
-            answer = partial(self._answer, key, failure)
-            await contained(answer, delivery, otherwise=to_dead_letters, log=self._log)
+            with ErrorBoundary(delivery, self._log) as boundary:
+                await self._answer(key, failure, delivery)
+            if boundary.failed:
+                await to_dead_letters(delivery)
         return False
 
     async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery) -> None:

@@ -24,7 +24,7 @@ from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.routes import ActiveRoutes
 from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.processors.error_boundary import contained
+from osrdyne.processors.error_boundary import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import Request
@@ -127,10 +127,13 @@ class CancelProcessor:
     async def run(self, consumer: Consumer) -> None:
         """Pass cancels on until the consumer ends."""
         async for delivery in consumer:
-            await contained(self.process, delivery, otherwise=self._count_invalid, log=self._log)
+            with ErrorBoundary(delivery, self._log) as boundary:
+                await self.process(delivery)
+            if boundary.failed:
+                self._count_invalid()
             await delivery.ack()
 
-    async def _count_invalid(self, _: Delivery) -> None:
+    def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="cancel").inc()
 
     async def process(self, delivery: Delivery) -> None:
@@ -143,7 +146,7 @@ class CancelProcessor:
             if not properties.correlation_id or not properties.reply_to:
                 raise InvalidKeyError("A cancel needs the correlation id and the reply address of its request.")
         except InvalidKeyError as error:
-            await self._count_invalid(delivery)
+            self._count_invalid()
             self._log.debug("cancel ignored", error=str(error))
             return
         name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import lru_cache
-from typing import Protocol
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.ingress.acceptance import Deadline, Limiter, RoutedRequest
@@ -37,21 +36,27 @@ from osrdyne.protocol.retries import (
 from osrdyne.protocol.statuses import Status, decode_text
 
 CAPACITY_RETRY_AFTER = 30.0
-"""Seconds until a client should ask again where there is no room even to wait; about what a group needs to end."""
+"""Seconds after which a client should try again when no group may even wait; about as long as a group needs to end."""
 MAX_HOPS = 32
-"""Forwards of one request; a group that is bound and unbound under it needs a few, more is a loop."""
+"""Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop."""
 
 
-class Doubt(Protocol):
-    """Has RabbitMQ asked whether the queue of a key still exists and is bound; `since` (monotonic): when that became
-    doubtful."""
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A request that was taken from the orphan queue at `at` (monotonic) and is not acknowledged."""
 
-    def __call__(self, key: Key, *, since: float) -> None: ...
+    delivery: Delivery
+    arrival: Arrival
+    at: float
+
+    @property
+    def request(self) -> Request:
+        return self.arrival.request
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is answered and not forwarded."""
+    """The answer to a request that is not forwarded."""
 
     status: Status
     detail: str
@@ -59,7 +64,7 @@ class Refusal:
 
 
 def refuse_for(verdict: Verdict) -> Refusal | None:
-    """A reason to answer a request for a new key at once, or None: it has a place, or waits for one in its queue."""
+    """The refusal of a request for a new key; None if its group has a slot, or waits for one while it is queued."""
     match verdict:
         case Verdict.NO_ROOM:
             detail = "max_groups groups are up and max_waiting_groups wait for a place. Try again later."
@@ -76,7 +81,7 @@ def hops_of(request: Request) -> int:
 
 
 def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -> Refusal | None:
-    """A reason to answer the request at once, or None. `known`: its group is up, or on its way up."""
+    """The refusal of a request before it is routed, if any. `known`: its group is up, or being started."""
     if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
         return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
     if hops_of(request) >= MAX_HOPS:
@@ -90,23 +95,24 @@ def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -
     return None
 
 
-def forwarded(delivery: Delivery, request: Request, *, now_ms: int, skew_ms: int) -> Message:
-    """The message to publish to the request exchange: the deadline carried over, a hop counted, credentials removed.
+def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
+    """The message of a direct pool: the deadline carried on, a hop counted, credentials removed.
 
-    `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
-    itself, RabbitMQ must only not drop the request too early.
+    `expiration` is the rest of the deadline plus the allowed clock skew: the worker checks the deadline itself, and
+    RabbitMQ must only not drop the request too early.
     """
-    headers = without_credentials(delivery.headers)
+    request = orphan.request
+    headers = without_credentials(orphan.delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
-    return delivery.to_message(
+    return orphan.delivery.to_message(
         headers=headers, expiration=remaining_expiration(request.deadline_ms, now_ms=now_ms - skew_ms)
     )
 
 
 def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
-    """The request as routes see it, accepted now."""
+    """The request as routes see it, accepted at `now_ms`."""
     properties = delivery.properties
     published = properties.timestamp
     return Arrival(
@@ -126,21 +132,23 @@ def _work_exchanges(names: PoolNames) -> dict[str, int | None]:
 
 
 def was_accepted(delivery: Delivery, names: PoolNames) -> bool:
-    """Whether the ingress has seen this request before: it came back from a work exchange, or from a wait for its next
+    """Whether the ingress accepted this request before: it returned from a work exchange, or from a wait for its next
     attempt.
 
-    The alternate exchange leaves the exchange that it was published to: nobody but who may write there can claim it.
+    The alternate exchange keeps the name of the exchange that a message was published to, so that only a client with
+    write permission there can claim it.
     """
     return delivery.exchange in _work_exchanges(names) or delivery.exchange == names.retried_exchange
 
 
-def routed_again(
-    delivery: Delivery, request: Request, names: PoolNames, *, pool_ttl: float, now_ms: int
-) -> RoutedRequest | None:
-    """The routed of a request that was accepted before; else None."""
+def routed_before(orphan: Orphan, names: PoolNames, *, pool_ttl: float) -> RoutedRequest | None:
+    """The routing of a request that was accepted before; else None."""
+    delivery, request = orphan.delivery, orphan.request
     if not was_accepted(delivery, names):
         return None
-    at_ms = request.deadline_ms if request.deadline_ms is not None else now_ms + round(pool_ttl * 1000)
+    at_ms = request.deadline_ms
+    if at_ms is None:
+        at_ms = orphan.arrival.accepted_ms + round(pool_ttl * 1000)
     return RoutedRequest(
         key=Key(request.key),
         path=request.path,
@@ -154,16 +162,17 @@ def routed_again(
     )
 
 
-def passed_on(
-    delivery: Delivery, request: Request, routed: RoutedRequest, *, perhaps_there: bool, now_ms: int, skew_ms: int
+def managed_message(
+    orphan: Orphan, routed: RoutedRequest, *, maybe_delivered: bool, now_ms: int, skew_ms: int
 ) -> Message:
-    """The message of a routed: deadline, route, path and retries as decided, a hop counted, credentials removed.
+    """The message of a managed pool: deadline, route, path and retries as routed, a hop counted, credentials removed.
 
-    `expiration` is what is left of the deadline, with the allowed clock skew added: the worker checks the deadline
-    itself, RabbitMQ must only not drop the request too early. What is `perhaps_there` already is marked.
+    `expiration` is the rest of the deadline plus the allowed clock skew: the worker checks the deadline itself, and
+    RabbitMQ must only not drop the request too early. A request that is `maybe_delivered` already is marked.
     """
+    delivery, request = orphan.delivery, orphan.request
     headers = without_credentials(delivery.headers)
-    for name in OWN_HEADERS:  # a caller has no say in them
+    for name in OWN_HEADERS:  # clients must not set them
         headers.pop(name, None)
     headers |= _retry_headers(routed)
     headers[HOPS_HEADER] = hops_of(request) + 1
@@ -177,7 +186,7 @@ def passed_on(
         headers.pop(name, None)
         if value is not None:
             headers[name] = value
-    if perhaps_there:
+    if maybe_delivered:
         headers[DUPLICATE_HEADER] = True
     if routed.path != request.path:
         headers[PATH_HEADER] = encode_path(routed.path)
@@ -187,7 +196,7 @@ def passed_on(
 
 
 def _retry_headers(routed: RoutedRequest) -> dict[str, object]:
-    """What tells a worker whether and when to try the request again."""
+    """The headers by which a worker decides whether and when to try the request again."""
     if routed.retry is None:
         return {}
     attempts = {ATTEMPTS_HEADER: routed.attempts} if routed.attempts else {}

@@ -169,7 +169,7 @@ def not_logged_once(stack: Stack, log: list[dict[str, Any]]) -> dict[str, int]:
     """How many messages were refused and not logged, or logged more than once."""
     logged = Counter(event["event"] for event in log)
     phrases = {event: counted(stack, "osrdyne_invalid_messages", queue=queue) for queue, event in INVALID.items()}
-    phrases |= {"orphan refused": refused(stack), "dead letter answered": counted(stack, "osrdyne_dead_letters")}
+    phrases |= {"request refused": refused(stack), "dead letter answered": counted(stack, "osrdyne_dead_letters")}
     return {phrase: count - logged[phrase] for phrase, count in phrases.items()}
 
 

@@ -29,6 +29,7 @@ from osrdyne.pool.state.observed import Binding, ObservedQueue, QueueStatuses
 from osrdyne.pool.workers import plan as worker_plan
 from osrdyne.pool.workers.plan import GroupAction, Start
 from osrdyne.processors.failures.start_failures import StartFailureResponder
+from osrdyne.processors.requests.forwarding import Orphan
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command
 
@@ -201,17 +202,17 @@ def copy_of(delivery: Delivery) -> Message:
 
 
 def to_the_queue(_: World) -> Callable[..., Awaitable[None]]:
-    async def publish(self: Any, delivery: Delivery, *_: object) -> None:
-        await self._publisher.publish(copy_of(delivery), exchange="", routing_key=QUEUE, mandatory=True)
+    async def publish(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
+        await self._publisher.publish(copy_of(orphan.delivery), exchange="", routing_key=QUEUE, mandatory=True)
 
     return publish
 
 
 def acknowledged_first(_: World) -> Callable[..., Awaitable[None]]:
-    async def publish(self: Any, delivery: Delivery, *_: object) -> None:
-        await delivery.ack()
+    async def publish(self: Any, orphan: Orphan, *_: object, **__: object) -> None:
+        await orphan.delivery.ack()
         await self._publisher.publish(
-            copy_of(delivery), exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True
+            copy_of(orphan.delivery), exchange=NAMES.requests_exchange, routing_key=KEY, mandatory=True
         )
 
     return publish
@@ -272,7 +273,7 @@ PLAN_QUEUE = "osrdyne.pool.queues.loop.plan_queue"
 PLAN_GROUP = "osrdyne.pool.workers.loop.plan_group"
 EVIDENCE = "osrdyne.pool.groups.idle.stop_evidence_after"
 LAST_EVIDENCE = "osrdyne.pool.queues.loop.delete_evidence_after"
-FORWARD = "osrdyne.processors.requests.orphans.OrphanProcessor._publish"
+FORWARD = "osrdyne.processors.requests.delivery.Forwarder._send"
 DELETE = "osrdyne.broker.queues.request_queues.delete_if_proven_empty"
 HOLD: Patch = ("osrdyne.pool.state.tracker.PoolStateTracker.hold", no_hold)
 SEEDED_IDLE: Patch = ("osrdyne.pool.queues.resync.seed_status", lambda _: lambda queue: GroupStatus.UNBOUND)

@@ -90,9 +90,9 @@ async def test_request_that_may_be_in_its_queue_already_is_marked(
         assert last.headers.get(DUPLICATE_HEADER) is marked
 
 
-async def test_lanes_are_gone_with_the_last_request(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_order_of_a_queue_is_forgotten_with_its_last_request(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         fail_publishes(broker, NOT_CONFIRMED)
         await publish(stack, b"1", b"2")
         await clock.advance(LONG)
-        assert len(stack.term.processors.orphans._lanes) == 0  # type: ignore[union-attr]
+        assert len(stack.term.processors.forwarder._publish_order) == 0

@@ -183,7 +183,7 @@ async def test_request_that_the_splitter_fails_on_ends_no_term(
         with structlog.testing.capture_logs() as logs:
             await publish(stack, "camera", b"1", correlation_id="c", reply_to=REPLIES)
         assert (answers(broker), stack.task.done()) == ([("c", "rejected")], False)
-        assert "request that cannot be split" in [entry["event"] for entry in logs]
+        assert "message not processed" in [entry["event"] for entry in logs]
 
 
 async def test_splits_are_counted_by_rule(clock: VirtualClock, broker: FakeBroker) -> None:

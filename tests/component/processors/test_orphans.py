@@ -16,7 +16,8 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE
 from osrdyne.amqp.reply_retry import PUBLISH_ATTEMPTS
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
-from osrdyne.processors.requests.forwarding import MAX_HOPS, forwarded, refuse_orphan
+from osrdyne.ingress.requests import Arrival
+from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message, refuse_orphan
 from osrdyne.protocol.deadlines import DEADLINE_HEADER, MAX_EXPIRATION_MS
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, HOPS_HEADER, NO_ACTIVATE_HEADER
 from osrdyne.protocol.names import Key
@@ -43,6 +44,11 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) -> Delivery:
     return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", key, redelivered, b"", properties.properties())
+
+
+def forwarded(delivery: Delivery, *, now_ms: int, skew_ms: int) -> Message:
+    arrival = Arrival(delivery.to_request(now_ms=now_ms), accepted_ms=now_ms)
+    return direct_message(Orphan(delivery, arrival, 0.0), now_ms=now_ms, skew_ms=skew_ms)
 
 
 class TestForward:
@@ -422,24 +428,23 @@ class TestForwarding:
         """defects: user-id: per-message expiration started anew at every hop."""
         sent = datetime.fromtimestamp(NOW_MS / 1000 - 20, tz=UTC)
         delivery = orphan(Message(expiration="60000", timestamp=sent))
-        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
         assert (message.headers["x-deadline"], message.expiration) == (NOW_MS + 40_000, "45000")
 
     def test_deadline_is_the_same_however_late_and_often_a_request_is_passed_on(self) -> None:
         delivery = orphan(Message(expiration="60000", timestamp=datetime.fromtimestamp(NOW_MS / 1000, tz=UTC)))
         for late in (10_000, 20_000, 40_000):
-            request = delivery.to_request(now_ms=NOW_MS + late)
-            delivery = orphan(forwarded(delivery, request, now_ms=NOW_MS + late, skew_ms=0))
+            delivery = orphan(forwarded(delivery, now_ms=NOW_MS + late, skew_ms=0))
         assert delivery.to_request(now_ms=NOW_MS + 40_000).deadline_ms == NOW_MS + 60_000
 
     def test_deadline_further_away_than_an_expiration_may_be_costs_no_connection(self) -> None:
         delivery = orphan(Message(headers={"x-deadline": NOW_MS * 100}))
-        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=5_000)
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
         assert message.expiration == str(MAX_EXPIRATION_MS)
 
     def test_every_forward_counts_a_hop(self) -> None:
         delivery = orphan(Message(headers={HOPS_HEADER: 3}))
-        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
         assert message.headers[HOPS_HEADER] == 4
 
     @pytest.mark.parametrize(
@@ -447,14 +452,14 @@ class TestForwarding:
     )
     def test_header_that_must_not_travel_is_left_out(self, name: str) -> None:
         delivery = orphan(Message(headers={name: "v", "traceparent": "t"}))
-        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
         assert dict(message.headers) == {"traceparent": "t", HOPS_HEADER: 1}
 
     def test_user_id_is_not_sent_on(self) -> None:
         """defects: user-id."""
         delivery = orphan(Message())
         delivery.properties.user_id = "stranger"
-        message = forwarded(delivery, delivery.to_request(now_ms=NOW_MS), now_ms=NOW_MS, skew_ms=0)
+        message = forwarded(delivery, now_ms=NOW_MS, skew_ms=0)
         assert message.properties().user_id is None
 
     @given(
@@ -481,7 +486,7 @@ class TestForwarding:
         request = delivery.to_request(now_ms=NOW_MS)
         refusal = refuse_orphan(request, known=False, now_ms=NOW_MS, skew_ms=5_000)
         if refusal is None:
-            message = forwarded(delivery, request, now_ms=NOW_MS, skew_ms=5_000)
+            message = forwarded(delivery, now_ms=NOW_MS, skew_ms=5_000)
             assert message.expiration is None or 0 <= int(message.expiration) <= MAX_EXPIRATION_MS
         else:
             assert refusal.status in Status

@@ -40,7 +40,7 @@ async def send(stack: Stack, exchange: str, **properties: object) -> None:
     await stack.clock.advance(1.0)
 
 
-@pytest.mark.parametrize("step", ["refuse_orphan", "forwarded", "parse_key"])
+@pytest.mark.parametrize("step", ["refuse_orphan", "direct_message", "parse_key"])
 async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -58,7 +58,7 @@ async def test_answer_says_that_it_was_the_controller(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:
-        break_(monkeypatch, "requests.orphans.forwarded")
+        break_(monkeypatch, "requests.orphans.direct_message")
         await stack.publish("a", reply_to=REPLIES)
         await clock.settle()
         [answer] = broker.queues[REPLIES].ready
@@ -69,7 +69,7 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:
-        break_(monkeypatch, "requests.orphans.forwarded")
+        break_(monkeypatch, "requests.orphans.direct_message")
         await stack.publish("a", b"one way")
         await clock.settle()
         [entry] = (await stack.term.processors.poison.page(PoisonQuery(bodies=True))).entries
@@ -77,13 +77,13 @@ async def test_orphan_without_a_caller_is_kept_in_the_poison_inventory(
         assert entry.finding == finding(0, ())
 
 
-@pytest.mark.parametrize("step", ["accept", "passed_on", "refuse_for"])
+@pytest.mark.parametrize("step", ["ingress.accept", "ingress.managed_message", "delivery.refuse_for"])
 async def test_request_that_the_ingress_fails_on_is_answered_rejected_and_others_go_on(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         with monkeypatch.context() as broken:
-            break_(broken, f"requests.ingress.{step}")
+            break_(broken, f"requests.{step}")
             await stack.publish("a", reply_to=REPLIES, correlation_id="c")
             await stack.publish("a", b"one way")
             await clock.settle()

@@ -21,7 +21,7 @@ from osrdyne.errors import BrokerSilentError, MessageTooLargeError
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.retries import POLL_INTERVAL
 from osrdyne.processors.expiry import sweeper
-from osrdyne.processors.expiry.plan import Held, copy_of
+from osrdyne.processors.expiry.plan import TakenRequest, copy_of
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, ActivityReport, Event
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import DUPLICATE_HEADER, FAILED_DELIVERIES_HEADER, STATUS_HEADER
@@ -184,7 +184,7 @@ class TestCleaning:
             return Delivery(cast(Channel, None), 1, "x", "k", False, b"", message.properties())
 
         sent = Message(headers={DEADLINE_HEADER: deadline_ms}, timestamp=datetime.fromtimestamp(0, UTC))
-        held = Held(received(sent), received(sent).to_request(now_ms=now_ms))
+        held = TakenRequest(received(sent), received(sent).to_request(now_ms=now_ms))
         copy = received(copy_of(held, now_ms=now_ms, skew_ms=5000))
         assert copy.to_request(now_ms=now_ms).deadline_ms == deadline_ms
 
@@ -440,7 +440,7 @@ class TestRetries:
             await self.come_back(stack, is_reported=False)
             await clock.advance(CLEANED)
             assert answers(broker) == []
-            await clock.advance(sweeper.READ_AGAIN * CLEANED / 2)
+            await clock.advance(sweeper.SWEEP_AGAIN * CLEANED / 2)
             assert answers(broker) == [("x1", "expired")]
 
     async def test_new_leader_reads_what_may_have_come_back(self, clock: VirtualClock, broker: FakeBroker) -> None:

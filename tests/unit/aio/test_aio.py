@@ -227,40 +227,37 @@ class TestChangeFeed:
 
 
 class TestKeyedJobs:
-    async def test_jobs_of_a_key_run_in_order_and_keys_side_by_side(self) -> None:
+    async def test_items_of_a_key_go_in_order_and_keys_side_by_side(self) -> None:
         done: list[str] = []
         gate = asyncio.Event()
 
-        async def slow() -> None:
-            await gate.wait()
-            done.append("a1")
-
-        async def quick(name: str) -> None:
-            done.append(name)
+        async def work(item: str) -> None:
+            if item == "a1":
+                await gate.wait()
+            done.append(item)
 
         async with asyncio.TaskGroup() as group:
-            jobs: KeyedJobs[str] = KeyedJobs(group, "jobs of")
-            jobs.submit("a", slow)
-            jobs.submit("a", lambda: quick("a2"))
-            jobs.submit("b", lambda: quick("b1"))
+            jobs: KeyedJobs[str, str] = KeyedJobs(group, "jobs of", work)
+            for item in ("a1", "a2", "b1"):
+                jobs.submit(item[0], item)
             await asyncio.sleep(0)
             assert done == ["b1"]
             gate.set()
         assert done == ["b1", "a1", "a2"]
 
-    async def test_key_without_jobs_leaves_nothing_behind(self) -> None:
+    async def test_key_without_items_leaves_nothing_behind(self) -> None:
         async with asyncio.TaskGroup() as group:
-            jobs: KeyedJobs[str] = KeyedJobs(group, "jobs of")
-            jobs.submit("a", lambda: asyncio.sleep(0))
+            jobs: KeyedJobs[str, float] = KeyedJobs(group, "jobs of", asyncio.sleep)
+            jobs.submit("a", 0.0)
         assert jobs._queues == {}
 
-    async def test_job_that_raises_brings_its_group_down(self) -> None:
-        async def fail() -> None:
+    async def test_work_that_raises_brings_its_group_down(self) -> None:
+        async def fail(_: str) -> None:
             raise ValueError("no")
 
         with pytest.raises(ExceptionGroup, match="unhandled errors"):
             async with asyncio.TaskGroup() as group:
-                KeyedJobs(group, "jobs of").submit("a", fail)
+                KeyedJobs(group, "jobs of", fail).submit("a", "1")
 
 
 async def test_work_off_the_loop_pauses_the_collector_until_the_last_of_it_ends() -> None:
