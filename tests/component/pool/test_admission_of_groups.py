@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from osrdyne.config.models import LifecycleSettings
 from osrdyne.processors.requests.forwarding import CAPACITY_RETRY_AFTER
@@ -76,6 +77,18 @@ async def test_a_key_beyond_the_census_is_answered_capacity(clock: VirtualClock)
             await ask(stack, key)
         assert (stack.has_queue("b"), stack.has_queue("c")) == (True, False)
         assert stack.orphans() == []
+
+
+@pytest.mark.parametrize("kind", ["direct", "managed"])
+async def test_log_warns_once_before_the_census_is_full(clock: VirtualClock, kind: str) -> None:
+    settings = settings_for(limits(max_groups=10, max_distinct_keys=5))
+    settings = settings.model_copy(update={"pool": settings.pool.model_copy(update={"kind": kind})})
+    async with leading(clock, settings=settings) as stack:
+        with capture_logs() as logs:
+            for key in "abcde":
+                await ask(stack, key)
+        warnings = [entry for entry in logs if entry["event"] == "nearly max_distinct_keys keys were used"]
+        assert [entry["keys"] for entry in warnings] == [4]
 
 
 async def test_an_idle_group_makes_room_for_one_that_waits(clock: VirtualClock) -> None:

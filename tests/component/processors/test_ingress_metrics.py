@@ -9,7 +9,7 @@ from osrdyne.amqp import Message
 from osrdyne.pool.state.backlog import Waiting
 from osrdyne.protocol.messages import ROUTE_HEADER
 from osrdyne.testing.amqp import FakeChannel
-from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack
 
@@ -41,6 +41,18 @@ async def test_accepted_requests_are_counted_by_route_and_class(clock: VirtualCl
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await publish(stack, "alert", "alert", "none")
         assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
+
+
+async def test_time_to_forward_includes_the_wait_for_the_queue(clock: VirtualClock, broker: FakeBroker) -> None:
+    async def bind_slowly(command: Command) -> None:
+        if command == ("bind", "pool-req-a", False):
+            await clock.sleep(5.0)
+
+    async with managing(clock, broker, rest=REST) as stack:
+        broker.hook = bind_slowly
+        await publish(stack, "none")
+        await clock.advance(10.0)
+        assert stack.metrics.registry.get_sample_value("osrdyne_forward_seconds_sum") == 5.0
 
 
 async def test_refused_request_is_counted_by_its_route_once_that_is_known(
