@@ -17,6 +17,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
 from osrdyne.broker.leadership.channel_pool import ChannelPool
+from osrdyne.broker.leadership.channels import LeaderChannels
 from osrdyne.broker.leadership.token import Token, TokenChannel
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
@@ -181,15 +182,20 @@ class LeaderSession:
     def version(self) -> BrokerVersion:
         return BrokerVersion.parse(self.control.server_version)
 
+    @property
+    def _channels(self) -> LeaderChannels:
+        return LeaderChannels(
+            token=self.token,
+            spare=self.spare_channels,
+            probing=self.probe_channels,
+            declaring=self.declare_channels,
+            publisher=self.publisher,
+        )
+
     def request_queues(self, management: ManagementClient, layout: QueueLayout | None = None) -> RequestQueueCommands:
         """Commands on request queues; without a layout, those of a direct pool."""
         return RequestQueueCommands(
-            names=self.names,
-            token=self.token,
-            spare_channels=self.spare_channels,
-            probe_channels=self.probe_channels,
-            declare_channels=self.declare_channels,
-            publisher=self.publisher,
+            channels=self._channels,
             management=management,
             quarantine=self._quarantine,
             durability=self._durability,
@@ -201,10 +207,8 @@ class LeaderSession:
         """Commands on the queues where requests wait for their next attempt."""
         return RetryQueueCommands(
             names=self.names,
-            token=self.token,
-            probe_channels=self.probe_channels,
+            channels=self._channels,
             durability=self._durability,
-            publisher=self.publisher,
             management=management,
             declare=self.declare,
             clock=self._clock,

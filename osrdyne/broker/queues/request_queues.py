@@ -15,11 +15,11 @@ from functools import partial
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery, QueueInfo
-from osrdyne.broker.leadership.channel_pool import ChannelPool
-from osrdyne.broker.leadership.token import Send, TokenChannel
+from osrdyne.broker.leadership.channels import LeaderChannels
+from osrdyne.broker.leadership.token import Send
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
-from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
+from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.broker.queues.quarantine import Quarantine
@@ -36,7 +36,7 @@ from osrdyne.errors import (
 )
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
-from osrdyne.protocol.names import Key, PoolNames, QueueName
+from osrdyne.protocol.names import Key, QueueName
 
 STILLBORN_SILENCES = 3
 """How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment."""
@@ -50,31 +50,26 @@ class RequestQueueCommands:
     def __init__(
         self,
         *,
-        names: PoolNames,
-        token: TokenChannel,
-        spare_channels: ChannelPool,
-        probe_channels: ChannelPool,
-        declare_channels: ChannelPool,
-        publisher: LeaderPublisher,
+        channels: LeaderChannels,
         management: ManagementClient,
         quarantine: Quarantine,
         durability: QueueDurability,
         layout: QueueLayout,
         clock: Clock,
     ) -> None:
-        self._names = names
-        self._token = token
-        self._spare_channels = spare_channels
-        self._probe_channels = probe_channels
-        self._declare_channels = declare_channels
-        self._publisher = publisher
+        self._names = layout.names
+        self._token = channels.token
+        self._spare_channels = channels.spare
+        self._probe_channels = channels.probing
+        self._declare_channels = channels.declaring
+        self._publisher = channels.publisher
         self._management = management
         self._quarantine = quarantine
         self._durability = durability
         self._suspects: set[Key] = set()
         self._layout = layout
         self._clock = clock
-        self._log: Logger = get_logger("request_queues", pool=names.pool)
+        self._log: Logger = get_logger("request_queues", pool=layout.names.pool)
 
     async def declare(self, key: Key) -> None:
         """Make sure that the queues of the group exist. Raises `BrokerConflictError` when one is not ours to use.

@@ -14,11 +14,10 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
-from osrdyne.broker.leadership.channel_pool import ChannelPool
-from osrdyne.broker.leadership.token import TokenChannel
+from osrdyne.broker.leadership.channels import LeaderChannels
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
-from osrdyne.broker.publishing.publisher import LeaderPublisher, publish_until_taken
+from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
@@ -91,19 +90,17 @@ class RetryQueueCommands:
         self,
         *,
         names: PoolNames,
-        token: TokenChannel,
-        probe_channels: ChannelPool,
+        channels: LeaderChannels,
         durability: QueueDurability,
-        publisher: LeaderPublisher,
         management: ManagementClient,
         declare: Callable[[Topology], Awaitable[None]],
         clock: Clock,
     ) -> None:
         self._names = names
-        self._token = token
-        self._probe_channels = probe_channels
+        self._token = channels.token
+        self._probe_channels = channels.probing
         self._durability = durability
-        self._publisher = publisher
+        self._publisher = channels.publisher
         self._management = management
         self._declare = declare
         self._clock = clock

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from osrdyne.broker.leadership.channels import LeaderChannels
 from osrdyne.broker.leadership.token import TokenChannel
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import DURATION, Quarantine
@@ -84,12 +85,9 @@ def commands_over(token: object, layout: QueueLayout, clock: VirtualClock) -> Re
     """Commands that need nothing but the token channel."""
     unused: Any = None
     return RequestQueueCommands(
-        names=PoolNames("pool"),
-        token=cast("TokenChannel", token),
-        spare_channels=unused,
-        probe_channels=unused,
-        declare_channels=unused,
-        publisher=unused,
+        channels=LeaderChannels(
+            token=cast("TokenChannel", token), spare=unused, probing=unused, declaring=unused, publisher=unused
+        ),
         management=unused,
         quarantine=Quarantine(clock),
         durability=cast("QueueDurability", Register()),
