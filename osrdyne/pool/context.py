@@ -1,4 +1,4 @@
-"""What the components of one leader's term share. Made by the term; each component takes it as `context`."""
+"""The shared dependencies of one leader's term. The term builds it, and each component takes it as `context`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pool asks of the broker, in the pool's own words; `broker/` and `osrdyne.testing` implement it."""
+"""What the pool needs from RabbitMQ, as interfaces. `osrdyne.broker` implements them, `osrdyne.testing` for tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from osrdyne.protocol.names import Key, QueueId, WorkerId
 
 
 class QueueCommands(Protocol):
-    """Commands on request queues. Every error but `BrokerConflictError` ends the term."""
+    """Commands on request queues. Every error except `BrokerConflictError` ends the leader's term."""
 
     async def declare(self, key: Key) -> None:
-        """Make sure the queue exists. Raises `BrokerConflictError` when one exists that is not ours to use."""
+        """Declare the queues of the group. Raises `BrokerConflictError` if one exists with other arguments."""
         ...
 
     def adopt(self, key: Key, levels: Iterable[int | None]) -> None:
@@ -26,42 +26,42 @@ class QueueCommands(Protocol):
     async def bind(self, key: Key) -> None: ...
 
     def suspect(self, key: Key) -> None:
-        """The queue was found unbound: before it is bound or deleted, make sure that it has a leader."""
+        """Check that the queue has a leader before it is bound or deleted: it was found unbound."""
         ...
 
     async def unbind(self, key: Key) -> None: ...
 
     async def delete_if_proven_empty(self, key: Key) -> DeleteOutcome:
-        """Delete the queue of an unbound, settled group without workers, if nobody holds a message of it."""
+        """Delete the queues of an unbound, settled group without workers if all its messages are accounted for."""
         ...
 
     async def delete_level(self, key: Key, priority: int) -> DeleteOutcome:
-        """Delete the store of a bound group that no route uses any more, if nobody holds a message of it."""
+        """Delete the queue of a priority level that no route uses any more, if it holds no message."""
         ...
 
     async def exists(self, key: Key) -> bool:
-        """Whether the queue exists, asked of the broker now."""
+        """Ask RabbitMQ whether the queue exists."""
         ...
 
     async def check(self, key: Key) -> QueueCheck:
-        """Whether the queues of the group exist and are bound, asked of the broker now. Changes nothing there."""
+        """Ask RabbitMQ whether the queues of the group exist and are bound. Changes nothing in RabbitMQ."""
         ...
 
     async def consumer_count(self, key: Key) -> int:
-        """Consumers of the queue now; 0 when there is no queue."""
+        """Count the consumers of the queue; 0 if it does not exist."""
         ...
 
     async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
-        """Whether requests wait in a queue of the group that has no more than `beside` consumers."""
+        """Whether requests wait in a queue of the group that has at most `beside` consumers."""
         ...
 
 
 class RetryQueues(Protocol):
-    """The queues where failed requests wait for their next attempt, by their delays in milliseconds."""
+    """The queues where failed requests wait for their next attempt, identified by their delay in milliseconds."""
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
-        """Have a queue for each of these delays, and the way back to these classes. The delays whose queue is not ours
-        to use, and why."""
+        """Declare a queue for each delay, and the bindings by which requests return to these priority levels.
+        Returns the delays whose queue exists with other arguments, with the reason."""
         ...
 
     async def leave_default_class(self) -> None: ...
@@ -104,18 +104,18 @@ class Publisher(Protocol):
 
 
 class WorkerCredentials(Protocol):
-    """With which credentials workers connect to the broker."""
+    """The credentials with which workers connect to RabbitMQ."""
 
     async def uri_for(self, key: Key, worker_id: WorkerId) -> str:
-        """The AMQP URI for a worker that is about to start; it holds a password. Raises `BrokerError`."""
+        """Return the AMQP URI, with a password, for a worker that is about to start. Raises `BrokerError`."""
         ...
 
     def release(self, worker_id: WorkerId) -> None:
-        """The worker has ended, or did not start. Never waits, never fails."""
+        """Release the credentials of a worker that has ended or did not start. Does not wait and does not fail."""
         ...
 
 
 class Lease(Protocol):
     async def confirm(self) -> None:
-        """Return if the token channel answered a moment ago, else ask it; raises when leadership is lost."""
+        """Return if the token channel answered recently; otherwise ask it. Raises `LeadershipLostError`."""
         ...

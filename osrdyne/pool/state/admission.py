@@ -1,10 +1,10 @@
-"""Admission: which groups may have workers, and who waits for room. Pure bookkeeping, no I/O.
+"""Admission: which groups may have workers, and which wait for a place. No I/O.
 
-At most `max_groups` groups are up; a further one has its queue bound and waits, first come first served, its requests
-safe in their own queue. Beyond `max_waiting` waiting groups, and beyond `max_keys` distinct keys, requests for new keys
-are refused: random keys must exhaust neither the host nor the broker, where every name of a quorum queue costs an
-Erlang atom until the node restarts (broker: atoms-per-queue-name). Written by the orphan processor and the worker
-groups loop.
+At most `max_groups` groups have a place. The queue of a further group is bound, and its requests stay in the queue
+until a place is free; groups get places in the order of their arrival. Requests for new keys are refused beyond
+`max_waiting` waiting groups and beyond `max_keys` distinct keys: random keys must not exhaust the host or RabbitMQ,
+where every name of a quorum queue takes an Erlang atom until the node restarts (broker: atoms-per-queue-name). Written
+by the orphan processor and the worker groups loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from osrdyne.pool.state.groups import GroupRecord, GroupStatus
 from osrdyne.protocol.names import Key
 
 NEARLY_ALL = 0.8
-"""Share of `max_keys` from which the operator is warned."""
+"""Share of `max_keys` at which the operator is warned."""
 
 
 class Verdict(StrEnum):
@@ -32,7 +32,8 @@ class Verdict(StrEnum):
 
 
 class KeyCensus:
-    """The distinct keys a daemon has made queues for; it outlives terms, as the broker's atoms do."""
+    """Counts the distinct keys for which this daemon has declared queues. It outlives terms, as the atoms in
+    RabbitMQ do."""
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
@@ -43,7 +44,7 @@ class KeyCensus:
         return len(self._seen)
 
     def take_warning(self) -> bool:
-        """True once: when the operator should know that nearly all keys are used up."""
+        """Return True once, when nearly all keys are used up."""
         due = not self._warned and len(self._seen) >= self._max_keys * NEARLY_ALL
         self._warned |= due
         return due
@@ -56,7 +57,7 @@ class KeyCensus:
 
 
 class Admission:
-    """Who is up and who waits, in one term."""
+    """The groups with a place and the groups that wait for one, in one term."""
 
     def __init__(self, *, max_groups: float, max_waiting: int, census: KeyCensus) -> None:
         self._max_groups = max_groups
@@ -72,7 +73,7 @@ class Admission:
         return len(self._admitted)
 
     def waiting(self) -> list[Key]:
-        """The groups that wait for room, in the order of their arrival."""
+        """The groups that wait for a place, in the order of their arrival."""
         return list(self._waiting)
 
     def up(self) -> list[Key]:
@@ -83,7 +84,7 @@ class Admission:
         return key in self._admitted
 
     def request(self, key: Key) -> Verdict:
-        """Ask for a place, as a request for a new key does. A refusal changes nothing."""
+        """Request a place for a key. A refusal changes nothing."""
         if key in self._admitted:
             return Verdict.ADMITTED
         if key in self._waiting:
@@ -97,19 +98,20 @@ class Admission:
         return self._enqueue(key)
 
     def expect(self, key: Key) -> Verdict:
-        """A place for a group that is wanted already (adopted, started by a person): it waits, but is not refused."""
+        """Reserve a place for a group that is desired already, because it was adopted or started by an operator. It
+        may have to wait, but is not refused."""
         verdict = self.request(key)
         return self._enqueue(key) if verdict.is_refusal else verdict
 
     def admit(self, key: Key) -> Verdict:
-        """A place at once, whatever the limit: the group runs already, or is pinned."""
+        """Give a place at once, whatever the limit: the group runs already, or is pinned."""
         self._waiting.pop(key, None)
         self._admitted.add(key)
         self.census.count(key)
         return Verdict.ADMITTED
 
     def release(self, key: Key) -> list[Key]:
-        """The group is gone: its place is free. The groups that now have one, in their order."""
+        """Free the place of a group that has ended. Returns the groups that get a place, in their order."""
         self._admitted.discard(key)
         self._waiting.pop(key, None)
         promoted = []
@@ -131,7 +133,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A group that is up, as the choice of who makes room sees it. `busy`: a worker of it has work, or is loading."""
+    """A group with a place, as a candidate for eviction. `busy`: one of its workers has work or is loading."""
 
     key: Key
     record: GroupRecord
@@ -140,10 +142,10 @@ class Candidate:
 
 
 def choose_to_end(candidates: Iterable[Candidate], *, waiting: int, now: float, idle_for: float) -> list[Key]:
-    """The least recently used idle groups that should end so that the waiting ones find room.
+    """Choose the least recently used idle groups to end, so that the waiting groups get a place.
 
-    Those that are ending already count as room to come, unless they have work to finish. A group that was used within
-    `idle_for` seconds, has work, is pinned or held, never makes room.
+    Groups that are ending already count as free places, unless they have work to finish. A group that was used within
+    `idle_for` seconds, has work, is pinned or held, is not chosen.
     """
     found = list(candidates)
     ending = sum(

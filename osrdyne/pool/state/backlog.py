@@ -1,8 +1,9 @@
-"""What waits in each priority class of the pool, and how old the oldest of it is: for metrics only.
+"""Waiting requests of each priority level, and the age of the oldest; used for metrics and `status` only.
 
-RabbitMQ tells how many requests wait in a queue, in listings some seconds old, and not since when. Within a class a
-queue is first in, first out: of n that wait, the oldest is the n-th of those that were passed on last. The ingress
-notes what it passes on, a listing tells n. What came before this term is at least as old as the term. Pure; no clock.
+RabbitMQ reports how many requests wait in a queue, in listings that are some seconds old, but not since when. The queue
+of one level is first in, first out, so the oldest of n waiting requests is the n-th latest that was forwarded. The
+ingress records what it forwards and a listing supplies n. Requests from before this term are at least as old as the
+term. Pure; no clock.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.protocol.names import Key, QueueId
 
 MARK_INTERVAL = 1.0
-"""Seconds between two marks of a queue: no age is told more exactly."""
+"""Seconds between two marks of a queue, and so the resolution of an age."""
 MAX_MARKS = 128
-"""Marks of one queue; of more, every second one is dropped."""
+"""Marks of one queue; beyond that every second one is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests of one class that no worker has taken. `oldest_at`: monotonic time of the oldest."""
+    """Requests of one level that no worker has taken. `oldest_at`: monotonic time of the oldest."""
 
     requests: int
     oldest_at: float | None
 
     def age(self, now: float) -> float | None:
-        """Seconds that the oldest has waited; None where nothing waits or nobody knows."""
+        """Seconds that the oldest request has waited; None if no request waits or its age is unknown."""
         return None if self.oldest_at is None else now - self.oldest_at
 
     def with_(self, other: Waiting) -> Waiting:
-        """Both together."""
+        """The sum of both."""
         times = [at for at in (self.oldest_at, other.oldest_at) if at is not None]
         return Waiting(self.requests + other.requests, min(times, default=None))
 
@@ -41,14 +42,14 @@ NOTHING = Waiting(0, None)
 
 
 class ArrivalLog:
-    """When requests came into one queue: marks of (how many had come before, when)."""
+    """Arrival times of requests in one queue, as marks (number of earlier arrivals, time)."""
 
     def __init__(self) -> None:
         self._count = 0
         self._marks: list[tuple[int, float]] = []
 
     def note(self, at: float) -> None:
-        """One more has come."""
+        """Record one arrival."""
         if not self._marks or at - self._marks[-1][1] >= MARK_INTERVAL:
             self._marks.append((self._count, at))
             if len(self._marks) > MAX_MARKS:
@@ -56,8 +57,8 @@ class ArrivalLog:
         self._count += 1
 
     def oldest_at(self, waiting: int) -> float | None:
-        """When the oldest of `waiting` requests came, at the earliest; None: before the first that is known. Forgets
-        what came before."""
+        """Return the earliest possible arrival time of the oldest of `waiting` requests; None if it arrived before
+        the first record. Drops older marks."""
         gone = self._count - waiting
         if gone < 0:
             return None
@@ -67,8 +68,8 @@ class ArrivalLog:
 
 
 class PriorityBacklog:
-    """The backlog of every class in one term, which began at `since` (monotonic). None: nobody notes what comes, as in
-    a direct pool, and no age is known."""
+    """The backlog of every level in one term that began at `since` (monotonic). None: arrivals are not recorded, as
+    in a direct pool, and ages are unknown."""
 
     def __init__(self, *, since: float | None) -> None:
         self._since = since
@@ -77,11 +78,11 @@ class PriorityBacklog:
         self._of_groups: dict[Key, dict[int | None, Waiting]] = {}
 
     def note(self, key: Key, priority: int | None, at: float) -> None:
-        """A request was passed on to the group."""
+        """Record a request that was forwarded to the group."""
         self._arrivals[key, priority].note(at)
 
     def take_listing(self, listed: Sequence[ListedQueue]) -> None:
-        """What waits by now."""
+        """Take the number of waiting requests from a listing."""
         self._of_groups = {
             queue.key: {
                 priority: self._waiting_in((queue.key, priority), ready)
@@ -93,22 +94,22 @@ class PriorityBacklog:
 
     def _waiting_in(self, queue: QueueId, ready: int) -> Waiting:
         log = self._arrivals.get(queue)
-        at = None if log is None else log.oldest_at(ready)  # also asked where nothing waits: it forgets what is over
+        at = None if log is None else log.oldest_at(ready)  # also called for an empty queue, because it drops old marks
         return Waiting(ready, (self._since if at is None else at) if ready else None)
 
     def _forget(self, listed: set[Key]) -> None:
-        """Groups that were listed before and are not any more are over."""
+        """Drop the arrivals of groups that were listed before and are not listed any more."""
         over = self._listed - listed
         self._listed = listed
         for queue in [queue for queue in self._arrivals if queue[0] in over]:
             del self._arrivals[queue]
 
     def of_group(self, key: Key) -> Mapping[int | None, Waiting]:
-        """By priority, None is the default class; as of the latest listing."""
+        """The backlog of a group by priority level, None for the default level, as of the latest listing."""
         return self._of_groups.get(key, {})
 
     def waiting(self) -> dict[int | None, Waiting]:
-        """The same over all groups."""
+        """The backlog by priority level over all groups."""
         found: dict[int | None, Waiting] = {}
         for group in self._of_groups.values():
             for priority, one in group.items():

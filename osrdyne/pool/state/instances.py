@@ -15,7 +15,7 @@ from osrdyne.protocol.names import Key, WorkerId
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """A worker that was asked to end. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
+    """A worker that was asked to drain. Monotonic: it is asked again at `ask_again_at`, and stopped at `until`."""
 
     why: str
     until: float
@@ -24,10 +24,10 @@ class Draining:
 
 @dataclass(frozen=True, slots=True)
 class InventoryEntry:
-    """One instance. `seen_at`: monotonic time of its first sight in this term. `started_here`: this term started it.
-    `updated`: this term gave it the present settings. `is_mismarked`: it carries the hash of others all the same.
-    `hangs`: how it shows that it is alive and does not work. `draining`: it was asked to end. `stopped_for`: why we
-    stopped it."""
+    """One instance. `seen_at`: monotonic time when this term first saw it. `started_here`: this term started it.
+    `updated`: this term gave it the present settings. `is_mismarked`: the driver still lists it with the hash of
+    other settings. `hangs`: why it counts as alive but not working. `draining`: it was asked to end. `stopped_for`:
+    why it was stopped."""
 
     instance: Instance
     seen_at: float
@@ -40,16 +40,16 @@ class InventoryEntry:
     stopped_for: str | None = None
 
     def is_outdated(self, spec_hash: str) -> bool:
-        """Whether it has other settings than those of `spec_hash`. What got them in this term has them, whatever its
-        driver says: it would be replaced, and so would what replaces it, without end."""
+        """Whether its settings differ from those of `spec_hash`. An instance that got the present settings in this
+        term is never outdated, whatever the driver lists: otherwise it would be replaced again and again."""
         return self.instance.spec_hash != spec_hash and not (self.started_here or self.updated)
 
     @property
     def is_loading(self) -> bool:
-        """Whether it is one of ours that runs and does not serve yet: what `max_concurrent_starts` counts.
+        """Whether this term started it and it runs but does not serve yet: what `max_concurrent_starts` counts.
 
-        Not one found at the start of the term: a worker that only knows part of the protocol does not say again that it
-        is ready, and must not keep others from being started.
+        Instances found at the start of the term do not count: a worker that implements only part of the protocol does
+        not report again that it is ready, and must not keep other workers from starting.
         """
         running = self.instance.state is InstanceState.RUNNING
         leaving = self.stopped_for is not None or self.draining is not None
@@ -102,7 +102,7 @@ class InstanceInventory:
                 del self._by_key[entry.instance.key]
         return entry
 
-    # Marks of an instance that is gone already have no effect.
+    # Marks of an instance that is not in the inventory any more have no effect.
 
     def mark_served(self, instance_id: InstanceId) -> None:
         """The worker has been ready."""
@@ -121,7 +121,7 @@ class InstanceInventory:
         self._change(instance_id, draining=draining)
 
     def mark_updated(self, instance_id: InstanceId, instance: Instance) -> None:
-        """This term gave the instance the present settings; `instance` is what the driver made of it."""
+        """The driver gave the instance the present settings and returned `instance`."""
         self._change(instance_id, instance=instance, updated=True)
 
     def mark_stopping(self, instance_id: InstanceId, why: str) -> None:
@@ -141,9 +141,9 @@ class InstanceInventory:
     def apply_listing(
         self, listing: Iterable[Instance], *, now: float, ignoring: Set[Key] = frozenset()
     ) -> tuple[set[Key], list[InventoryEntry]]:
-        """Take over a complete listing: the keys that changed, and the instances that vanished without a word.
+        """Take over a complete listing. Returns the keys that changed, and the instances that vanished.
 
-        What it says of the keys in `ignoring` may be older than what is known of them.
+        What the listing says of the keys in `ignoring` may be outdated, and is ignored.
         """
         listed = {instance.instance_id: instance for instance in listing}
         changed = set()

@@ -1,9 +1,9 @@
-"""What this term knows to be true of each key's queue and workers.
+"""The observed state of each key's queue and workers in this term.
 
-One writer each: the request queues loop writes queue facts, the worker groups loop worker facts. Everybody else
-reads, and subscribes to the keys that changed. A term starts with nothing: a belief of an earlier term is forgotten
-(lifecycle: term-ends-whole), and a listed binding is "unknown" until bind-ok or unbind-ok of this term (lifecycle:
-listed-bindings-are-unknown).
+The request queues loop is the only writer of the queue status, the worker groups loop of the worker status. Other
+components read them and subscribe to the keys that changed. A term starts with nothing observed: state of an earlier
+term is discarded (lifecycle: term-ends-whole), and a listed binding is UNKNOWN until bind-ok or unbind-ok of this term
+(lifecycle: listed-bindings-are-unknown).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Binding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedQueue:
-    """A request queue. `unbound_at`, `bound_at`: monotonic time of the latest unbind-ok or bind-ok of this term; the
-    stores that no route uses were unbound before that. `disposable`: priorities of stores that nobody needs any more.
-    `fault`: why it is unavailable. `unverified`: the queue or its binding may be gone, and RabbitMQ is asked;
-    `checked_at` (monotonic): when it was last asked."""
+    """A request queue. `unbound_at`, `bound_at`: monotonic time of the latest unbind-ok or bind-ok of this term;
+    queues of unused priority levels were unbound before that. `disposable`: unused priority levels whose queue can
+    be deleted. `fault`: why the queue is unavailable. `unverified`: the queue or its binding may be gone, and
+    RabbitMQ is asked; `checked_at` (monotonic): when it was last asked."""
 
     exists: bool = False
     binding: Binding = Binding.UNKNOWN
@@ -59,11 +59,8 @@ class StartFailure:
 
 @dataclass(frozen=True, slots=True)
 class ObservedWorkers:
-    """The workers of a group. `stopping`: a stop is decided or under way, so that a bind must wait (lifecycle:
-    bind-waits-for-stop).
-
-    `empty_since`: monotonic time since when it is known that there is none, while there is a queue.
-    """
+    """The workers of a group. `stopping`: a stop is decided or in progress, so that a bind must wait (lifecycle:
+    bind-waits-for-stop). `empty_since`: monotonic time since when a group with a queue is known to have no worker."""
 
     instances: tuple[Instance, ...] = ()
     stopping: bool = False
@@ -74,13 +71,13 @@ class ObservedWorkers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing runs, ends or is being started: what the deletion of the queue waits for (lifecycle:
+        """Whether no worker runs, stops or is being started: the condition for deleting the queue (lifecycle:
         delete-preconditions)."""
         return not (self.instances or self.stopping or self.starting)
 
 
 class QueueStatuses:
-    """The facts of all request queues of a term."""
+    """The status of all request queues of a term."""
 
     def __init__(self) -> None:
         self._facts: dict[Key, ObservedQueue] = {}
@@ -104,8 +101,8 @@ class QueueStatuses:
         return key in self._waiters
 
     def update(self, key: Key, **changes: Any) -> None:
-        """Replace fields of the key's facts, and tell who waits for them. Of a queue that is gone, nothing else is kept
-        but why it cannot be had."""
+        """Replace fields of the key's status and wake the requests that wait for it. Of a queue that does not exist,
+        only the fault is kept."""
         facts = replace(self[key], **changes)
         if not facts.exists:
             facts = ObservedQueue(fault=facts.fault)
@@ -121,16 +118,18 @@ class QueueStatuses:
         self.feed.notify(key)
 
     async def wait_bound(self, key: Key, *, limit: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Wait until the queue is bound in this term. Raises the key's fault when it cannot be had, and `TimeoutError`
-        when `limit`, which waits too, returns before.
+        """Wait until the queue is bound in this term. Raises the key's fault if the queue is unavailable, and
+        `TimeoutError` if `limit`, which runs concurrently, returns first.
 
-        Those who wait go on in their order, and before anybody who comes when it is bound.
+        Waiting requests continue in their order, and before any request that arrives once the queue is bound.
         """
         facts = self[key]
         if facts.is_bound:
             return
         if facts.fault is not None:
-            raise facts.fault.with_traceback(None)  # raised many times, it would keep every frame it passed
+            raise facts.fault.with_traceback(
+                None
+            )  # raised many times, it would otherwise keep every frame it passed through
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, {})[waiter] = None
         self.awaited.notify(key)
@@ -152,7 +151,7 @@ class QueueStatuses:
 
 
 class WorkerStatuses:
-    """The facts of all groups' workers of a term."""
+    """The status of the workers of all groups of a term."""
 
     def __init__(self) -> None:
         self._facts: dict[Key, ObservedWorkers] = {}
@@ -175,13 +174,13 @@ class WorkerStatuses:
 
 
 def _end_wait(waiter: asyncio.Future[None], fault: OsrdyneError | TimeoutError | None) -> None:
-    if waiter.done():  # who waited was cancelled
+    if waiter.done():  # the waiting request was cancelled
         return
     if fault is None:
         waiter.set_result(None)
     else:
         waiter.set_exception(fault)
-        waiter.exception()  # counts as seen, also when who waits is cancelled now
+        waiter.exception()  # marks the exception as retrieved, also if the waiting request is cancelled now
 
 
 _NO_QUEUE = ObservedQueue()

@@ -1,6 +1,6 @@
-"""Pinned keys: those of the configuration, and those a person pinned while the daemon ran.
+"""Pinned keys: those of the configuration, and those that an operator pinned at run time.
 
-The latter outlive the daemon in a global parameter of RabbitMQ (ARCHITECTURE, "State that must outlive the leader").
+The latter are kept in a global parameter of RabbitMQ, so that they outlive the daemon.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from osrdyne.protocol.names import Key, parse_key
 
 
 class Parameters(Protocol):
-    """Named JSON values that RabbitMQ keeps."""
+    """Named JSON values stored in RabbitMQ."""
 
     async def get_global_parameter(self, name: str) -> object | None: ...
 
@@ -22,7 +22,7 @@ class Parameters(Protocol):
 
 
 class PinStore:
-    """Which keys of one pool are pinned."""
+    """The pinned keys of one pool."""
 
     def __init__(self, parameters: Parameters, *, pool: str, configured: Iterable[str]) -> None:
         self._parameters = parameters
@@ -32,16 +32,16 @@ class PinStore:
         self._latest: list[Key] = []
 
     async def load(self) -> list[Key]:
-        """Every pinned key: configured, then kept. At the start of a term: what was kept before is forgotten."""
+        """Load every pinned key at the start of a term: those of the configuration, then those kept in RabbitMQ."""
         self._latest = []
         return list(dict.fromkeys([*self._configured, *await self._kept()]))
 
     async def is_missing(self) -> bool:
-        """Whether pins were kept, and RabbitMQ has none."""
+        """Whether pins were stored and RabbitMQ has none."""
         return bool(self._latest) and await self._parameters.get_global_parameter(self.name) is None
 
     async def put_again(self) -> None:
-        """Keep the same pins again."""
+        """Store the same pins again."""
         async with self._changing:
             await self._put(await self._kept())
 
@@ -52,7 +52,7 @@ class PinStore:
                 await self._put([*kept, key])
 
     async def remove(self, key: Key) -> None:
-        """Forget a pin. One of the configuration comes back with the next term."""
+        """Remove a pin. A pin of the configuration comes back with the next term."""
         async with self._changing:
             kept = await self._kept()
             if key in kept:
@@ -61,7 +61,7 @@ class PinStore:
     async def _kept(self) -> list[Key]:
         value = await self._parameters.get_global_parameter(self.name)
         if value is None:
-            return list(self._latest)  # another client deleted it; this leader knows what it held
+            return list(self._latest)  # another client deleted the parameter; this leader knows what it held
         keys = []
         for text in value if isinstance(value, list) else []:
             try:

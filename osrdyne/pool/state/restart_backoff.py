@@ -1,4 +1,4 @@
-"""What happened to the starts of one group: failures in a row, back-off, and when a failure counts as final. Pure."""
+"""Restart back-off of one group: failures in a row, delays, and when a failed start counts as final. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from osrdyne.protocol.names import Key
 RESTART = Backoff(initial=1.0, maximum=60.0)
 """Between the end of a worker and the start of the next."""
 RETRY_FAILED = Backoff(initial=10.0, maximum=300.0)
-"""After a start that failed for good, until a request may cause the next attempt."""
+"""After a final start failure, until a request may cause the next attempt."""
 FREE_RESTARTS = 10
-"""Workers in a row that requests ended before they had answered any, until their group backs off all the same."""
+"""Number of workers in a row that ended while running requests, before they completed any, until the group backs off
+anyway."""
 STABLE_AFTER = 60.0
-"""A worker that served for so long, seconds, has made good for the failures before it."""
+"""Seconds of service after which earlier failures no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartBackoff:
-    """The recent history of one group's starts. `failures`: workers in a row that ended before they were ready;
-    `crashes`: workers in a row that ended soon after; `blamed`: workers in a row that ended while they had requests,
-    and had answered none. `rounds`: final failures in a row. Times are monotonic."""
+    """The start history of one group. `failures`: workers in a row that ended before they were ready; `crashes`:
+    workers in a row that ended soon after; `blamed`: workers in a row that ended while they had requests and had
+    completed none. `rounds`: final failures in a row. Times are monotonic."""
 
     failures: int = 0
     crashes: int = 0
@@ -43,20 +44,20 @@ def worker_ended(
     attempts_allowed: int,
     now: float,
     had_requests: bool = False,
-    had_answered: bool = False,
+    had_completed: bool = False,
 ) -> RestartBackoff:
-    """A worker of a wanted group ended by itself, or was stopped because it did not get ready.
+    """A worker of a desired group ended by itself, or was stopped because it did not become ready.
 
-    One that had requests is replaced at once: its successor runs those last, one at a time, and others must not wait
-    for them.
+    A worker that had requests is replaced at once: its successor runs those last, one at a time, and other requests
+    must not wait for them.
     """
     if served and had_requests:
-        blamed = 1 if had_answered or lived >= STABLE_AFTER else record.blamed + 1
+        blamed = 1 if had_completed or lived >= STABLE_AFTER else record.blamed + 1
         excess = blamed - FREE_RESTARTS
         return RestartBackoff(blamed=blamed, back_off_until=now + RESTART.delay(excess) if excess > 0 else now)
     if served:
         crashes = 1 if lived >= STABLE_AFTER else record.crashes + 1
-        # The first crash is made good at once; a crash loop backs off.
+        # The first crash has no delay; a crash loop backs off.
         until = now if crashes == 1 else now + RESTART.delay(crashes - 1)
         return RestartBackoff(crashes=crashes, blamed=record.blamed, back_off_until=until)
     failures = record.failures + 1
@@ -68,29 +69,29 @@ def worker_ended(
 def start_refused(
     record: RestartBackoff, *, reason: str, log_lines: tuple[str, ...], attempts: int, now: float
 ) -> RestartBackoff:
-    """The start failed for good: requests are answered until one comes after the back-off."""
+    """The start failed for good: requests are answered with the failure until one arrives after the back-off."""
     rounds = record.rounds + 1
     failure = StartFailure(reason, log_lines, attempts, retry_at=now + RETRY_FAILED.delay(rounds))
     return RestartBackoff(rounds=rounds, failure=failure)
 
 
 def retry_allowed(record: RestartBackoff) -> RestartBackoff:
-    """A request came after the back-off: try again, once more from the beginning."""
+    """A request arrived after the back-off: try again, with the full number of attempts."""
     return replace(record, failures=0, back_off_until=None, failure=None)
 
 
 def became_ready(record: RestartBackoff) -> RestartBackoff:
-    """A worker serves: failed starts are forgotten, crashes are not (they end only by lasting)."""
+    """A worker serves: failed starts are cleared. Crashes are not; only a worker that lasts clears them."""
     return RestartBackoff(crashes=record.crashes, blamed=record.blamed, back_off_until=record.back_off_until)
 
 
 def has_suspects(record: RestartBackoff) -> RestartBackoff:
-    """A worker has found requests that its predecessor had: that one did not end without a reason."""
+    """A worker received requests that its predecessor had been running: a request may have ended that one."""
     return replace(record, crashes=0)
 
 
 class RestartBackoffs:
-    """The start records of all groups of a term; a group without history has none."""
+    """The restart back-off of every group of a term. A group without history has a clean one."""
 
     def __init__(self) -> None:
         self._records: dict[Key, RestartBackoff] = {}
@@ -99,7 +100,7 @@ class RestartBackoffs:
         return self._records.get(key, _CLEAN)
 
     def apply(self, key: Key, change: Callable[[RestartBackoff], RestartBackoff]) -> None:
-        """Replace the record of `key` by what `change` makes of the present one."""
+        """Replace the back-off of `key` by the result of `change`."""
         record = change(self[key])
         if record == _CLEAN:
             self._records.pop(key, None)

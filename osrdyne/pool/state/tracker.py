@@ -1,9 +1,9 @@
-"""The pool state tracker: the only writer of what is expected of every group.
+"""The pool state tracker: the only writer of the desired state of every group.
 
-Orphan and activity processors require groups, timers move them on, the two loops read what is expected and converge
-on it per key. An event costs O(1), a transition by time O(log n): each key has one entry in a heap, which is looked
-at again only when its time has come (so that steady use of a key moves nothing). It does no I/O.
-Source: docs/explanation/life-of-a-key.md, the OSRD reference, lifecycle: pin-until-forwarded, always-unbind,
+Orphan and activity processors require groups, timers move them on, and the two loops read the desired state and
+converge on it per key. An event costs O(1), a transition by time O(log n): each key has one entry in a heap, which is
+examined only when its time has come, so that steady use of a key changes nothing in the heap. No I/O. Source:
+docs/explanation/life-of-a-key.md, the OSRD reference, lifecycle: pin-until-forwarded, always-unbind,
 idle-needs-a-fresh-total.
 """
 
@@ -25,10 +25,10 @@ from osrdyne.protocol.names import Key
 
 @dataclass(slots=True)
 class _Group:
-    """All that is known of one key, in one object: with many keys, what an event costs is mostly memory to be fetched.
+    """All state of one key in one object: with many keys, the cost of an event is mostly memory access.
 
-    The first four are those of `GroupRecord`. `generation`: of the latest change of what is expected. `check_at`: time
-    of the key's entry in the heap.
+    The first four fields are those of `GroupRecord`. `generation`: of the latest change of the desired state.
+    `check_at`: time of the key's entry in the heap.
     """
 
     status: GroupStatus
@@ -51,7 +51,7 @@ class _Group:
 
 
 class PoolStateTracker:
-    """The expected state of the pool during one term."""
+    """The desired state of the pool during one term."""
 
     def __init__(self, *, term: int, delays: Delays, clock: Clock, pinned: Iterable[Key] = ()) -> None:
         self._term = term
@@ -67,7 +67,7 @@ class PoolStateTracker:
         self._feed: ChangeFeed[Key] = ChangeFeed()
         self._wakeup = Wakeup(clock)
         self.stop_due = Wakeup(clock)
-        """Set whenever a group becomes due for the question whether its workers may be stopped."""
+        """Set when a group becomes due, so that its workers may be stopped if its queue is empty."""
         for key in pinned:
             self.pin(key)
 
@@ -78,12 +78,12 @@ class PoolStateTracker:
         return Generation(self._term, self._counter)
 
     def generation_of(self, key: Key) -> Generation:
-        """The generation of the latest change of what is expected of `key`."""
+        """The generation of the latest change of the desired state of `key`."""
         group = self._groups.get(key)
         return Generation(self._term, 0 if group is None else group.generation)
 
     def status(self, key: Key) -> GroupStatus | None:
-        """What is expected of the group; None: neither workers nor queue."""
+        """The desired state of the group; None: neither workers nor queue."""
         group = self._groups.get(key)
         return None if group is None else group.status
 
@@ -95,7 +95,7 @@ class PoolStateTracker:
         return list(self._groups)
 
     def __len__(self) -> int:
-        """How many groups something is expected of."""
+        """The number of desired groups."""
         return len(self._groups)
 
     def is_pinned(self, key: Key) -> bool:
@@ -105,20 +105,20 @@ class PoolStateTracker:
         return key in self._holds
 
     def subscribe(self) -> Subscription[Key]:
-        """The keys whose expected state changes from now on; all present ones count as changed."""
+        """Subscribe to keys whose desired state changes; all present keys count as changed."""
         return self._feed.subscribe(already=self._groups)
 
     # --- events
 
     def require_worker_group(self, key: Key, extra_lifetime: float = 0.0) -> Generation:
-        """The group is needed: it is ACTIVE for `unbind_delay` + `extra_lifetime` seconds from now on.
+        """Require the group: it is ACTIVE for `unbind_delay` + `extra_lifetime` seconds from now.
 
-        Returns the generation since which it has been. Source: the OSRD reference, `PoolStateTracker`.
+        Returns the generation since which it has been ACTIVE. Source: the OSRD reference, `PoolStateTracker`.
         """
         group = self._groups.get(key)
         now = self._clock.monotonic()
         if group is not None and group.status is GroupStatus.ACTIVE:
-            # By far the most events. Its timer runs already, and looks again when it finds more time.
+            # The most frequent event by far. The timer runs already, and is extended when it fires.
             group.last_activity = now
             group.active_until = groups.active_until(now, group.active_until, self._delays, extra_lifetime)
         else:
@@ -128,14 +128,14 @@ class PoolStateTracker:
         return Generation(self._term, group.generation)
 
     def adopt(self, key: Key, status: GroupStatus) -> None:
-        """Take over a group found on the broker, unless the key is known already."""
+        """Take over a group found in RabbitMQ, unless the key is known already."""
         if key not in self._groups:
             record = groups.adopt(status, now=self._clock.monotonic(), delays=self._delays)
             self._put(key, None, record, changed=True)
 
     def hold(self, key: Key) -> None:
-        """Keep the key ACTIVE until `release`: an orphan of it waits to be forwarded (lifecycle: pin-until-forwarded).
-        Counted."""
+        """Keep the key ACTIVE until `release`, while an orphan waits to be forwarded (lifecycle:
+        pin-until-forwarded). Holds are counted."""
         self._holds[key] += 1
 
     def release(self, key: Key) -> None:
@@ -152,7 +152,7 @@ class PoolStateTracker:
         self._feed.notify(key)  # a start that had failed is now tried again without a request
 
     def unpin(self, key: Key) -> None:
-        """Let the idle clock of the key run again, from now."""
+        """Unpin the group; its idle time starts now."""
         if key in self._pinned:
             self._pinned.discard(key)
             self.require_worker_group(key)
@@ -160,9 +160,9 @@ class PoolStateTracker:
             self._arm(key, group, group.record().due_at)
 
     def retire(self, key: Key) -> bool:
-        """Unbind the group now and look into its end as soon as that is safe. False when it is held or pinned.
+        """Unbind the group now and end it as soon as that is safe. False if it is held or pinned.
 
-        It stays retired until it is required again; a request is a reason for that, what its workers still do is none.
+        It stays retired until a request requires it again; activity of its workers does not.
         """
         group = self._groups.get(key)
         if group is None or self._stays(key):
@@ -174,7 +174,7 @@ class PoolStateTracker:
         return True
 
     def is_retired(self, key: Key) -> bool:
-        """Whether the group is to end as soon as its requests are done."""
+        """Whether the group is to end as soon as its requests are completed."""
         return key in self._retired
 
     def stop_due_keys(self) -> set[Key]:
@@ -182,9 +182,9 @@ class PoolStateTracker:
         return set(self._stop_due)
 
     def end(self, key: Key) -> bool:
-        """The queue of an UNBOUND group was proven empty: nothing is expected of the key any more.
+        """Forget an UNBOUND group whose queue was proven empty: neither workers nor queue are desired any more.
 
-        False, and nothing is changed, when the group has been required since it became due.
+        Returns False and changes nothing if the group has been required since it became due.
         """
         if key not in self._stop_due or self._stays(key):
             return False
@@ -204,7 +204,7 @@ class PoolStateTracker:
             at, key = heapq.heappop(self._timers)
             group = self._groups.get(key)
             if group is None or group.check_at != at:
-                continue  # gone, or an earlier look took its place
+                continue  # gone, or replaced by an earlier entry
             group.check_at = math.inf
             if self._stays(key):
                 continue
@@ -218,23 +218,23 @@ class PoolStateTracker:
                 self.stop_due.set()
 
     def next_due(self) -> float | None:
-        """Monotonic time of the next look, or None when no timer runs."""
+        """Monotonic time of the next check; None if no timer runs."""
         return self._timers[0][0] if self._timers else None
 
     async def run(self) -> None:
-        """Make transitions when they are due, for ever."""
+        """Make transitions when they are due. Runs until cancelled."""
         while True:
             self.advance()
             due = self.next_due()
             await self._wakeup.wait(None if due is None else max(0.0, due - self._clock.monotonic()))
 
-    # --- the inside
+    # --- internals
 
     def _stays(self, key: Key) -> bool:
         return key in self._pinned or key in self._holds
 
     def _put(self, key: Key, group: _Group | None, record: GroupRecord, *, changed: bool) -> _Group:
-        """Write the record of a group, the present one or (None) a new one."""
+        """Write the record of a group; `group` is None for a new one."""
         if group is None:
             group = self._groups[key] = _Group.of(record)
         else:
@@ -249,7 +249,7 @@ class PoolStateTracker:
         return group
 
     def _arm(self, key: Key, group: _Group, due_at: float) -> None:
-        """See to it that the key is looked at when its next transition is due, or before."""
+        """Schedule a check of the key for its next transition, unless an earlier one is scheduled."""
         if group.check_at <= due_at or self._stays(key):
             return
         group.check_at = due_at

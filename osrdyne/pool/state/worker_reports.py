@@ -1,7 +1,7 @@
-"""What workers say of themselves: the state of each, from its activity reports.
+"""The state of each worker, from its activity reports.
 
-The activity processor writes it; the worker groups loop, the API and the start-up check read it. A worker that was
-found at a take-over is STARTING until it has reported (defects: ready-after-restart), which the leader asks it to.
+Written by the activity processor; read by the worker groups loop, the API and the liveness check. A worker that was
+found when the term began is STARTING until it has reported (defects: ready-after-restart); the leader asks it to.
 """
 
 from __future__ import annotations
@@ -60,28 +60,28 @@ _BEST_FIRST = (
     WorkerState.FAILED,
 )
 MAX_TEXT = 64
-"""Characters of a text fingerprint in a report."""
+"""Maximum length of a text fingerprint in a report."""
 MAX_COUNT = 1_000_000
-"""What one report may say of completed requests; a claim beyond that is none, and no counter could hold it."""
+"""Maximum number of completed requests in one report; a larger number is ignored, because no counter could hold it."""
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
-"""Events that mean that requests are taken and worked on."""
+"""Events of a worker that takes requests and works on them."""
 _COMPLETIONS = frozenset({Event.REQUEST_COMPLETED, Event.IDLE, Event.BUSY})
-"""Events of workers that also tell when a request has ended. Those of the reference send none of them."""
+"""Events that also report the end of a request. Workers of the OSRD reference send none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReportState:
-    """The latest known state of one worker, since `at` (seconds since the epoch); `reason`: why it failed;
-    `requests`: fingerprints of what it was running then.
+    """The latest known state of one worker, since `at` (seconds since the epoch).
 
-    Monotonic times of its latest report: `heard_at` of any, `worked_at` of one about work. `counts_requests`: it has
-    told how many requests it runs, as a worker does that speaks all of the protocol. `paused`: it takes none for now.
-    `generation`: of the last control message that it believed, if it says so.
-    `completed`: requests that it was heard to have completed. `suspects`: requests that it has put aside, because an
-    earlier worker may have died of them; `alone`: the text of the one that it runs with nothing else; `stuck`: the
-    text of a request whose handler does not end. `is_assumed`: it has said nothing, and somebody seems to consume
-    for it. `reports_completion`: it has told that a request ended, or how many run. While it has not, only its queue
-    shows when it has nothing to do.
+    `reason`: why it failed. `requests`: fingerprints of the requests that it ran then. `heard_at`, `worked_at`:
+    monotonic time of its latest report, and of its latest report about work. `counts_requests`: it has reported how
+    many requests it runs, as workers do that implement the whole protocol. `paused`: it takes no requests for now.
+    `generation`: of the last control message that it accepted, if it reports one. `completed`: requests that it has
+    reported as completed. `suspects`: requests that it has put aside because an earlier worker may have died of them.
+    `alone`: the text of the request that it runs with nothing else. `stuck`: the text of a request whose handler does
+    not end. `is_assumed`: it has not reported, but its queue has a consumer that no other worker explains.
+    `reports_completion`: it has reported the end of a request, or how many run; until it does, only its queue shows
+    when it is idle.
     """
 
     worker_id: str
@@ -107,7 +107,7 @@ class WorkerReportState:
 def apply_report(
     before: WorkerReportState | None, report: ActivityReport, *, at: float, now: float
 ) -> WorkerReportState:
-    """The state of a worker after a report; `at` on the wall clock, `now` on the monotonic one."""
+    """Apply a report to the state of a worker; `at` on the wall clock, `now` on the monotonic clock."""
     after = before or WorkerReportState(report.worker_id, Key(report.key), WorkerState.STARTING)
     in_flight = report.details.get("in_flight")
     reason = report.details.get("reason")
@@ -117,7 +117,7 @@ def apply_report(
         state = WorkerState.BUSY
     counts = isinstance(in_flight, int)
     reports_completion = after.reports_completion or counts or report.event in _COMPLETIONS
-    # Without reports of completed requests, those that were received stand for them: in the long run they are as many.
+    # Without reports of completed requests, received ones are counted: in the long run the numbers are equal.
     done = completed_requests(report) if reports_completion else received_requests(report)
     return replace(
         after,
@@ -141,7 +141,7 @@ def apply_report(
 
 
 def _text(value: object) -> str | None:
-    """A text fingerprint; anything longer is none, and is not kept."""
+    """Return a text fingerprint, or None if it is invalid or too long."""
     return value if isinstance(value, str) and len(value) <= MAX_TEXT else None
 
 
@@ -154,12 +154,12 @@ def _generation(value: object, *, before: Generation | None) -> Generation | Non
 
 
 def completed_requests(report: ActivityReport) -> int:
-    """How many requests a report says were completed; one report may stand for many."""
+    """How many requests a report declares completed; one report may stand for many."""
     return _count(report) if report.event is Event.REQUEST_COMPLETED else 0
 
 
 def received_requests(report: ActivityReport) -> int:
-    """How many requests a report says were received."""
+    """How many requests a report declares received."""
     return _count(report) if report.event is Event.REQUEST_RECEIVED else 0
 
 
@@ -177,15 +177,15 @@ class WorkerRegistry:
         self._by_key: dict[Key, dict[str, None]] = {}
         self._replicas: dict[str, dict[str, None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
-        """Keys with a worker that changed its state."""
+        """Keys with a worker whose state has changed."""
 
     def __getitem__(self, worker_id: str) -> WorkerReportState | None:
-        """The state of a worker. Of an instance that is a whole group, what its workers are together."""
+        """The state of a worker; for an instance that runs a whole group, the combined state of its workers."""
         replicas = self.replicas(worker_id)
         return together(worker_id, replicas) if replicas else self._workers.get(worker_id)
 
     def replicas(self, worker_id: str) -> list[WorkerReportState]:
-        """The workers that a platform has made of the one start that was given this id (decision 0015)."""
+        """The workers that a platform has started for the one start with this id (decision 0015)."""
         return [self._workers[name] for name in self._replicas.get(worker_id, ())]
 
     def of_key(self, key: Key) -> list[WorkerReportState]:
@@ -202,21 +202,22 @@ class WorkerRegistry:
             self.feed.notify(after.key)
 
     def assume_ready(self, worker_id: str, key: Key) -> None:
-        """A worker that reports nothing seems to consume its queue (one that only knows part of the protocol)."""
+        """Assume that a worker that reports nothing consumes its queue, as one does that implements part of the
+        protocol."""
         now, at = self._clock.monotonic(), self._clock.time()
         self._put(WorkerReportState(worker_id, key, WorkerState.READY, at=at, heard_at=now, is_assumed=True))
         self.feed.notify(key)
 
     def is_opaque(self, worker_id: str) -> bool:
-        """Whether only its queue shows if it runs anything: it received requests and never reports the end of one, or
-        it reports nothing at all."""
+        """Whether only its queue shows if it runs anything: it reports no completed requests, or reports nothing at
+        all."""
         worker = self[worker_id]
         silent = worker is not None and worker.state is WorkerState.BUSY and not worker.reports_completion
         return silent or self.is_assumed(worker_id)
 
     def note_empty_queue(self, key: Key, *, sampled_after: float) -> None:
-        """The queue of a group held nothing, unacknowledged deliveries included, in a sample taken after that moment
-        (monotonic): workers that do not report completion, and have reported nothing since, are idle."""
+        """Mark workers as idle whose queue held nothing, unacknowledged deliveries included, in a sample taken after
+        that moment (monotonic), if they do not report completion and have not reported since."""
         for worker in self.of_key(key):
             silent = worker.state is WorkerState.BUSY and not worker.reports_completion
             if silent and worker.heard_at <= sampled_after:
@@ -230,7 +231,7 @@ class WorkerRegistry:
                 self.note_empty_queue(queue.key, sampled_after=queue.sampled_after)
 
     def is_assumed(self, worker_id: str) -> bool:
-        """Whether it has said nothing since it was assumed to be ready."""
+        """Whether it has not reported since it was assumed to be ready."""
         worker = self[worker_id]
         return worker is not None and worker.is_assumed
 
@@ -243,7 +244,7 @@ class WorkerRegistry:
             self._replicas.setdefault(start, {})[worker.worker_id] = None
 
     def forget(self, worker_id: str) -> None:
-        """Forget a worker, or all those of an instance."""
+        """Forget a worker, or all workers of an instance."""
         for name in [worker_id, *self._replicas.get(worker_id, ())]:
             self._drop(name)
 
@@ -254,13 +255,13 @@ class WorkerRegistry:
             _discard(self._replicas, started_as(worker_id), worker_id)
 
     def forget_group(self, key: Key) -> None:
-        """The group is over: forget also workers that no driver listed, and that left without a word."""
+        """Forget all workers of a group that has ended, including those that no driver listed."""
         for worker_id in list(self._by_key.get(key, ())):
             self.forget(worker_id)
 
 
 def together(worker_id: str, replicas: Sequence[WorkerReportState]) -> WorkerReportState:
-    """Several workers as one: it serves when one of them serves, and runs what all of them run."""
+    """Combine several workers: the best state counts, and the requests of all."""
     best = min(replicas, key=lambda worker: _BEST_FIRST.index(worker.state))
     return replace(
         best,

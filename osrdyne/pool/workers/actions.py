@@ -292,7 +292,7 @@ class WorkerActions:
             attempts_allowed=self._start_attempts,
             now=now,
             had_requests=had_requests,
-            had_answered=reported is not None and reported.completed > 0,
+            had_completed=reported is not None and reported.completed > 0,
         )
         self._restarts.apply(instance.key, ended)
 

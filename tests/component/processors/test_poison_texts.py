@@ -127,7 +127,7 @@ async def test_texts_of_different_handlers_that_are_stuck_are_not_refused(clock:
 def after_deaths(count: int, **how: object) -> RestartBackoff:
     record = RestartBackoff()
     for _ in range(count):
-        facts = {"served": True, "lived": 1.0, "had_requests": True, "had_answered": False, **how}
+        facts = {"served": True, "lived": 1.0, "had_requests": True, "had_completed": False, **how}
         record = worker_ended(record, reason="x", log_lines=(), attempts_allowed=2, now=100.0, **facts)  # type: ignore[arg-type]
     return record
 
@@ -138,7 +138,7 @@ def test_group_backs_off_after_its_free_restarts() -> None:
     late = after_deaths(FREE_RESTARTS + 2).back_off_until
     assert late is not None
     assert 100.0 < late <= 100.0 + RESTART.maximum
-    for honest in ({"had_answered": True}, {"lived": STABLE_AFTER}):
+    for honest in ({"had_completed": True}, {"lived": STABLE_AFTER}):
         assert after_deaths(3 * FREE_RESTARTS, **honest).back_off_until == 100.0
     crashes = after_deaths(2, had_requests=False).back_off_until
     assert crashes is not None
