@@ -79,132 +79,132 @@ def instance(name: str, key: Key = A, state: InstanceState = InstanceState.RUNNI
     return Instance(InstanceId(name), key, 0, WorkerId(name), state, "s", 0.0, name)
 
 
-class TestInstanceBook:
+class TestInstanceInventory:
     def test_listing_tells_which_keys_changed(self) -> None:
-        book = InstanceInventory()
-        assert book.apply_listing([instance("1")], now=0.0) == ({A}, [])
-        assert book.apply_listing([instance("1")], now=1.0) == (set(), [])
-        assert book.apply_listing([instance("1", state=InstanceState.EXITED)], now=2.0) == ({A}, [])
-        assert [entry.seen_at for entry in book.of_key(A)] == [0.0]
+        inventory = InstanceInventory()
+        assert inventory.apply_listing([instance("1")], now=0.0) == ({A}, [])
+        assert inventory.apply_listing([instance("1")], now=1.0) == (set(), [])
+        assert inventory.apply_listing([instance("1", state=InstanceState.EXITED)], now=2.0) == ({A}, [])
+        assert [entry.seen_at for entry in inventory.of_key(A)] == [0.0]
 
     def test_instance_that_vanished_is_reported_and_forgotten(self) -> None:
-        book = InstanceInventory()
-        book.apply_listing([instance("1"), instance("2", B)], now=0.0)
-        changed, vanished = book.apply_listing([instance("2", B)], now=1.0)
-        assert (changed, [entry.instance for entry in vanished], book.of_key(A)) == ({A}, [instance("1")], [])
+        inventory = InstanceInventory()
+        inventory.apply_listing([instance("1"), instance("2", B)], now=0.0)
+        changed, vanished = inventory.apply_listing([instance("2", B)], now=1.0)
+        assert (changed, [entry.instance for entry in vanished], inventory.of_key(A)) == ({A}, [instance("1")], [])
 
     def test_listing_says_nothing_of_keys_that_were_acted_upon_meanwhile(self) -> None:
-        book = InstanceInventory()
-        book.note(instance("new"), now=0.0)
-        assert book.apply_listing([instance("old")], now=1.0, ignoring={A}) == (set(), [])
-        assert [entry.instance.instance_id for entry in book.of_key(A)] == ["new"]
+        inventory = InstanceInventory()
+        inventory.note(instance("new"), now=0.0)
+        assert inventory.apply_listing([instance("old")], now=1.0, ignoring={A}) == (set(), [])
+        assert [entry.instance.instance_id for entry in inventory.of_key(A)] == ["new"]
 
     def test_only_our_own_starts_count_as_loading(self) -> None:
-        book = InstanceInventory()
-        book.apply_listing([instance("adopted")], now=0.0)
-        book.note(instance("ours", B), now=0.0, started_here=True)
-        assert book.loading() == 1
-        book.of_key(B)[0].served = True
-        assert book.loading() == 0
+        inventory = InstanceInventory()
+        inventory.apply_listing([instance("adopted")], now=0.0)
+        inventory.note(instance("ours", B), now=0.0, started_here=True)
+        assert inventory.loading() == 1
+        inventory.mark_served(InstanceId("ours"))
+        assert inventory.loading() == 0
 
     def test_dropping_twice_is_harmless(self) -> None:
-        book = InstanceInventory()
-        book.note(instance("1"), now=0.0)
-        book.drop(InstanceId("1"))
-        book.drop(InstanceId("1"))
-        assert book.entries() == []
+        inventory = InstanceInventory()
+        inventory.note(instance("1"), now=0.0)
+        inventory.drop(InstanceId("1"))
+        inventory.drop(InstanceId("1"))
+        assert inventory.entries() == []
 
 
 FAULT = BrokerConflictError("The queue exists with other arguments.")
 
 
-class TestQueueBoard:
+class TestQueueStatuses:
     async def test_bound_queue_is_not_waited_for(self) -> None:
-        board = QueueStatuses()
-        board.update(A, exists=True, binding=Binding.BOUND)
-        await board.wait_bound(A)
+        status = QueueStatuses()
+        status.update(A, exists=True, binding=Binding.BOUND)
+        await status.wait_bound(A)
 
     async def test_all_who_wait_go_on_once_the_queue_is_bound(self) -> None:
-        board = QueueStatuses()
-        waiting = [asyncio.create_task(board.wait_bound(A)) for _ in range(3)]
+        status = QueueStatuses()
+        waiting = [asyncio.create_task(status.wait_bound(A)) for _ in range(3)]
         await asyncio.sleep(0)
-        board.update(A, exists=True)
+        status.update(A, exists=True)
         await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
-        board.update(A, binding=Binding.BOUND)
+        status.update(A, binding=Binding.BOUND)
         await asyncio.gather(*waiting)
 
     async def test_newcomers_do_not_overtake_those_who_waited(self) -> None:
-        board, gone = QueueStatuses(), list[int]()
+        status, gone = QueueStatuses(), list[int]()
 
         async def go(number: int) -> None:
-            await board.wait_bound(A)
+            await status.wait_bound(A)
             gone.append(number)
 
         async with asyncio.TaskGroup() as group:
             for number in (1, 2):
                 group.create_task(go(number))
             await asyncio.sleep(0)
-            board.update(A, exists=True, binding=Binding.BOUND)
+            status.update(A, exists=True, binding=Binding.BOUND)
             group.create_task(go(3))
         assert gone == [1, 2, 3]
 
     async def test_cancelled_waiter_cancels_no_other(self) -> None:
-        board = QueueStatuses()
-        first, second = (asyncio.create_task(board.wait_bound(A)) for _ in range(2))
+        status = QueueStatuses()
+        first, second = (asyncio.create_task(status.wait_bound(A)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         await asyncio.sleep(0)
-        board.update(A, exists=True, binding=Binding.BOUND)
+        status.update(A, exists=True, binding=Binding.BOUND)
         await second
         assert first.cancelled()
 
     async def test_fault_is_raised_to_who_waits_and_to_who_comes_later(self) -> None:
-        board = QueueStatuses()
-        waiting = asyncio.create_task(board.wait_bound(A))
+        status = QueueStatuses()
+        waiting = asyncio.create_task(status.wait_bound(A))
         await asyncio.sleep(0)
-        board.update(A, fault=FAULT)
-        for attempt in (waiting, board.wait_bound(A)):
+        status.update(A, fault=FAULT)
+        for attempt in (waiting, status.wait_bound(A)):
             with pytest.raises(BrokerConflictError):
                 await attempt
 
     async def test_fault_without_a_waiter_is_not_an_unseen_error(self) -> None:
-        board = QueueStatuses()
-        waiting = asyncio.create_task(board.wait_bound(A))
+        status = QueueStatuses()
+        waiting = asyncio.create_task(status.wait_bound(A))
         await asyncio.sleep(0)
         waiting.cancel()
-        board.update(A, fault=FAULT)
+        status.update(A, fault=FAULT)
         await asyncio.sleep(0)
-        assert board[A].fault is FAULT
+        assert status[A].fault is FAULT
 
     async def test_fault_raised_a_thousand_times_does_not_grow(self) -> None:
         """One error object is raised to every orphan of the key: its traceback must not collect their frames."""
-        board = QueueStatuses()
-        board.update(A, fault=BrokerConflictError("taken"))
+        status = QueueStatuses()
+        status.update(A, fault=BrokerConflictError("taken"))
         for _ in range(1_000):
             with pytest.raises(BrokerConflictError) as raised:
-                await board.wait_bound(A)
+                await status.wait_bound(A)
         assert len(traceback.extract_tb(raised.value.__traceback__)) < 10
 
     async def test_key_without_facts_takes_no_memory(self) -> None:
-        board = QueueStatuses()
-        board.update(A, exists=True, binding=Binding.BOUND, bound_at=1.0, unbound_at=2.0, disposable=(3,))
-        board.update(A, exists=False)
-        assert (board.keys(), board[A]) == ([], ObservedQueue())
+        status = QueueStatuses()
+        status.update(A, exists=True, binding=Binding.BOUND, bound_at=1.0, unbound_at=2.0, disposable=(3,))
+        status.update(A, exists=False)
+        assert (status.keys(), status[A]) == ([], ObservedQueue())
 
     async def test_update_without_change_wakes_no_waiter(self) -> None:
-        board = QueueStatuses()
-        changes = board.feed.subscribe()
-        board.update(A, exists=False)
+        status = QueueStatuses()
+        changes = status.feed.subscribe()
+        status.update(A, exists=False)
         assert changes.take() == []
 
 
 def test_worker_board_forgets_groups_without_facts() -> None:
-    board = WorkerStatuses()
-    changes = board.feed.subscribe()
-    board.set(A, ObservedWorkers(starting=True))
-    board.set(A, ObservedWorkers())
-    assert (board.keys(), changes.take()) == ([], [A])
+    status = WorkerStatuses()
+    changes = status.feed.subscribe()
+    status.set(A, ObservedWorkers(starting=True))
+    status.set(A, ObservedWorkers())
+    assert (status.keys(), changes.take()) == ([], [A])
 
 
 @pytest.mark.parametrize(
