@@ -281,7 +281,7 @@ class TrackerMachine(RuleBasedStateMachine):
             self.pinned.discard(key)
             self.model_require(key)
 
-    @rule(key=keys, status=st.sampled_from(GroupStatus))
+    @rule(key=keys, status=st.sampled_from((GroupStatus.ACTIVE, GroupStatus.UNBOUND)))
     def adopt(self, key: Key, status: GroupStatus) -> None:
         self.tracker.adopt(key, status)
         if key not in self.groups:
