@@ -47,12 +47,13 @@ class QueueCommands(Protocol):
         """Ask RabbitMQ whether the queues of the group exist and are bound. Changes nothing in RabbitMQ."""
         ...
 
-    async def consumer_count(self, key: Key) -> int:
-        """Count the consumers of the queue; 0 if it does not exist."""
+    async def is_consumed(self, key: Key, *, beside: int) -> bool:
+        """Whether more than `beside` connections consume the queue of the group. A worker has one connection, and may
+        have several consumers of a queue on it."""
         ...
 
     async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
-        """Whether requests wait in a queue of the group that has at most `beside` consumers."""
+        """Whether requests wait in a queue of the group that no more than `beside` connections consume."""
         ...
 
 

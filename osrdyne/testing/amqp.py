@@ -32,8 +32,10 @@ class FakeChannel(Channel):
 
     is_closed = False
 
-    def __init__(self, broker: FakeBroker, *, confirms: bool = False) -> None:
+    def __init__(self, broker: FakeBroker, *, confirms: bool = False, connection: object = None) -> None:
+        """Without a `connection`, it is the only channel of its own."""
         self.broker = broker
+        self._connection_of = connection or self
         self._confirms = confirms
         self._closed = asyncio.Event()
         self._reason: BaseException | None = None
@@ -149,6 +151,7 @@ class FakeChannel(Channel):
         holder = Holder(
             deliver=lambda stored: consumer.put(self._deliver(queue, holder, stored)),
             on_delete=lambda: self._queue_deleted(consumer),
+            connection=self._connection_of,
             prefetch=prefetch,
             priority=priority if isinstance(priority := arguments.get("x-priority"), int) else 0,
         )
@@ -319,7 +322,7 @@ class FakeConnection(Connection):
         if self.is_closed:
             raise BrokerUnavailableError("The connection to RabbitMQ is closed.")
         self.channels = [channel for channel in self.channels if not channel.is_closed]
-        self.channels.append(FakeChannel(self.broker, confirms=confirms))
+        self.channels.append(FakeChannel(self.broker, confirms=confirms, connection=self))
         return self.channels[-1]
 
     async def close(self) -> None:

@@ -65,6 +65,7 @@ class Holder:
 
     deliver: Callable[[Stored], None]
     on_delete: Callable[[], None]
+    connection: object = None
     prefetch: int = 0
     priority: int = 0
     held: dict[int, Stored] = field(default_factory=dict)

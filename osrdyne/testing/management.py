@@ -62,6 +62,11 @@ class FakeManagement(ManagementClient):
         queue = self.broker.queues.get(name)
         return None if queue is None else queue.arguments
 
+    async def count_consuming_connections(self, queue: str) -> int | None:
+        await self._ask("count_consuming_connections", queue)
+        found = self.broker.queues.get(queue)
+        return 0 if found is None else len({id(one.connection) for one in found.holders if one.active})
+
     async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
         await self._ask("find_exchanges", prefix)
         return [

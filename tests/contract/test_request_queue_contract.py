@@ -184,12 +184,13 @@ class TestDeclareAndBind:
         await leader.queues.declare(Key("b"))
         assert [queue.key for queue in await leader.listing.list_request_queues()] == ["b"]
 
-    async def test_consumers_are_counted(self, leader: Leader) -> None:
-        assert await leader.queues.consumer_count(A) == 0
+    async def test_queue_with_a_consumer_is_consumed(self, leader: Leader) -> None:
+        assert not await leader.queues.is_consumed(A, beside=0)
         await leader.queues.declare(A)
+        assert not await leader.queues.is_consumed(A, beside=0)
         channel = await leader.channel()
         await channel.consume(leader.names.request_queue(A))
-        assert await leader.queues.consumer_count(A) == 1
+        assert [await leader.queues.is_consumed(A, beside=beside) for beside in (0, 1)] == [True, False]
 
     async def test_requests_without_a_consumer_wait_for_one(self, leader: Leader) -> None:
         queue = await leader.unbound(A)
@@ -253,7 +254,8 @@ class TestDelete:
         for _ in range(6):  # more often than there are spare channels
             assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
         async with asyncio.timeout(PATIENCE):
-            while await leader.queues.consumer_count(A) != 1:  # a closed channel's consumer goes a little later
+            # The consumer of a closed channel goes a little later.
+            while (await channel.declare_queue(queue, passive=True)).consumers != 1:
                 await asyncio.sleep(0.02)
 
     async def test_hundred_deletions_side_by_side(self, leader: Leader) -> None:

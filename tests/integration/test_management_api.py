@@ -8,7 +8,7 @@ import secrets
 import pytest
 from pydantic import SecretStr
 
-from osrdyne.amqp import Channel, Message
+from osrdyne.amqp import Channel, ConnectionOptions, Message, connect
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.config.models import BrokerSettings
@@ -42,6 +42,23 @@ async def test_nodes_tell_their_limits(management: ManagementClient) -> None:
 async def test_permissions_of_the_user_are_listed(management: ManagementClient) -> None:
     permissions = await management.permissions()
     assert permissions is not None and permissions.configure == ".*"
+
+
+async def test_connection_with_several_consumers_is_counted_once(
+    pool_id: str, channel: Channel, broker_settings: BrokerSettings, management: ManagementClient
+) -> None:
+    queue = f"{pool_id}-req-a"
+    assert await management.count_consuming_connections(queue) == 0
+    await channel.declare_queue(queue, arguments=QUORUM)
+    other = await connect(ConnectionOptions(uri=broker_settings.effective_uri(), name="osrdyne test"))
+    try:
+        for one in (channel, channel, await other.channel()):
+            await one.consume(queue, prefetch=1)
+        async with asyncio.timeout(PATIENCE):  # statistics are some seconds late
+            while await management.count_consuming_connections(queue) != 2:
+                await asyncio.sleep(0.2)
+    finally:
+        await other.close()
 
 
 async def test_listing_pages_through_many_queues(pool_id: str, channel: Channel, management: ManagementClient) -> None:

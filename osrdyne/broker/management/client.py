@@ -34,6 +34,7 @@ from osrdyne.broker.management.models import (
     Whoami,
     read_any_binding,
     read_binding,
+    read_consuming_connections,
     read_exchange,
     read_node,
     read_overview,
@@ -173,6 +174,14 @@ class ManagementClient:
             return None
         arguments = answer.get("arguments")
         return arguments if isinstance(arguments, dict) else {}
+
+    async def count_consuming_connections(self, queue: str) -> int | None:
+        """How many connections have a consumer of the queue, some seconds ago; None where RabbitMQ does not say.
+
+        One connection may have several consumers.
+        """
+        answer = await self._find("queues", self.vhost, queue)
+        return 0 if answer is None else read_consuming_connections(_object(answer))
 
     async def find_exchanges(self, prefix: str) -> list[ListedExchange]:
         """The exchanges whose name begins with `prefix`; at most `MAX_PAGE_SIZE`."""

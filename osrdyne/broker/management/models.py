@@ -129,6 +129,15 @@ class NodeStatus:
     files_limit: int | None
 
 
+def read_consuming_connections(item: Mapping[str, object]) -> int | None:
+    """How many connections consume a queue; None where RabbitMQ keeps no statistics, or names no connection."""
+    consumers = item.get("consumer_details")
+    if not isinstance(consumers, list):
+        return None
+    names = {_mapping(_mapping(one).get("channel_details")).get("connection_name") for one in consumers}
+    return None if None in names else len(names)
+
+
 def read_totals(item: object, *, asked_at: float) -> QueueTotals | None:
     """A queue of a listing; None for something that has no name."""
     if not isinstance(item, dict) or not isinstance(item.get("name"), str):

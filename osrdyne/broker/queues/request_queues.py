@@ -18,7 +18,7 @@ from osrdyne.amqp import Channel, Delivery, QueueInfo
 from osrdyne.broker.leadership.channels import LeaderChannels
 from osrdyne.broker.leadership.token import Send
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.management.models import QueueTotals
+from osrdyne.broker.management.models import TOTALS_MAX_AGE, QueueTotals
 from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
@@ -318,17 +318,47 @@ class RequestQueueCommands:
         """Requests that wait in the queue of this class now; 0 when there is none."""
         return (await self._look_up(self._names.request_queue(key, priority))).ready
 
-    async def consumer_count(self, key: Key) -> int:
-        """Consumers of the queue now; 0 when there is no queue."""
-        return (await self._look_up(self._names.request_queue(key))).consumers
+    async def is_consumed(self, key: Key, *, beside: int) -> bool:
+        """Whether more than `beside` connections consume the queue of the group.
+
+        A worker has one connection, and with priorities several consumers of each queue on it. So consumers are
+        counted only where any would do; otherwise the HTTP API names their connections. If it does not, the queue
+        counts as consumed: a worker that serves must not be stopped.
+        """
+        queue = self._names.request_queue(key)
+        if (await self._look_up(queue)).consumers <= beside:
+            return False
+        return beside == 0 or (connections := await self._connections(queue)) is None or connections > beside
 
     async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:
-        """Whether requests wait in a queue of the group that has no more than `beside` consumers.
+        """Whether requests wait in a queue of the group that no more than `beside` connections consume.
 
-        A queue that has lost its leader says that it has neither.
+        A queue that has lost its leader says that it has neither requests nor consumers.
         """
-        found = [await self._look_up(queue.name) for queue in self._layout.queues(key)]
-        return any(queue.ready and queue.consumers <= beside for queue in found)
+        for queue in self._layout.queues(key):
+            found = await self._look_up(queue.name)
+            if found.ready and (found.consumers <= beside or await self._has_at_most(queue.name, beside)):
+                return True
+        return False
+
+    async def _has_at_most(self, queue: QueueName, connections: int) -> bool:
+        """Whether so few connections consume the queue, as far as the HTTP API answers."""
+        if connections == 0:
+            return False  # it has a consumer
+        found = await self._connections(queue)
+        return found is not None and found <= connections
+
+    async def _connections(self, queue: QueueName) -> int | None:
+        """How many connections consume the queue; None where that is not known.
+
+        RabbitMQ shows a new consumer after some seconds, so the question waits for those of now.
+        """
+        await self._clock.sleep(TOTALS_MAX_AGE)
+        try:
+            return await self._management.count_consuming_connections(queue)
+        except BrokerError as error:
+            self._log.warning("consumers of a request queue cannot be listed", queue=queue, error=str(error))
+            return None
 
     async def _look_up(self, queue: QueueName) -> QueueInfo:
         """What the queue says now; one that does not exist has nothing."""

@@ -171,6 +171,7 @@ class WorkerActions:
         if why == OVERDUE and await self._seems_to_serve(entry):
             self._worker_reports.assume_ready(entry.instance.worker_id, key)
             return
+        await self._lease.confirm()  # the questions may have taken a while
         if entry.stopped_for != why:
             self._instances.mark_stopping(instance_id, why)
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
@@ -178,10 +179,10 @@ class WorkerActions:
         self._instances.mark_exited(instance_id)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
-        """Whether there are more consumers than the other workers account for.
+        """Whether more connections consume than the other workers account for.
 
         RabbitMQ may have counted one whose worker was dead already. So a worker that passed is looked at again, and
-        replaced when requests wait and nobody but workers that said that they are ready consumes.
+        replaced when requests wait and only workers that said that they are ready consume.
         """
         key = entry.instance.key
         others = [
@@ -190,7 +191,7 @@ class WorkerActions:
             if other.instance.instance_id != entry.instance.instance_id and other.served
         ]
         if not self._worker_reports.is_assumed(entry.instance.worker_id):
-            return await self._queue_commands.consumer_count(key) > len(others)
+            return await self._queue_commands.is_consumed(key, beside=len(others))
         reported = sum(not self._worker_reports.is_assumed(other.instance.worker_id) for other in others)
         return not await self._queue_commands.waits_for_consumer(key, beside=reported)
 

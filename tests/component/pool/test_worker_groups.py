@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.config.models import LifecycleSettings, Settings
+from osrdyne.config.models import LifecycleSettings, ScalingSettings, Settings
 from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
 from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.pool.state.groups import GroupStatus
@@ -31,6 +31,13 @@ UNAVAILABLE = DriverUnavailableError("The engine does not answer.")
 def with_lifecycle(**changes: object) -> Settings:
     values = {"unbind_delay": 600.0, "stop_delay": 600.0, "settle_delay": 10.0, "start_timeout": 300.0} | changes
     return settings_for(LifecycleSettings.model_validate(values))
+
+
+def two_workers() -> Settings:
+    """Groups of two workers."""
+    settings = with_lifecycle()
+    scaling = ScalingSettings(min=2, max=2)
+    return settings.model_copy(update={"worker": settings.worker.model_copy(update={"scaling": scaling})})
 
 
 @pytest.fixture
@@ -311,6 +318,57 @@ class TestOverdue:
             await stack.publish("a", b"1")
             await clock.advance(310.0)
             assert driver.count("stop") == (0 if said_ready else 1)
+
+    @pytest.mark.parametrize("consumes", [False, True])
+    async def test_consumers_of_one_worker_do_not_pass_for_another(
+        self, clock: VirtualClock, driver: FakeDriver, consumes: bool
+    ) -> None:
+        """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
+        async with leading(clock, driver=driver, settings=two_workers()) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            serving = FakeChannel(stack.broker)
+            for _ in range(3):
+                await serving.consume(stack.names.request_queue(A), prefetch=1)
+            await stack.report("a", Event.READY)
+            if consumes:
+                await stack.consume("a")
+            await clock.advance(320.0)
+            assert driver.count("stop") == (0 if consumes else 1)
+
+    async def test_worker_that_passed_is_replaced_when_another_has_several_consumers(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver, settings=two_workers()) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            dead = FakeChannel(stack.broker)
+            await dead.consume(stack.names.request_queue(A), prefetch=1)
+            serving = FakeChannel(stack.broker)
+            for _ in range(3):
+                await serving.consume(stack.names.request_queue(A), prefetch=1)
+            await stack.report("a", Event.READY)
+            await clock.advance(320.0)
+            assert driver.count("stop") == 0
+            dead.end(None)
+            for number in range(5):
+                await stack.publish("a", str(number).encode())
+            await clock.advance(320.0)
+            assert driver.count("stop") == 1
+
+    async def test_worker_is_left_alone_while_its_consumers_cannot_be_listed(
+        self, clock: VirtualClock, driver: FakeDriver
+    ) -> None:
+        async with leading(clock, driver=driver, settings=two_workers()) as stack:
+            await require(stack)
+            stack.term.tracker.pin(A)
+            serving = FakeChannel(stack.broker)
+            for _ in range(3):
+                await serving.consume(stack.names.request_queue(A), prefetch=1)
+            await stack.report("a", Event.READY)
+            stack.management.available = False
+            await clock.advance(320.0)
+            assert driver.count("stop") == 0
 
     async def test_queue_without_a_leader_says_nothing_of_who_passed_for_ready(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
