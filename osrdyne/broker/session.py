@@ -40,7 +40,6 @@ from osrdyne.errors import (
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import PoolNames
 
-RENEW_AT_MOST = 300.0
 Connect = Callable[[ConnectionOptions], Awaitable[Connection]]
 
 
@@ -129,7 +128,10 @@ class LeaderSession:
             publish=lambda message: self.publisher.publish(
                 message, exchange="", routing_key=self.names.leader_queue, mandatory=True
             ),
+            reopen=self.control.channel,
+            is_blocked=lambda: self.publishing.is_blocked,
             heartbeat=broker.leader_heartbeat,
+            reattaches=self.version.reattaches_consumers,
             user=await self._verified_user(),
             last_term=self._last_term,
             on_forged=self._on_forged,
@@ -226,7 +228,7 @@ class LeaderSession:
 
     async def run(self, token: Token) -> None:
         """Keep the token and watch the connections; ends by raising `LeadershipLostError` or another broker error."""
-        renew = min(RENEW_AT_MOST, self._settings.effective_consumer_timeout() / 4)
+        renew = min(self.token.renew_every, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
             group.create_task(self.spare_channels.run(), name="spare channels")

@@ -23,7 +23,7 @@ from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
-from osrdyne.errors import BrokerError, LeadershipLostError
+from osrdyne.errors import BrokerError, BrokerUnavailableError, LeadershipLostError
 from osrdyne.protocol.uri import with_user
 
 SOON = 120.0
@@ -45,6 +45,12 @@ class StandingClock(SystemClock):
 
 def session_of(settings: Settings, **more: Any) -> LeaderSession:
     return LeaderSession(settings, clock=SystemClock(), **more)
+
+
+@pytest.fixture(autouse=True)
+def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where RabbitMQ attaches consumers by itself, an earlier leader is outwaited for three heartbeats, too."""
+    monkeypatch.setattr("osrdyne.broker.leadership.token.SILENCE_WHERE_REATTACHED", 0.0)
 
 
 def quick(settings: Settings) -> Settings:
@@ -351,16 +357,66 @@ class TestKeep:
     async def test_next_leader_outwaits_one_that_does_not_notice_that_the_queue_was_deleted(
         self, settings: Settings
     ) -> None:
-        """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed."""
+        """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed.
+
+        Until then RabbitMQ 3.10 may also hold the consumer of the earlier leader for one of the new queue.
+        """
         async with session_of(settings) as earlier, session_of(quick(settings), last_term=term_of(1)) as later:
             await earlier.token.acquire()  # nothing reads its consumer any more
             await delete_leader_queue(later)
             await later._ensure_token()
+            began = time.monotonic()
             acquiring = asyncio.create_task(later.token.acquire())
             await asyncio.sleep(1.5)  # half of three heartbeats
             assert not acquiring.done()
+            await earlier.control.close()
             _, own = await asyncio.wait_for(acquiring, SOON)
             assert own.term > 1_000_000_000
+            assert time.monotonic() - began >= 3.0
+
+    async def test_standby_that_rabbitmq_attached_to_a_new_leader_queue_gets_the_token(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """broker: reattached-consumers: RabbitMQ 3.10 counts it as the active consumer, and delivers nothing to it.
+
+        What its channel has to do before it sees the end of the queue makes that certain.
+        """
+        monkeypatch.setattr("osrdyne.broker.leadership.token.CONSUME_AGAIN_AFTER", 2.0)
+        monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_INTERVAL", 1.0)
+        busy = f"{settings.pool.id}-busy"
+        async with session_of(settings) as standby, session_of(settings) as other:
+            administrator = await other.publishing.channel()
+            await administrator.declare_queue(busy)
+            purging = await other.control.channel()
+            await (await (taking := await purging.consume(standby.names.leader_queue)).get()).ack()
+            await purging.cancel(taking)
+            acquiring = asyncio.create_task(standby.token.acquire())
+            while not (await administrator.declare_queue(standby.names.leader_queue, passive=True)).consumers:
+                await asyncio.sleep(0.02)
+            for number in range(500):
+                await standby.token._channel.begin_bind_queue(busy, "amq.direct", str(number))
+            await administrator.delete_queue(standby.names.leader_queue)
+            await other._ensure_token()
+            try:
+                _, own = await asyncio.wait_for(acquiring, SOON)
+            except BrokerUnavailableError:  # RabbitMQ cancelled the consumer, so that the daemon begins anew
+                return
+            assert own.term == 1
+
+    async def test_leader_whose_token_does_not_come_back_ends_its_term(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """broker: reattached-consumers: no cancel shows that its queue was deleted, and another daemon may lead."""
+        monkeypatch.setattr("osrdyne.broker.leadership.token.TOKEN_TIMEOUT", 1.0)
+        async with session_of(settings) as leader:
+            _, own = await leader.token.acquire()
+            assert leader.token._consumer is not None
+            monkeypatch.setattr(leader.token._consumer, "put", lambda _: None)
+            keeping = asyncio.create_task(leader.token.run(own, renew_interval=0.1))
+            await asyncio.wait({keeping}, timeout=SOON)
+            [reason] = reasons(keeping)
+            assert isinstance(reason, LeadershipLostError)
+            assert "did not come back" in str(reason)
 
     async def test_lost_publishing_connection_ends_the_session(self, settings: Settings) -> None:
         """lifecycle: token-channel-never-fails: all connections of a leader close together."""

@@ -14,7 +14,7 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -32,9 +32,22 @@ LastTerm = Callable[[], Awaitable[int | None]]
 """The term that was last announced outside of the leader queue; None when there was none."""
 TOKEN_INTERVAL = 15.0
 """Seconds after which a daemon that waits for the token publishes one, in case there is none."""
+CONSUME_AGAIN_AFTER = 60.0
+"""Seconds after which a daemon that waits for the token consumes the leader queue anew, over another channel."""
+TOKEN_TIMEOUT = 15.0
+"""Seconds within which a token that the leader publishes must come back to it."""
+RENEW_EVERY = 300.0
+RENEW_EVERY_WHERE_REATTACHED = 5.0
+"""Seconds between two renewals of the token at most. The short one is for a RabbitMQ that attaches consumers to a queue
+of the same name by itself, so that no cancel shows that the leader queue was deleted (broker: reattached-consumers)."""
+SILENCE_WHERE_REATTACHED = RENEW_EVERY_WHERE_REATTACHED + TOKEN_TIMEOUT + 5.0
+"""Seconds after which an earlier leader has noticed there that its leader queue was deleted, and has closed its
+connection."""
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about messages in the leader queue that are no token."""
 Send = Callable[[Channel], Awaitable[Any]]
+STEPS = 10
+"""Checks within `TOKEN_TIMEOUT` of whether RabbitMQ takes publishes."""
 MAX_SHARED = 32
 """How many commands share an answer at most."""
 
@@ -89,18 +102,27 @@ class TokenChannel:
         names: PoolNames,
         host: str,
         publish: Publish,
+        reopen: Callable[[], Awaitable[Channel]],
+        is_blocked: Callable[[], bool],
         heartbeat: float,
+        reattaches: bool,
         user: str | None,
         last_term: LastTerm | None = None,
         on_forged: Callable[[], None] | None = None,
         clock: Clock,
     ) -> None:
+        """`reopen` opens a channel that takes the place of `channel`, as long as this daemon waits. `is_blocked`:
+        whether RabbitMQ takes no publishes (an alarm). `reattaches`: whether it may attach a consumer to a queue of
+        the same name (`BrokerVersion.reattaches_consumers`)."""
         self._channel = channel
+        self._reopen = reopen
+        self._is_blocked = is_blocked
         self._names = names
         self._host = host
         self._publish_token = publish
         self._lease = heartbeat / 2
-        self._silence = 3 * heartbeat
+        self.renew_every = RENEW_EVERY_WHERE_REATTACHED if reattaches else RENEW_EVERY
+        self._silence = max(3 * heartbeat, SILENCE_WHERE_REATTACHED if reattaches else 0.0)
         self.user = user
         self._last_term = last_term
         self._on_forged = on_forged
@@ -124,8 +146,8 @@ class TokenChannel:
         All tokens there are get taken, one with the next number is published and confirmed, and only then are the
         others acknowledged: there is never none (lifecycle: token-queue).
         """
-        self._consumer = await self._channel.consume(self._names.leader_queue)
         taken = [await self._wait_for_token()]
+        assert self._consumer is not None
         # The broker pushes every token to the active consumer: what is on its way has mostly arrived after this
         # question, and what is late is taken with the next renewal.
         await self._channel.declare_queue(self._names.leader_queue, passive=True)
@@ -145,25 +167,59 @@ class TokenChannel:
         return previous, own
 
     async def _wait_for_token(self) -> Delivery:
-        """The first message of the leader queue that comes here.
+        """Consume the leader queue until a message comes.
+
+        Over another channel from time to time: RabbitMQ may have attached the consumer to a new leader queue by itself,
+        so that it is the active one there and gets nothing (broker: reattached-consumers).
+        """
+        while True:
+            self._consumer = await self._channel.consume(self._names.leader_queue)
+            delivery = await self._first_message(self._consumer)
+            if delivery is not None:
+                return delivery
+            await self._channel.close()
+            self._channel = await self._reopen()
+
+    async def _first_message(self, consumer: Consumer) -> Delivery | None:
+        """The first message of the leader queue that comes here; None when there was none for a while.
 
         The token may be missing although no daemon leads: the queue was purged, or deleted and declared again. So
         another one is published now and then; a leader drops it.
         """
-        assert self._consumer is not None
-        arrival = asyncio.ensure_future(self._consumer.get())
+        arrival = asyncio.ensure_future(consumer.get())
+        until = self._clock.monotonic() + CONSUME_AGAIN_AFTER
         try:
             while not arrival.done():
-                pause = asyncio.ensure_future(self._clock.sleep(TOKEN_INTERVAL))
-                try:
-                    await asyncio.wait({arrival, pause}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    pause.cancel()
-                if not arrival.done():
-                    await self._publish_token(Token(0, "").to_message(self.user))
+                if await self._is_done_in(arrival, TOKEN_INTERVAL):
+                    break
+                if self._clock.monotonic() >= until:
+                    return None
+                await self._publish_token(Token(0, "").to_message(self.user))
             return await arrival
         finally:
             arrival.cancel()
+
+    async def _is_done_in(self, future: asyncio.Future[Any], seconds: float) -> bool:
+        pause: asyncio.Future[Any] = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({future, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
+        return future.done()
+
+    async def _within_limit(self, handover: Coroutine[Any, Any, Delivery]) -> Delivery:
+        """A token that is published and comes back. Raises `LeadershipLostError` when it does not, although RabbitMQ
+        takes publishes: then the consumer is not that of the present leader queue, and another daemon may lead."""
+        task = asyncio.ensure_future(handover)
+        steps = 0
+        try:
+            while not await self._is_done_in(task, TOKEN_TIMEOUT / STEPS):
+                steps = 0 if self._is_blocked() else steps + 1
+                if steps >= STEPS:
+                    raise LeadershipLostError(f"The leader token did not come back within {TOKEN_TIMEOUT:g} s.")
+            return await task
+        finally:
+            task.cancel()
 
     def _believed(self, delivery: Delivery, limit: int) -> Token | None:
         """The token of a delivery; None for anything else. `limit`: a term that may have been reached by now."""
@@ -186,13 +242,17 @@ class TokenChannel:
 
     async def _publish_first(self, token: Token) -> None:
         """Publish the token of this term, wait until we hold it, and only then acknowledge every other message."""
+        old = self._held
+        await self._hold(await self._within_limit(self._publish_and_read(token, others=old)), instead_of=old)
+
+    async def _publish_and_read(self, token: Token, *, others: list[Delivery]) -> Delivery:
+        """Publish a token and read the leader queue until it comes; what comes before goes to `others`."""
         assert self._consumer is not None
         message = token.to_message(self.user)
         await self._publish_token(message)
-        old = self._held
         while not self._is_message(delivery := await self._consumer.get(), message.body):
-            old.append(delivery)
-        await self._hold(delivery, instead_of=old)
+            others.append(delivery)
+        return delivery
 
     def _is_message(self, delivery: Delivery, body: bytes) -> bool:
         return delivery.body == body and (self.user is None or delivery.properties.user_id == self.user)
@@ -267,12 +327,16 @@ class TokenChannel:
         while True:
             await self._clock.sleep(interval)
             token = replace(token, serial=token.serial + 1)
-            message = token.to_message(self.user)
-            arrival: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
-            self._awaited = (message.body, arrival)
-            await self._publish_token(message)
-            await self._hold(await arrival, instead_of=self._held)
+            await self._hold(await self._within_limit(self._publish_and_await(token)), instead_of=self._held)
             self._log.debug("leader token renewed", term=token.term)
+
+    async def _publish_and_await(self, token: Token) -> Delivery:
+        """Publish a token and wait until `_read` has it."""
+        message = token.to_message(self.user)
+        arrival: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        self._awaited = (message.body, arrival)
+        await self._publish_token(message)
+        return await arrival
 
     async def _serve(self) -> None:
         while True:

@@ -1,5 +1,5 @@
 """RabbitMQ's version, and what osrdyne does differently because of it. Source: broker: at-least-once-dead-lettering,
-consumers-differ-by-version."""
+consumers-differ-by-version, reattached-consumers."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ class BrokerVersion:
     def counts_nack(self) -> bool:
         """Whether a message given back by `basic.nack` counts towards the delivery limit."""
         return (self.major, self.minor) < (4, 3)
+
+    @property
+    def reattaches_consumers(self) -> bool:
+        """Whether a consumer whose queue was deleted may be attached to the next queue of that name, without a word to
+        its client (broker: reattached-consumers)."""
+        return self.major < 4
 
     @property
     def has_default_delivery_limit(self) -> bool:
