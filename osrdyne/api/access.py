@@ -12,9 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osrdyne.aio.clock import Clock
 from osrdyne.api.problems import problem
-from osrdyne.api.token_file import TokenFile
+from osrdyne.api.token_file import TokenFile, tokens_of
 from osrdyne.auth.decision import LOCAL, OPEN, Decision, Principal, Refusal, decide
-from osrdyne.auth.exposure import check_exposure
 from osrdyne.auth.roles import Role
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import OsrdyneError
@@ -105,18 +104,6 @@ def _refused(decision: Decision) -> JSONResponse:
 
 
 def access_of(settings: ApiSettings, *, clock: Clock) -> tuple[Access, list[str]]:
-    """What the settings allow, and warnings for the log. Raises `ConfigurationError` where the API would be open to the
-    network, or the token file cannot be used."""
-    warnings = check_exposure(
-        settings.host,
-        tokens_file=settings.tokens_file,
-        insecure=settings.insecure,
-        allowed_hosts=settings.allowed_hosts,
-        tls=settings.tls.certificate_file is not None,
-    )
-    if settings.tokens_file is None:
-        return Access(None, clock=clock), warnings
-    tokens = TokenFile(settings.tokens_file)
-    if not tokens.read():
-        warnings.append("the file of API tokens has no token, so every request but /health and /ready is refused")
+    """What the settings allow, and warnings for the log. Raises `ConfigurationError` as `tokens_of` does."""
+    tokens, warnings = tokens_of(settings)
     return Access(tokens, clock=clock), warnings

@@ -1,7 +1,8 @@
-"""Serves the API from inside the daemon: uvicorn without signal handlers, without a ticking loop, on our own sockets.
+"""Serves the API from inside the daemon, on sockets of its own.
 
 The daemon binds first (a port that is taken ends the start-up with one sentence), then runs `ApiServer.run` in its
-TaskGroup; cancelling it is the graceful stop.
+TaskGroup; cancelling it is the graceful stop. The application and uvicorn are loaded in a thread when that begins:
+they take a part of a second, and requests that come before wait in the socket.
 """
 
 from __future__ import annotations
@@ -10,22 +11,19 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from osrdyne.api.access import Local
-from osrdyne.api.connection import connection_class
 from osrdyne.api.unix_socket import UnixListener
 from osrdyne.config.models import ApiSettings, ApiTlsSettings
 from osrdyne.errors import ConfigurationError, PortTakenError
 from osrdyne.logs import get_logger
 
-STOP_TIMEOUT = 5
-"""Seconds that requests under way have to end."""
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from osrdyne.api.uvicorn_server import QuietServer
 
 log = get_logger("api")
 
@@ -35,11 +33,15 @@ class ApiServer:
     that requests from the network cannot keep those of this host out."""
 
     def __init__(
-        self, app: ASGIApp, settings: ApiSettings, *, open_local: Callable[[], UnixListener | None] | None = None
+        self,
+        make_app: Callable[[], ASGIApp],
+        settings: ApiSettings,
+        *,
+        open_local: Callable[[], UnixListener | None] | None = None,
     ) -> None:
+        """`make_app` is called in a thread."""
+        self._make_app = make_app
         self._settings = settings
-        self._server = _QuietServer(_configuration(app, settings, tls=True))
-        self._local_server = _QuietServer(_configuration(Local(app), settings, tls=False))
         self._open_local = open_local
         self._local: UnixListener | None = None
         self._socket: socket.socket | None = None
@@ -84,21 +86,28 @@ class ApiServer:
         return "http" if self._settings.tls.certificate_file is None else "https"
 
     async def run(self) -> None:
-        """Serve until cancelled; then let requests under way end, at most `STOP_TIMEOUT` seconds."""
+        """Serve until cancelled; then let requests under way end, for a few seconds at most."""
         self.bind()
         assert self._socket is not None
+        server, local_server = await asyncio.to_thread(self._load)
         log.info("api listening", url=self.url, socket=None if self._local is None else str(self._local.path))
-        serving = [asyncio.create_task(self._server.serve(sockets=[self._socket]), name="uvicorn")]
+        serving = [asyncio.create_task(server.serve(sockets=[self._socket]), name="uvicorn")]
         if self._local is not None:
-            serve_local = self._local_server.serve(sockets=[self._local.socket])
+            serve_local = local_server.serve(sockets=[self._local.socket])
             serving.append(asyncio.create_task(serve_local, name="uvicorn, Unix socket"))
         try:
             await asyncio.shield(asyncio.gather(*serving))
         finally:
-            self._server.stop()
-            self._local_server.stop()
+            server.stop()
+            local_server.stop()
             await asyncio.gather(*serving)
             self.close()
+
+    def _load(self) -> tuple[QuietServer, QuietServer]:
+        from osrdyne.api.uvicorn_server import local_server, network_server
+
+        app = self._make_app()
+        return network_server(app, self._settings), local_server(app, self._settings)
 
     def close(self) -> None:
         """Give the port and the path back; for a server that was bound and never ran."""
@@ -108,24 +117,6 @@ class ApiServer:
         if self._local is not None:
             self._local.close()
             self._local = None
-
-
-def _configuration(app: ASGIApp, settings: ApiSettings, *, tls: bool) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=connection_class(settings.header_timeout),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        date_header=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        limit_concurrency=settings.limit_concurrency,
-        timeout_graceful_shutdown=STOP_TIMEOUT,
-        ssl_certfile=settings.tls.certificate_file if tls else None,
-        ssl_keyfile=settings.tls.key_file if tls else None,
-    )
 
 
 def _check_certificate(tls: ApiTlsSettings) -> None:
@@ -140,26 +131,6 @@ def _check_certificate(tls: ApiTlsSettings) -> None:
             f"api.tls: cannot use the certificate {tls.certificate_file} with the key {tls.key_file}: "
             f"{getattr(error, 'strerror', None) or getattr(error, 'reason', None) or error}."
         ) from error
-
-
-class _QuietServer(uvicorn.Server):
-    """uvicorn wakes up ten times a second to look at the clock; this one waits to be stopped."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._stopped = asyncio.Event()
-
-    def stop(self) -> None:
-        self.should_exit = True
-        self._stopped.set()
-
-    async def main_loop(self) -> None:
-        await self._stopped.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the daemon's."""
-        yield
 
 
 def bind_socket(host: str, port: int) -> socket.socket:

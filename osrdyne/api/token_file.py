@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from osrdyne.auth.exposure import check_exposure
 from osrdyne.auth.tokens import Token, parse_tokens, render_tokens
+from osrdyne.config.models import ApiSettings
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import Logger, get_logger
 
@@ -92,3 +94,23 @@ class TokenFile:
             unfinished.rename(self._path)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def tokens_of(settings: ApiSettings) -> tuple[TokenFile | None, list[str]]:
+    """The file of API tokens, None where everyone who reaches the API may use it; and warnings for the log.
+
+    Raises `ConfigurationError` where the API would be open to the network, or the token file cannot be used.
+    """
+    warnings = check_exposure(
+        settings.host,
+        tokens_file=settings.tokens_file,
+        insecure=settings.insecure,
+        allowed_hosts=settings.allowed_hosts,
+        tls=settings.tls.certificate_file is not None,
+    )
+    if settings.tokens_file is None:
+        return None, warnings
+    tokens = TokenFile(settings.tokens_file)
+    if not tokens.read():
+        warnings.append("the file of API tokens has no token, so every request but /health and /ready is refused")
+    return tokens, warnings

@@ -10,6 +10,7 @@ import typer
 from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
+from osrdyne.api.token_file import tokens_of
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings
@@ -24,11 +25,9 @@ def check_config(
     as_json: JsonOption = False,
 ) -> None:
     """Check the configuration and print the effective settings, each with where it came from."""
-    from osrdyne.api.access import access_of  # takes a while to import
-
     loaded = load(config, assignments, pool=pool, driver=driver)
     options, doubt = asyncio.run(_check_driver(loaded.settings))
-    for warning in [*access_of(loaded.settings.api, clock=SystemClock())[1], *([] if doubt is None else [doubt])]:
+    for warning in [*tokens_of(loaded.settings.api)[1], *([] if doubt is None else [doubt])]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)
     if as_json:

@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -20,11 +21,8 @@ from osrdyne import __version__
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.aio.tasks import start_endless
-from osrdyne.api.access import access_of
-from osrdyne.api.app import create_app
-from osrdyne.api.bodies import BodyLimits
-from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
+from osrdyne.api.token_file import tokens_of
 from osrdyne.api.unix_socket import open_listener
 from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.management.client import ManagementClient
@@ -46,6 +44,13 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCensus
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.protocol.names import PoolNames
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+API_DELAY = 1.0
+"""Seconds for which the API waits for the lead: its libraries are loaded after that, so that no request for a worker
+waits for them."""
 
 
 def run(settings: Settings, *, stop_workers: bool = False) -> None:
@@ -73,7 +78,7 @@ class Daemon:
     """One daemon of one pool."""
 
     def __init__(self, settings: Settings, *, clock: Clock) -> None:
-        access, self._warnings = access_of(settings.api, clock=clock)  # before anything else: it may refuse to start
+        self._tokens, self._warnings = tokens_of(settings.api)  # before anything else: it may refuse to start
         self._settings = settings
         self._clock = clock
         self._metrics = Metrics()
@@ -85,7 +90,7 @@ class Daemon:
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
         self._leader = LeaderAddress(self._management, pool=settings.pool.id)
         self._backoff = Backoff(initial=0.2, maximum=settings.broker.retry_interval)
-        inspector = DaemonInspector(
+        self._inspector = DaemonInspector(
             pool=settings.pool.id,
             state=self._state,
             driver=self._driver,
@@ -95,17 +100,32 @@ class Daemon:
             own_url=lambda: self.api.announced_url,
             clock=clock,
         )
-        app = create_app(
-            inspector,
-            self._metrics,
-            version=__version__,
-            allowed_hosts=hosts_of(settings.api.host, settings.api.allowed_hosts),
-            access=access,
-            limits=BodyLimits(settings.api.max_body, settings.api.max_manifest, settings.api.body_timeout),
-        )
-        self.api = ApiServer(app, settings.api, open_local=lambda: open_listener(settings))
+        self.api = ApiServer(self._create_app, settings.api, open_local=lambda: open_listener(settings))
         self._leading = asyncio.Event()
         self._log: Logger = get_logger("daemon", pool=settings.pool.id)
+
+    def _create_app(self) -> ASGIApp:
+        """The application of the API, with FastAPI, which takes a part of a second to import."""
+        from osrdyne.api.access import Access
+        from osrdyne.api.app import create_app
+        from osrdyne.api.bodies import BodyLimits
+        from osrdyne.api.guard import hosts_of
+
+        api = self._settings.api
+        return create_app(
+            self._inspector,
+            self._metrics,
+            version=__version__,
+            allowed_hosts=hosts_of(api.host, api.allowed_hosts),
+            access=Access(self._tokens, clock=self._clock),
+            limits=BodyLimits(api.max_body, api.max_manifest, api.body_timeout),
+        )
+
+    async def _serve_api(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(API_DELAY):
+                await self._leading.wait()
+        await self.api.run()
 
     async def serve(self, stop: StopRequest) -> None:
         """Run until `stop` is requested, then end in order."""
@@ -119,7 +139,7 @@ class Daemon:
             self._log.warning("the API is exposed", reason=warning)
         try:
             async with asyncio.TaskGroup() as group:
-                api = start_endless(group, "http api", self.api.run())
+                api = start_endless(group, "http api", self._serve_api())
                 tell_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
                 await self._lead_until(stop)
                 api.cancel()

@@ -26,7 +26,8 @@ JSON = {"content-type": "application/json"}
 @asynccontextmanager
 async def serving(pool: FakeInspector) -> AsyncIterator[str]:
     settings = ApiSettings(port=0)
-    server = ApiServer(create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ())), settings)
+    app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts_of(settings.host, ()))
+    server = ApiServer(lambda: app, settings)
     server.bind()
     try:
         async with asyncio.TaskGroup() as group:

@@ -53,7 +53,7 @@ def url(pool: FakeInspector) -> Iterator[str]:
     thread.start()
 
     async def build() -> ApiServer:
-        server = ApiServer(app, settings)
+        server = ApiServer(lambda: app, settings)
         server.bind()
         return server
 

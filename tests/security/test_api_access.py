@@ -72,7 +72,7 @@ async def serving(
     limits = BodyLimits(settings.max_body, settings.max_manifest, settings.body_timeout)
     hosts = hosts_of(settings.host, settings.allowed_hosts)
     app = create_app(pool, Metrics(), version="1", allowed_hosts=hosts, access=access, limits=limits)
-    server = ApiServer(app, settings, open_local=open_local)
+    server = ApiServer(lambda: app, settings, open_local=open_local)
     server.bind()
     try:
         async with asyncio.TaskGroup() as group:
@@ -461,7 +461,7 @@ async def test_api_speaks_tls(tmp_path: Path, tokens_file: Path) -> None:
             await asyncio.to_thread(DaemonApi(server.url.replace("https", "http")).get, "/v1/groups")
     wrong = ApiTlsSettings(certificate_file=str(key), key_file=str(certificate))
     with pytest.raises(ConfigurationError, match=r"api\.tls: cannot use"):
-        ApiServer(create_app(FakeInspector(), Metrics(), version="1"), ApiSettings(port=0, tls=wrong)).bind()
+        ApiServer(lambda: create_app(FakeInspector(), Metrics(), version="1"), ApiSettings(port=0, tls=wrong)).bind()
 
 
 @pytest.mark.parametrize(

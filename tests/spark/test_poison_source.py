@@ -28,7 +28,7 @@ class Api:
     def __init__(self) -> None:
         self.pool = FakeInspector()
         self._loop = asyncio.new_event_loop()
-        self._server = ApiServer(create_app(self.pool, Metrics(), version="1"), ApiSettings(port=0))
+        self._server = ApiServer(lambda: create_app(self.pool, Metrics(), version="1"), ApiSettings(port=0))
         self._stop = asyncio.Event()
         self._server.bind()
         self.url = self._server.url
