@@ -19,6 +19,9 @@ from osrdyne.daemon.wiring import Resources, wire_term
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 
+REPORTS_AT_ONCE = 8
+"""How many groups a new leader asks for reports at the same time."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
@@ -52,7 +55,7 @@ class Term:
             await self._prepare()
             loops = self._start_loops(group)
             await self.processors.consumers.start(group)
-            await self._ask_workers_for_reports()
+            loops.append(group.create_task(self._ask_workers_for_reports(), name="reports of workers"))
             on_leading()
             self._log.info(
                 "leading", groups=len(self.state.tracker.keys()), workers=len(self.state.instances.entries())
@@ -100,10 +103,22 @@ class Term:
 
     async def _ask_workers_for_reports(self) -> None:
         """Workers found at the start have reported to an earlier leader: ask what state they are in (defects:
-        ready-after-restart)."""
+        ready-after-restart).
+
+        A few at once, beside everything else: each publish takes a channel of its own, and those for new keys would
+        wait until thousands of these had theirs.
+        """
         instances = self.state.instances.entries()
-        keys = {*self.state.tracker.keys(), *(entry.instance.key for entry in instances)}
-        await asyncio.gather(*(self.workers.control.ask_for_reports(key) for key in keys))
+        found = [*self.state.tracker.keys(), *(entry.instance.key for entry in instances)]
+        left = iter(dict.fromkeys(found))
+
+        async def ask() -> None:
+            for key in left:
+                await self.workers.control.ask_for_reports(key)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REPORTS_AT_ONCE):
+                group.create_task(ask(), name="reports of workers")
 
     async def _stop_workers(self) -> None:
         """End every worker of the pool; their queues stay, with what is in them."""

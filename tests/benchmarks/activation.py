@@ -22,7 +22,7 @@ from osrdyne import amqp
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.protocol.names import Key, PoolNames
-from tests.benchmarks.figures import Figure, Goal, Round, figure
+from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure
 from tests.benchmarks.leading import Activations, leader
 
 POOL = "bench_act"
@@ -43,13 +43,18 @@ T = TypeVar("T")
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     single = [await _round(broker, lambda keys: keys.one_by_one(ONE_BY_ONE)) for _ in range(ROUNDS)]
     bare, careful = zip(*single, strict=True)
-    bursts = [await _round(broker, lambda keys: keys.at_once(BURST)) for _ in range(BURST_ROUNDS)]
+    bursts, first = zip(
+        *[await _round(broker, lambda keys: keys.at_once(BURST)) for _ in range(BURST_ROUNDS)], strict=True
+    )
     many = [await _round(broker, lambda keys: keys.median_of(MANY)) for _ in range(BURST_ROUNDS)]
     return [
         figure("activation of a new key", "ms", bare, Goal(1.5)),
-        figure("activation, careful floor", "ms", careful, Goal(1.25)),
+        figure("activation, careful floor", "ms", careful, Goal(1.15)),
+        figure("activation, time", "ms", careful, Goal(20.0, Comparison.ABSOLUTE)),
         figure("200 new keys at once", "keys/s", bursts, Goal(0.7, at_least=True)),
+        figure("200 new keys at once, first key", "ms", first, Goal(150.0, Comparison.ABSOLUTE)),
         figure("100 new keys at once, median key", "ms", many, Goal(1.25)),
+        figure("100 new keys at once, time", "ms", many, Goal(600.0, Comparison.ABSOLUTE)),
     ]
 
 
@@ -99,31 +104,25 @@ class _Keys:
         for _ in range(count):
             bare.append(await self._floor([self._new_key()]))
             careful.append(await self._floor([self._new_key()], careful=True))
-            ours.append(await self._ours([self._new_key()]))
+            ours += await self._ours([self._new_key()])
             await self._cleaner.delete_queue(PRECAUTION)
         await self._clear()
         took = median(ours) * 1000
         return Round(median(bare) * 1000, took), Round(median(careful) * 1000, took)
 
-    async def at_once(self, count: int) -> Round:
-        """Keys a second."""
-        floor = await self._floor([self._new_key() for _ in range(count)])
+    async def at_once(self, count: int) -> tuple[Round, Round]:
+        """Keys a second, and milliseconds until the first one is active."""
+        floor = await asyncio.gather(*[self._timed_floor(self._new_key(), time.perf_counter()) for _ in range(count)])
         await self._clear()
         ours = await self._ours([self._new_key() for _ in range(count)])
         await self._clear()
-        return Round(count / floor, count / ours)
+        return Round(count / max(floor), count / max(ours)), Round(min(floor) * 1000, min(ours) * 1000)
 
     async def median_of(self, count: int) -> Round:
         """Milliseconds until the median key of so many at once is active."""
         floor = await asyncio.gather(*[self._timed_floor(self._new_key(), time.perf_counter()) for _ in range(count)])
         await self._clear()
-        keys = [self._new_key() for _ in range(count)]
-        active = [self._activations.expect(key) for key in keys]
-        began = time.perf_counter()
-        async with asyncio.TaskGroup() as group, asyncio.timeout(PATIENCE):
-            for key in keys:
-                group.create_task(self._request(key))
-            ours = [at - began for at in await asyncio.gather(*active)]
+        ours = await self._ours([self._new_key() for _ in range(count)])
         await self._clear()
         return Round(median(floor) * 1000, median(ours) * 1000)
 
@@ -151,15 +150,15 @@ class _Keys:
         message = aio_pika.Message(b"", delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
         await self._exchange.publish(message, routing_key=key)
 
-    async def _ours(self, keys: list[Key]) -> float:
-        """Seconds."""
+    async def _ours(self, keys: list[Key]) -> list[float]:
+        """Seconds of each key, in no order."""
         active = [self._activations.expect(key) for key in keys]
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for key in keys:
                 group.create_task(self._request(key))
         async with asyncio.timeout(PATIENCE):
-            return max(await asyncio.gather(*active)) - began
+            return [at - began for at in await asyncio.gather(*active)]
 
     async def _request(self, key: Key) -> None:
         await self._client.publish(amqp.Message(), exchange=self._names.requests_exchange, routing_key=key)

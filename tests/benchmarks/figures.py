@@ -13,6 +13,8 @@ class Comparison(StrEnum):
     """Ours divided by the floor."""
     DIFFERENCE = "difference"
     """Ours less the floor."""
+    ABSOLUTE = "absolute"
+    """Ours alone; the floor shows what the machine can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,13 @@ class Round:
     ours: float
 
     def compared(self, comparison: Comparison) -> float:
-        return self.ours / self.floor if comparison is Comparison.RATIO else self.ours - self.floor
+        match comparison:
+            case Comparison.RATIO:
+                return self.ours / self.floor
+            case Comparison.DIFFERENCE:
+                return self.ours - self.floor
+            case Comparison.ABSOLUTE:
+                return self.ours
 
 
 def figure(name: str, unit: str, rounds: Sequence[Round], goal: Goal) -> Figure:

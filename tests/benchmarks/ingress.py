@@ -1,8 +1,11 @@
 """The ingress of a managed pool beside a bare consume-and-republish: throughput, what a thousand routes cost, latency.
 
-The floor consumes a quorum queue with the same prefetch and publishes to quorum queues behind a direct exchange with
-confirms, written with aio-pika alone. Both find their requests waiting, so that no publisher competes. The
-latency is taken of both in turns, a few calls of each.
+The floor consumes a quorum queue and publishes to quorum queues behind a direct exchange with confirms, written with
+aio-pika alone. The ingress lets RabbitMQ send as many messages as fit into its memory, should each be as large as
+`requests.max_message_bytes` allows, and takes further ones when it knows the size of those. So there are two floors:
+one with the prefetch that the ingress begins with, and one with the number of small messages that it holds at most,
+which shows what the limit in bytes costs. Both sides find their requests waiting, so that no publisher competes with
+them. The latency is taken of both in turns, a few calls of each.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from pydantic import SecretStr
 
 from osrdyne import amqp
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.config.models import BrokerSettings
+from osrdyne.config.models import BrokerSettings, RequestSettings
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.routes import RouteStore
-from osrdyne.processors.prefetch import PREFETCH
+from osrdyne.processors.prefetch import PREFETCH, first_prefetch
 from osrdyne.protocol.names import Key, PoolNames
 from tests.benchmarks.figures import Comparison, Figure, Goal, Round, figure, percentile
 from tests.benchmarks.leading import Activations, leader
@@ -61,11 +64,12 @@ class Passed(Activations):
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
     bench = _Bench(broker)
-    ten = [await bench.beside_floor(routes=10) for _ in range(ROUNDS)]
+    ten, wide = zip(*[await bench.beside_floors(routes=10) for _ in range(ROUNDS)], strict=True)
     thousand = [await bench.many_routes() for _ in range(ROUNDS)]
     latencies = [await bench.latency() for _ in range(LATENCY_ROUNDS)]
     return [
         figure("ingress, 10 routes", "req/s", ten, Goal(0.6, at_least=True)),
+        figure("ingress, 10 routes, wide floor", "req/s", wide, Goal(0.6, at_least=True)),
         figure("ingress, 1,000 routes", "req/s", thousand, Goal(0.5, at_least=True)),
         figure("ingress, p50", "ms", latencies, Goal(3.0, Comparison.DIFFERENCE)),
     ]
@@ -96,9 +100,11 @@ class _Bench:
         self._broker = broker
         self._names = PoolNames(POOL)
 
-    async def beside_floor(self, *, routes: int) -> Round:
-        floor = await self._floor()
-        return Round(floor, await self._ours(routes))
+    async def beside_floors(self, *, routes: int) -> tuple[Round, Round]:
+        """Requests a second beside the floor with the same prefetch, and beside the one with the widest."""
+        same = await self._floor(first_prefetch(RequestSettings().max_message_bytes))
+        ours = await self._ours(routes)
+        return Round(same, ours), Round(await self._floor(PREFETCH), ours)
 
     async def many_routes(self) -> Round:
         one = await self._ours(1)
@@ -148,7 +154,7 @@ class _Bench:
         async with ManagementClient(settings) as management:
             await RouteStore(management, pool=POOL).save(load_manifest(manifest(routes)), author="bench", at=0.0)
 
-    async def _floor(self) -> float:
+    async def _floor(self, prefetch: int) -> float:
         await self._declare_floor()
         await self._empty(f"bench_floor_{key}" for key in KEYS)
         await self._fill("bench_floor_in")
@@ -156,7 +162,7 @@ class _Bench:
             channel = await connection.channel()
             exchange = await channel.get_exchange("bench_floor")
             source = await connection.channel()
-            await source.set_qos(PREFETCH)
+            await source.set_qos(prefetch)
             done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
             left, began = REQUESTS, 0.0
 

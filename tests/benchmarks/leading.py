@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import ClassVar, Literal, Protocol
 
@@ -24,7 +24,7 @@ from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.admission import KeyCensus
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, WorkerId
 
 NEVER = 86_400.0
 NO_LIMIT = 1_000_000
@@ -66,28 +66,31 @@ class AskedDriver(NoopDriver):
     name: ClassVar[str] = "asked"
     manages_workers: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings, activations: Activations) -> None:
+    def __init__(self, settings: Settings, activations: Activations, running: Iterable[Key] = ()) -> None:
+        """`running`: keys that have a worker already."""
         super().__init__(DriverOptions(), driver_context(settings, clock=SystemClock()))
         self._activations = activations
-        self._instances: list[Instance] = []
+        self._instances = [self._instance(key, 0, f"found.{number}") for number, key in enumerate(running)]
 
     async def list_instances(self) -> list[Instance]:
         return list(self._instances)
 
     async def start(self, spec: WorkerSpec) -> Instance:
         self._activations.note(spec.key, "asked")
-        instance = Instance(
-            instance_id=InstanceId(spec.worker_id),
-            key=spec.key,
-            slot=spec.slot,
-            worker_id=spec.worker_id,
+        self._instances.append(self._instance(spec.key, spec.slot, spec.worker_id))
+        return self._instances[-1]
+
+    def _instance(self, key: Key, slot: int, worker_id: str) -> Instance:
+        return Instance(
+            instance_id=InstanceId(worker_id),
+            key=key,
+            slot=slot,
+            worker_id=WorkerId(worker_id),
             state=InstanceState.RUNNING,
             spec_hash=self.spec_hash(),  # or each would be replaced at once, again and again
             started_at=time.time(),
             external_id="",
         )
-        self._instances.append(instance)
-        return instance
 
 
 class NotingPublisher(LeaderPublisher):
@@ -109,8 +112,9 @@ async def leader(
     *,
     kind: Literal["direct", "managed"] = "direct",
     activations: Activations | None = None,
+    running: Iterable[Key] = (),
 ) -> AsyncIterator[Activations]:
-    """Lead `pool`, as the daemon does, until the end of the block."""
+    """Lead `pool`, as the daemon does, until the end of the block. `running`: keys that have a worker already."""
     settings = Settings(
         broker=BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri)),
         pool=PoolSettings(id=pool, kind=kind),
@@ -134,7 +138,7 @@ async def leader(
                 context=TermContext(session.names, settings, clock, Metrics()),
                 session=session,
                 token=token,
-                driver=AskedDriver(settings, activations),
+                driver=AskedDriver(settings, activations, running),
                 management=management,
                 pinned=[],
                 census=KeyCensus(settings.lifecycle.max_distinct_keys),

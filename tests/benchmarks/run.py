@@ -1,6 +1,7 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
-    python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [priorities] [tracker] [drivers] [spark]
+    python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
+        [priorities] [tracker] [drivers] [spark]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -18,7 +19,19 @@ import uvloop
 
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
-from tests.benchmarks import activation, driver_starts, echo, ingress, priorities, spark_query, takeover, tracker
+from tests.benchmarks import (
+    activation,
+    driver_starts,
+    echo,
+    ingress,
+    leader_change,
+    listings,
+    priorities,
+    spark_query,
+    start,
+    takeover,
+    tracker,
+)
 from tests.benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
@@ -28,6 +41,9 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "activation": activation.run,
     "ingress": ingress.run,
     "takeover": takeover.run,
+    "leaders": leader_change.run,
+    "listings": listings.run,
+    "start": start.run,
     "drivers": driver_starts.run,
     "spark": spark_query.run,
 }
