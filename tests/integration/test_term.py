@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
-from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.client import MAX_PAGE_SIZE, ManagementClient
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.config.models import (
     ApiSettings,
@@ -221,21 +222,43 @@ async def closed_by_an_operator(client: httpx.AsyncClient, name: str) -> bool:
     return closed
 
 
-async def test_idle_group_goes_and_its_queue_with_it(
-    broker_settings: BrokerSettings, names: PoolNames, channel: Channel, api: httpx.AsyncClient
+async def come_and_go(channel: Channel, names: PoolNames) -> None:
+    """Request queues are declared and deleted all the time, at all places of the order of names."""
+    for number in itertools.count():
+        queue = names.request_queue(Key(f"{number * 7 % 10} churn {number}"))
+        await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
+        await channel.delete_queue(queue)
+
+
+async def test_idle_groups_go_and_their_queues_with_them_while_others_come_and_go(
+    broker_settings: BrokerSettings, names: PoolNames, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """lifecycle: "Unbinding an idle group" to "Deleting a queue" with real time: unbound, settled, listed as empty,
-    probed, deleted."""
+    probed, deleted.
+
+    A page of a listing holds 500 queues; here it holds fewer than the pool has, so that listings go the way of pools
+    with more than 500. While queues come and go, no two pages of RabbitMQ fit together.
+    """
+    defaults = ManagementClient.list_queues.__kwdefaults__
+    assert defaults == {"page_size": MAX_PAGE_SIZE}
+    monkeypatch.setitem(defaults, "page_size", 4)
+    keys = [Key(f"{number} idle") for number in range(10)]
     async with daemon_of(settings_of(broker_settings, names.pool, QUICK)) as running:
-        await publish(channel, names, "a")
-        assert await take(channel, names.request_queue(Key("a")), 1) == [b"1"]
+        for key in keys:
+            await publish(channel, names, key)
+        for key in keys:
+            assert await take(channel, names.request_queue(key), 1) == [b"1"]
+        churn = asyncio.create_task(come_and_go(await channel._connection.channel(), names))
         async with asyncio.timeout(SOON):
             while running.term.state.tracker.keys() or running.term.state.queue_status.keys():
                 await asyncio.sleep(0.1)
-        with pytest.raises(BrokerNotFoundError):
-            await (await channel._connection.channel()).declare_queue(names.request_queue(Key("a")), passive=True)
-        await publish(channel, names, "a", b"again")
-        assert await take(channel, names.request_queue(Key("a")), 1) == [b"again"]
+        assert not churn.done()
+        churn.cancel()
+        for key in keys:
+            with pytest.raises(BrokerNotFoundError):
+                await (await channel._connection.channel()).declare_queue(names.request_queue(key), passive=True)
+        await publish(channel, names, keys[0], b"again")
+        assert await take(channel, names.request_queue(keys[0]), 1) == [b"again"]
 
 
 async def test_idle_queue_with_requests_is_kept(
