@@ -188,6 +188,7 @@ class Callers:
 
 
 def _draw_work(random: Random, retry: RetryTerms | None) -> Work:
+    """No two requests have the same text: one of them may be refused because its worker was killed twice."""
     limit = random.choice(tuple(Limit))
     if retry is not None and random.random() < FLAKY_SHARE:
         return _flaky_work(random.randint(1, retry.max_attempts), retry, limit)
@@ -196,11 +197,13 @@ def _draw_work(random: Random, retry: RetryTerms | None) -> Work:
         return Work("/echo", text, json.dumps(text), limit)
     seconds = round(random.uniform(0, LONGEST_SLEEP), 2)
     answer = json.dumps({"slept": seconds}, separators=(",", ":"))
-    return Work(random.choice(("/sleep", "/sleep_thread")), {"seconds": seconds}, answer, limit)
+    body = {"seconds": seconds, "text": secrets.token_hex(8)}
+    return Work(random.choice(("/sleep", "/sleep_thread")), body, answer, limit)
 
 
 def _flaky_work(failures: int, retry: RetryTerms, limit: Limit) -> Work:
     """Fails so often; the last attempt that it gets may fail as well."""
     attempts, fails = min(failures + 1, retry.max_attempts), failures >= retry.max_attempts
     expected = None if fails else json.dumps({"attempt": attempts}, separators=(",", ":"))
-    return Work(FLAKY_PATH, {"failures": failures}, expected, limit, attempts, fails)
+    body = {"failures": failures, "text": secrets.token_hex(8)}
+    return Work(FLAKY_PATH, body, expected, limit, attempts, fails)

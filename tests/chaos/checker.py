@@ -95,10 +95,11 @@ class Verdict:
         return not (self.lost or self.unanswered or self.problems)
 
 
-def allowed_statuses(faults: Iterable[Fault], *, waited: float, rules: Rules | None = None) -> frozenset[Status]:
+def allowed_statuses(faults: Sequence[Fault], *, waited: float, rules: Rules | None = None) -> frozenset[Status]:
     """What may become of a request under these faults, `waited` seconds after it was published.
 
     RabbitMQ counts cut connections as failed deliveries too. Only a clock that is wrong can end a request early.
+    What was running when two workers died, the second time alone, is refused as poison.
     Controllers are in the way of every request in a managed pool only; where they clean queues, they may take a request
     and fail. `may_fail_early` is about what is tried again.
     """
@@ -107,11 +108,13 @@ def allowed_statuses(faults: Iterable[Fault], *, waited: float, rules: Rules | N
         if _may_end_before(fault, LIFETIME, waited=waited, rules=rules):
             allowed |= {Status.EXPIRED}
         if fault.target in _END_DELIVERIES and fault.family is not Family.ALARM:
-            allowed |= {Status.DELIVERY_LIMIT}
+            allowed |= {Status.DELIVERY_LIMIT, Status.POISON}
         if fault.target in _CONTROLLERS and rules is not None and rules.cleans:
             allowed |= {Status.DELIVERY_LIMIT}
         if fault.target is Target.WORKER:
             allowed |= {Status.START_FAILED}
+    if Status.POISON in allowed and any(fault.target in _END_TERMS for fault in faults):
+        allowed |= {Status.REJECTED}  # a worker refuses it for good, and the next leader knows no refused texts
     return frozenset(allowed)
 
 
@@ -140,6 +143,7 @@ def _delays(fault: Fault, rules: Rules | None) -> bool:
 
 _CONTROLLERS = frozenset({Target.LEADER, Target.STANDBY})
 _BETWEEN_WORKERS_AND_NODE = frozenset({Target.WORKER, Target.WORKERS, Target.NODE, Target.EVERYBODY})
+_END_TERMS = frozenset({*_CONTROLLERS, Target.NODE, Target.EVERYBODY})
 _END_DELIVERIES = _BETWEEN_WORKERS_AND_NODE | {Target.KEY}
 
 
@@ -190,11 +194,18 @@ def _problems_of_answers(
         for one in known
         if one.status == Status.OK and not _is_right(one, asked[one.correlation_id])
     ]
-    unkept = {one.correlation_id for one in known if one.status == Status.DELIVERY_LIMIT} - kept
+    unkept = {one.correlation_id for one in known if _must_be_kept(one, asked[one.correlation_id])} - kept
     yield from _named("answers to no known request", strange)
     yield from _named("answers that no fault explains", forbidden)
     yield from _named("wrong answers", wrong)
-    yield from _named("answered delivery_limit, but not in the inventory", sorted(unkept))
+    yield from _named("answered delivery_limit or poison, but not in the inventory", sorted(unkept))
+
+
+def _must_be_kept(answer: Answered, request: Sent) -> bool:
+    """Texts that end workers are sent again and again: workers refuse the later ones by themselves. All others are sent
+    once."""
+    is_killer = request.expected is None and not request.fails
+    return answer.status == Status.DELIVERY_LIMIT or (answer.status == Status.POISON and not is_killer)
 
 
 def _is_right(answer: Answered, request: Sent) -> bool:

@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, Any] = {
         "start_timeout": "60s",
         "resync_interval": "5s",
     },
-    "requests": {"ttl": "60s", "delivery_limit": 5, "poison_time": 0},
+    "requests": {"ttl": "60s", "delivery_limit": 5, "poison_time": "60s"},
     "log": {"level": "info"},
 }
 

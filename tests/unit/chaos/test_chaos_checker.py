@@ -59,8 +59,22 @@ def test_poison_that_was_answered_passes() -> None:
     assert judged(replace(ANSWER, status="delivery_limit"), aftermath=Aftermath(poison=["1"]), done=(POISON,)).passed
 
 
-def test_delivery_limit_without_an_entry_in_the_inventory_is_a_problem() -> None:
-    assert "inventory: 1" in judged(replace(ANSWER, status="delivery_limit"), done=(POISON,)).problems[0]
+@pytest.mark.parametrize("status", ["delivery_limit", "poison"])
+def test_delivery_limit_without_an_entry_in_the_inventory_is_a_problem(status: str) -> None:
+    assert "inventory: 1" in judged(replace(ANSWER, status=status), done=(POISON,)).problems[0]
+
+
+def test_text_that_ends_workers_is_refused_without_an_entry() -> None:
+    killer, answer = replace(ASKED, expected=None), replace(ANSWER, status="poison")
+    assert judged(answer, sent=(killer,), done=(POISON,)).passed
+    assert not judged(answer, sent=(killer,)).passed
+
+
+@pytest.mark.parametrize("target", [Target.LEADER, Target.NODE])
+def test_refused_text_is_rejected_by_a_leader_that_does_not_know_it(target: Target) -> None:
+    faults = [POISON.fault, fault(Family.KILL, Action.KILL, target)]
+    assert Status.REJECTED in allowed_statuses(faults, waited=1.0, rules=RULES)
+    assert Status.REJECTED not in allowed_statuses(faults[:1], waited=1.0, rules=RULES)
 
 
 def test_request_without_a_confirm_is_owed_nothing() -> None:
@@ -127,11 +141,17 @@ def test_many_examples_of_a_problem_are_cut_short() -> None:
         ([fault(Family.KILL, Action.KILL, Target.LEADER)], {Status.OK}),
         ([fault(Family.CUT, Action.CUT, Target.MANAGEMENT)], {Status.OK}),
         ([fault(Family.ALARM, Action.DISK, Target.NODE)], {Status.OK, Status.EXPIRED}),
-        ([fault(Family.CUT, Action.CUT, Target.WORKERS)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
-        ([fault(Family.POISON, Action.REQUEST, Target.KEY)], {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT}),
+        (
+            [fault(Family.CUT, Action.CUT, Target.WORKERS)],
+            {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.POISON},
+        ),
+        (
+            [fault(Family.POISON, Action.REQUEST, Target.KEY)],
+            {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.POISON},
+        ),
         (
             [fault(Family.KILL, Action.KILL, Target.WORKER)],
-            {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.START_FAILED},
+            {Status.OK, Status.EXPIRED, Status.DELIVERY_LIMIT, Status.POISON, Status.START_FAILED},
         ),
     ],
     ids=["none", "leader", "management", "alarm", "cut workers", "poison", "killed worker"],
