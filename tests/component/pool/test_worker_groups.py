@@ -326,7 +326,7 @@ class TestOverdue:
         """With priorities and a concurrency above 1, a worker has several consumers of a queue."""
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.tracker.pin(A)
+            stack.term.state.tracker.pin(A)
             serving = FakeChannel(stack.broker)
             for _ in range(3):
                 await serving.consume(stack.names.request_queue(A), prefetch=1)
@@ -341,7 +341,7 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.tracker.pin(A)
+            stack.term.state.tracker.pin(A)
             dead = FakeChannel(stack.broker)
             await dead.consume(stack.names.request_queue(A), prefetch=1)
             serving = FakeChannel(stack.broker)
@@ -361,7 +361,7 @@ class TestOverdue:
     ) -> None:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
-            stack.term.tracker.pin(A)
+            stack.term.state.tracker.pin(A)
             serving = FakeChannel(stack.broker)
             for _ in range(3):
                 await serving.consume(stack.names.request_queue(A), prefetch=1)

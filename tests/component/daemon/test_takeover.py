@@ -29,7 +29,7 @@ async def test_new_leader_serves_new_keys_while_the_workers_it_found_are_asked(c
     broker, driver = FakeBroker(clock), FakeDriver(clock, pool=POOL)
     async with leading(clock, broker=broker, driver=driver) as stack:
         for key in FOUND:
-            stack.term.tracker.require_worker_group(key)
+            stack.term.state.tracker.require_worker_group(key)
         await clock.advance(1.0)
     under_way = 0
 
