@@ -1,10 +1,23 @@
-"""Settings of the component tests: the leader, or the worker's requests, on fakes and in virtual time."""
+"""Fixtures of the component tests: the leader, or the worker's requests, on fakes and in virtual time."""
 
 from __future__ import annotations
 
 import pytest
 
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+
 
 @pytest.fixture(autouse=True)
 def events_in_reports() -> None:
     """Only warnings, as by default: histories would log a hundred thousand events."""
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return FakeBroker(clock)

@@ -108,11 +108,6 @@ class Callers:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def node(clock: VirtualClock) -> Node:
     return Node(clock)
 

@@ -18,11 +18,6 @@ STILLBORN_AFTER = STILLBORN_SILENCES * STILLBORN_PAUSE
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
     """A node with a queue that was declared and not bound when it was killed."""
     broker = FakeBroker(clock)

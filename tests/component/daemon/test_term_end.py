@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from osrdyne.daemon.term import StopRequest
 from osrdyne.drivers.base import Instance, WorkerSpec
 from osrdyne.protocol.names import Key
@@ -13,11 +11,6 @@ from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.stack import POOL, leading, make_stack
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
 
 
 async def test_stop_leaves_workers_queues_and_requests_in_place(clock: VirtualClock) -> None:

@@ -18,11 +18,6 @@ from osrdyne.testing.stack import Stack, leading, settings_for
 REPLIES = "replies"
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 def limits(**changes: object) -> LifecycleSettings:
     values = {"settle_delay": 1.0, "max_groups": 1, "max_waiting_groups": 1, "make_room_after": 10.0} | changes
     return LifecycleSettings.model_validate(values)

@@ -27,11 +27,6 @@ def settings(**scaling: object):
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def driver(clock: VirtualClock) -> FakeDriver:
     return FakeDriver(clock, pool=POOL)
 

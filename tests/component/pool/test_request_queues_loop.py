@@ -29,16 +29,6 @@ def quick() -> Settings:
     return settings_for(LifecycleSettings(unbind_delay=20.0, stop_delay=10.0, settle_delay=10.0))
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
-
-
 class Released(asyncio.Event):
     """Lets go of what is held. `reached`: whether anything was held."""
 

@@ -23,16 +23,6 @@ SETTINGS = settings_for(LifecycleSettings(unbind_delay=36_000.0, stop_delay=600.
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
-
-
-@pytest.fixture
 def driver(clock: VirtualClock) -> FakeDriver:
     return FakeDriver(clock, pool=POOL)
 

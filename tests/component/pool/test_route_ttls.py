@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from managed_pool import REST, change, managed, managing
 
 from osrdyne.testing.broker import FakeBroker
@@ -11,16 +10,6 @@ from osrdyne.testing.stack import Stack, leading
 
 DAY = 86_400
 LONG = {"route": "FROM /messages/* WHERE level = 'archive' INTO $upstream", "timeToLiveSecs": DAY}
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 def queue_ttl(stack: Stack) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from managed_pool import ALERTS, REST, change, managed, managing, waiting
 
 from osrdyne.amqp import Message
@@ -20,16 +19,6 @@ from osrdyne.testing.stack import Stack, leading
 ALERT = {"level": "alert"}
 STORE = "pool-req-a_Pri0"
 A_WHILE = 60.0
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 def own_queues(broker: FakeBroker) -> list[str]:

@@ -41,18 +41,8 @@ def two_workers() -> Settings:
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def driver(clock: VirtualClock) -> FakeDriver:
     return FakeDriver(clock, pool=POOL)
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return FakeBroker(clock)
 
 
 def spec_of(key: Key = A) -> WorkerSpec:

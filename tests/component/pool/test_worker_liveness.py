@@ -21,11 +21,6 @@ LONG_ENOUGH = 120.0
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 async def stack(clock: VirtualClock) -> AsyncIterator[Stack]:
     """A leader with one worker that has loaded its data."""
     async with leading(clock) as stack:

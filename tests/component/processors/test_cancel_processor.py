@@ -14,11 +14,6 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 async def cancel(stack: Stack, key: str, **properties: object) -> None:
     message = Message(**properties)  # type: ignore[arg-type]
     await FakeChannel(stack.broker).publish(message, exchange=stack.names.cancel_exchange, routing_key=key)

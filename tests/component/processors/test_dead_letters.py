@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
 from osrdyne.errors import PublishRefusedError
@@ -22,16 +22,6 @@ from osrdyne.testing.stack import Stack, leading
 
 MANY = 256
 """More dead letters than are taken at once."""
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 async def die(stack: Stack, headers: dict[str, object], **properties: object) -> None:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from managed_pool import ALERTS, DATA, REST, change, managed, managing, waiting
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Consumer, Message
 from osrdyne.broker.topology.declarations import Exchange
@@ -29,16 +29,6 @@ from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.stack import POOL, Stack, leading
 
 A = Key("a")
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 async def publish_to(stack: Stack, exchange: str, key: str, body: bytes, **properties: object) -> None:

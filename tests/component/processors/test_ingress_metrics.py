@@ -17,11 +17,6 @@ RESYNC = 60.0
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
     return FakeBroker(clock)
 

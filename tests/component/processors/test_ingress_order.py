@@ -17,11 +17,6 @@ LONG = 600.0
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
     return FakeBroker(clock)
 

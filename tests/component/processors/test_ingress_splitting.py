@@ -6,7 +6,7 @@ import json
 
 import pytest
 import structlog
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
 from osrdyne.config.models import PoolSettings, Settings
@@ -29,16 +29,6 @@ BY_HEADER = {"camera.*": {"postfixFromRequest": {"header": "h"}}}
 
 def managed() -> Settings:
     return settings_for().model_copy(update={"pool": PoolSettings(id=POOL, kind="managed")})
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 async def split_by(stack: Stack, rules: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from managed_pool import REST, managing, waiting
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 from test_retry_queues import PLAIN, fail, time_out
 
 from osrdyne.amqp import Message
@@ -20,16 +20,6 @@ from osrdyne.testing.stack import Stack
 
 A, W = Key("a"), WorkerId("later")
 NAME = RequestName("c", REPLIES)
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 async def send(stack: Stack) -> None:

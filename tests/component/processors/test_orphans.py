@@ -32,16 +32,6 @@ A = Key("a")
 NOW_MS = 1_700_000_000_000
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
-
-
 def orphan(properties: Message, key: str = "a", *, redelivered: bool = False) -> Delivery:
     return Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", key, redelivered, b"", properties.properties())
 

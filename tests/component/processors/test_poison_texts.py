@@ -24,11 +24,6 @@ from osrdyne_worker.requests.suspects import PoisonTexts as RefusedTexts
 A = Key("a")
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 # -- the leader's memory
 
 

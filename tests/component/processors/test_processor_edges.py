@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from managed_pool import REST, managing, waiting
-from replies import REPLIES, answers, broker_with_replies
+from replies import REPLIES, answers
 
 from osrdyne.amqp import Message
 from osrdyne.errors import StartFailedError
@@ -18,16 +18,6 @@ from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.drivers import FakeDriver
 from osrdyne.testing.stack import POOL, Stack, leading
-
-
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
 
 
 def break_(monkeypatch: pytest.MonkeyPatch, what: str) -> None:

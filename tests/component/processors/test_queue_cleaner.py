@@ -43,16 +43,6 @@ def cleaning(**settings: object) -> Settings:
     return settings_for().model_copy(update=update)
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
-
-
 @asynccontextmanager
 async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) -> AsyncIterator[Stack]:
     async with leading(clock, broker=broker, settings=cleaning(**settings)) as stack:

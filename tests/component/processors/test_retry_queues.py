@@ -39,16 +39,6 @@ WAIT = NAMES.retry_queue(1000)
 A = Key("a")
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
-def broker(clock: VirtualClock) -> FakeBroker:
-    return broker_with_replies(clock)
-
-
 async def take(stack: Stack, key: str = "a", priority: int | None = None) -> Delivery:
     queue = stack.names.request_queue(Key(key), priority)
     consumer = await FakeChannel(stack.broker).consume(queue, prefetch=1)

@@ -20,11 +20,6 @@ REPLIES = "replies"
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
-@pytest.fixture
 def broker(clock: VirtualClock) -> FakeBroker:
     broker = FakeBroker(clock)
     broker.declare_queue(REPLIES, {})

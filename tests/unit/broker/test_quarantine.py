@@ -20,11 +20,6 @@ from osrdyne.testing.clock import VirtualClock
 A, B = Key("a"), Key("b")
 
 
-@pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
-
-
 def test_one_refusal_may_be_an_accident(clock: VirtualClock) -> None:
     quarantine = Quarantine(clock)
     quarantine.note(A, "406")

@@ -11,7 +11,6 @@ from osrdyne.drivers.docker.containers import Containers
 from osrdyne.drivers.docker.labels import Identity
 from osrdyne.drivers.docker.options import BrokerUri, DockerOptions
 from osrdyne.errors import DriverUnavailableError
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_conformance import make_spec
 
 OPTIONS = DockerOptions(image="worker:1", broker_uri=BrokerUri.ENV, timeout=10.0)
@@ -46,11 +45,6 @@ class EngineInMemory:
 
     def remove_container(self, container_id, **_options):
         del self.made[container_id]
-
-
-@pytest.fixture
-def clock():
-    return VirtualClock()
 
 
 @pytest.fixture

@@ -9,14 +9,8 @@ import pytest
 from osrdyne.drivers.base import DriverContext, DriverOptions, InstanceState
 from osrdyne.drivers.noop import NoopDriver
 from osrdyne.errors import DriverUnavailableError, StartFailedError
-from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.driver_conformance import KEY, make_spec
 from osrdyne.testing.drivers import Call, FakeDriver
-
-
-@pytest.fixture
-def clock():
-    return VirtualClock()
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""Fixtures of the tests of processors: a broker with a queue for answers."""
+
+from __future__ import annotations
+
+import pytest
+from replies import broker_with_replies
+
+from osrdyne.testing.broker import FakeBroker
+from osrdyne.testing.clock import VirtualClock
+
+
+@pytest.fixture
+def broker(clock: VirtualClock) -> FakeBroker:
+    return broker_with_replies(clock)
