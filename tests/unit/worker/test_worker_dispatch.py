@@ -111,7 +111,7 @@ async def test_cancelled_thread_is_waited_for_until_its_jobs_are_gone(
 
     def plain(call: Call) -> None:
         started.set()
-        sessions.cancelled.wait(10)
+        sessions.cancelled.wait(120)
         ended.append(True)
 
     running = asyncio.ensure_future(dispatcher(plain, sessions=sessions).run(call_of("/plain"), group_id="g"))
