@@ -29,7 +29,7 @@ class LeaderAddress:
         """Whether this daemon's address was announced, and RabbitMQ has none."""
         return self._announced is not None and await self._parameters.get_global_parameter(self.name) is None
 
-    async def put_again(self) -> None:
+    async def store_again(self) -> None:
         """Announce the same address again."""
         await self._parameters.put_global_parameter(self.name, self._announced)
 

@@ -42,7 +42,7 @@ async def test_worker_that_stands_still_is_replaced_and_its_request_answered(
     gate.touch()
     assert (await caller.answer(request)).status == "ok"
     assert (await caller.info("k"))["pid"] != before["pid"]
-    assert daemon.events("worker does not work", key="k", why="it did not answer")
+    assert daemon.events("worker hangs", key="k", why="it did not answer")
 
 
 BROKEN = {"exit": 3, "says": "cannot open the data of this key"}

@@ -112,7 +112,7 @@ async def test_docker_away_for_a_while_costs_no_request_and_no_worker(
         engine.refusing = True
         engine.cut()
         new = asyncio.ensure_future(ask(client, "infra=2"))
-        await daemon.until_event("driver call failed, trying again", action="start")
+        await daemon.until_event("driver call failed", action="start")
         assert await ask(client, "infra=1") == first
         assert (await daemon.get("/ready"))["ready"] is True
         engine.refusing = False

@@ -160,7 +160,7 @@ async def policymaker(settings: Settings, management: ManagementClient, pool_id:
 
 async def test_controller_that_may_not_make_users_tells_callers(policymaker: Settings) -> None:
     async with running_daemon(policymaker), client_of(policymaker) as client:
-        with pytest.raises(StartFailedError, match="credentials of the worker cannot be made"):
+        with pytest.raises(StartFailedError, match="refused the worker's credentials"):
             await client.call(KEY, "/echo", b"x", timeout=PATIENCE)
 
 

@@ -1,1 +1,1 @@
-"""The end of groups: idle groups, and eviction while others wait for room."""
+"""The end of groups: the idle reaper, and eviction while other groups wait for a place."""

@@ -1,7 +1,7 @@
-"""The room maker: while groups wait for a place, the least recently used idle ones are asked to end.
+"""Eviction: while groups wait for a place, the least recently used idle groups are retired.
 
-It only asks: the group is unbound at once and ends the ordinary way, on evidence that its queue is empty; a request
-that comes meanwhile keeps it, and another one is asked.
+A retired group is unbound at once and ends like any other, when its queue is proven empty. A request that arrives
+meanwhile keeps it, and another group is chosen.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.protocol.names import Key
 
 POLL_INTERVAL = 5.0
-"""Seconds between two looks while groups wait."""
+"""Seconds between two passes while groups wait."""
 AT_REST = frozenset({WorkerState.READY, WorkerState.IDLE})
 
 
 class GroupEviction:
-    """Chooses who makes room, in one term."""
+    """Chooses the groups to retire, in one term."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GroupEviction:
         self._log: Logger = get_logger("eviction")
 
     async def run(self) -> None:
-        """Look whenever a group begins to wait, and every few seconds while any does, for ever."""
+        """Evict whenever a group begins to wait, and at intervals while any does. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the room maker")
             await self._evict_while_groups_wait()
@@ -69,7 +69,7 @@ class GroupEviction:
             self.evict()
 
     def evict(self) -> None:
-        """One pass."""
+        """Evict once."""
         waiting = len(self._admission.waiting())
         if not waiting:
             self._seen_busy.clear()
@@ -81,7 +81,7 @@ class GroupEviction:
         ]
         for key in choose_to_end(candidates, waiting=waiting, now=self._clock.monotonic(), idle_for=self._idle_for):
             if self._tracker.retire(key):
-                self._log.info("group makes room", key=key, waiting=waiting)
+                self._log.info("group evicted", key=key, waiting=waiting)
 
     def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
         stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
@@ -89,8 +89,8 @@ class GroupEviction:
         return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
 
     def _ask_queue(self, key: Key, record: GroupRecord) -> None:
-        """Workers that do not report completion stay busy after their first request: their queue says when they are
-        idle. It is asked for groups that could make room otherwise."""
+        """Look at the queue of a group whose workers do not report completion: they stay busy after their first
+        request, and only the queue shows when they are idle. Done for groups that could be evicted otherwise."""
         busy = [worker for worker in self._worker_reports.of_key(key) if worker.state is WorkerState.BUSY]
         if not busy or any(worker.reports_completion for worker in busy) or record.status is not GroupStatus.ACTIVE:
             return
@@ -104,7 +104,7 @@ class GroupEviction:
             self._seen_busy[key] = self._clock.monotonic()
 
     def _is_at_rest(self, key: Key) -> bool:
-        """Every worker of the group has said that it has nothing to do; a failed group has none, and is at rest."""
+        """Whether every worker of the group reports that it is idle; a group without workers is idle, too."""
         facts = self._worker_status[key]
         if facts.stopping or facts.starting:
             return False

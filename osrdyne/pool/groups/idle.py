@@ -1,7 +1,7 @@
-"""The idle judge: ends UNBOUND groups whose `stop_delay` is over, on evidence and not on the clock alone.
+"""The idle reaper: ends UNBOUND groups whose `stop_delay` is over, on evidence and not on the clock alone.
 
 Before the workers of a group are stopped, a listing must show that its queue is empty, unacknowledged deliveries
-included; so a lost activity report costs nothing but a cycle, and a busy worker is never stopped (lifecycle:
+included. A lost activity report therefore costs one cycle at most, and a busy worker is never stopped (lifecycle:
 idle-needs-a-fresh-total).
 """
 
@@ -19,11 +19,11 @@ from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 POLL_INTERVAL = 10.0
-"""Between looks at groups that cannot be judged yet, because their queue has not answered, seconds."""
+"""Seconds between passes over due groups whose queue has not answered."""
 
 
 class IdleReaper:
-    """Decides about the end of groups."""
+    """Decides which due groups end."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class IdleReaper:
         self._log: Logger = get_logger("idle_reaper")
 
     async def run(self) -> None:
-        """Judge the groups that become due, for ever."""
+        """Examine the groups that become due. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the idle judge")
             while True:
@@ -59,21 +59,22 @@ class IdleReaper:
             self._tracker.stop_due.set()
 
     def reap(self) -> None:
-        """One pass over the groups that are due."""
+        """Examine the due groups once."""
         due = self._tracker.stop_due_keys()
         self._seen_busy = {key: at for key, at in self._seen_busy.items() if key in due}
         for key in due:
             if not self._queue_status[key].exists:
-                self._tracker.end(key)  # no queue, so nothing that could be lost
+                self._tracker.end(key)  # no queue, so nothing can be lost
                 continue
             messages = self._messages(key)
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
             elif messages and self._tracker.is_retired(key) and self._worker_status[key].instances:
-                self._seen_busy[key] = self._clock.monotonic()  # its workers finish what is there; then ask again
+                # Its workers finish the requests, then the total is requested again.
+                self._seen_busy[key] = self._clock.monotonic()
             elif messages:
                 self._tracker.require_worker_group(key)
-                self._log.info("group is not idle after all", key=key, messages=messages)
+                self._log.info("group is not idle", key=key, messages=messages)
 
     def _messages(self, key: Key) -> int | None:
         after = stop_evidence_after(self._queue_status[key], settle_delay=self._settle_delay)

@@ -1,8 +1,8 @@
-"""Message totals of request queues sampled after a given moment: the evidence that a queue is empty (lifecycle:
-idle-needs-a-fresh-total, total-for-hidden-messages).
+"""Message totals of request queues in samples taken after a given moment: the evidence that a queue is empty
+(lifecycle: idle-needs-a-fresh-total, total-for-hidden-messages).
 
-The idle judge and the request queues loop ask again and again; what nobody knows yet is fetched for them, one listing
-for all who wait, and told through `feed`. It decides nothing.
+The idle reaper and the request queues loop ask repeatedly. What is not known yet is fetched with one listing for all of
+them and announced through `feed`. This module decides nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from osrdyne.protocol.names import Key
 
 LISTING_RETRY = Backoff(initial=1.0, maximum=30.0)
 GATHER_DELAY = 1.0
-"""How long a listing that is due waits for others that need one, seconds."""
+"""Seconds that a due listing waits, to serve further requests for totals."""
 LISTING_SHARE = 4
-"""A listing that is due waits this many times as long as the last one took: with thousands of queues, of which some are
-due all the time, RabbitMQ spends a fifth of its time on listings at most."""
+"""A due listing waits this many times as long as the last one took: with thousands of queues, some of which are
+always due, RabbitMQ spends at most a fifth of its time on listings."""
 
 
 class QueueDepths:
-    """Totals of queues that run, each no older than somebody asked for."""
+    """Totals of running queues, each at least as fresh as requested."""
 
     def __init__(self, context: TermContext, listings: QueueListings) -> None:
         self._listings = listings
@@ -39,9 +39,9 @@ class QueueDepths:
         self._log: Logger = get_logger("queue_depths")
 
     def messages(self, key: Key, *, after: float) -> int | None:
-        """Messages in the queue in a sample taken after `after` (monotonic); None: not known yet, it is being asked.
+        """Return the messages of a queue in a sample taken after `after` (monotonic); None while that is being fetched.
 
-        A queue that does not answer keeps None for an answer: whoever still needs it asks again every few seconds.
+        The total of a queue that does not answer stays None: components that need it ask again every few seconds.
         """
         known = self._known.get(key)
         if known is not None and known.sampled_after >= after:
@@ -52,7 +52,7 @@ class QueueDepths:
         return None
 
     async def run(self) -> None:
-        """List whenever somebody needs it and the samples can be new enough, for ever."""
+        """List whenever a total is requested and samples can be fresh enough. Runs until cancelled."""
         failures, took = 0, 0.0
         while True:
             while (wait := self._due_in()) is None or wait > 0:
@@ -63,20 +63,22 @@ class QueueDepths:
                 listed = await self._listings.list_message_totals()
             except BrokerError as error:
                 failures += 1
-                self._log.warning("listing failed, nothing is stopped or deleted meanwhile", error=str(error))
+                # Nothing is stopped or deleted until a listing succeeds.
+                self._log.warning("queue listing failed", error=str(error))
                 await self._clock.sleep(LISTING_RETRY.delay(failures))
                 continue
             failures, took = 0, self._clock.monotonic() - began
             self._take(listed)
 
     def _due_in(self) -> float | None:
-        """Seconds until a listing can tell what somebody wants to know; None while nobody does."""
+        """Seconds until a listing can answer a request; None if there is none."""
         if not self._wanted:
             return None
         return min(self._wanted.values()) + TOTALS_MAX_AGE - self._clock.monotonic()
 
     def _take(self, listed: dict[Key, MessageTotal]) -> None:
-        """Keep what answers somebody; a queue that was due and is not listed waits until it is asked for again."""
+        """Keep the totals that answer a request. A due queue that is not listed is dropped until it is requested
+        again."""
         latest = self._clock.monotonic() - TOTALS_MAX_AGE
         answered = {
             key: listed[key]

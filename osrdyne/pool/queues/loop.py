@@ -1,11 +1,11 @@
-"""The request queues loop: makes queues and bindings what the tracker expects, key by key.
+"""The request queues loop: makes queues and bindings as the tracker desires, key by key.
 
-One actor per key that has something to do: it reads the newest desired and the newest facts, takes one step, and looks
-again (lifecycle: one-actor-per-key), so that one key's failure or wait delays nobody else. It never branches on what
-woke it.
-A new term finds keys that have to be bound again: these take turns in the background, a few at a time, until a request
-waits for one. New keys do not wait for them.
-It writes the queue facts, and talks to the broker only through `QueueCommands`.
+Each key with something to do has one actor. It reads the latest desired and observed state, takes one step, and plans
+again (lifecycle: one-actor-per-key), so that a failure or wait of one key delays no other. It never branches on what
+woke it. At the start of a term many keys have to be bound again: these take turns in the background, a few at a time,
+until a request waits for one of them; new keys do not wait for them.
+
+The loop is the only writer of the queue status, and sends commands to RabbitMQ only through `QueueCommands`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
 DELETE_RETRY = Backoff(initial=1.0, maximum=30.0)
-"""Between attempts to delete a queue that somebody still uses, or that gave no evidence."""
+"""Between attempts to delete a queue that is still in use or whose messages are not accounted for."""
 EVIDENCE_INTERVAL = 15.0
-"""How often the total of a queue that gave none is asked for again, seconds."""
+"""Seconds until the total of a queue that did not answer is requested again."""
 RECHECK_INTERVAL = 60.0
-"""How long an actor waits for a change before it looks again all the same, seconds."""
+"""Seconds that an actor waits for a change before it plans again anyway."""
 CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
-"""Between attempts to get a queue that exists with other arguments, which only a person can remove."""
+"""Between attempts to use a queue that exists with other arguments, which only an operator can delete."""
 BACKGROUND = 16
-"""How many keys that a term has found are bound or unbound again at once, as long as no request waits for them. The
-token channel carries out one command after the other: what a request waits for comes behind so many at most."""
+"""How many keys found at the start of a term are bound or unbound at once while no request waits for them. The token
+channel carries out commands one after the other: a command for a waiting request queues behind this many at most."""
 
 
 class RequestQueuesLoop:
@@ -70,7 +70,7 @@ class RequestQueuesLoop:
         self._log: Logger = get_logger("request_queues")
 
     async def run(self) -> None:
-        """Wake the actor of every key whose desired or worker facts changed, for ever."""
+        """Wake the actor of every key whose desired or observed state has changed. Runs until cancelled."""
         sources = [
             self._tracker.subscribe(),
             self._worker_status.feed.subscribe(already=self._queue_status.keys()),
@@ -106,14 +106,14 @@ class RequestQueuesLoop:
         self._group.create_task(self._act(key), name=f"queue of {key!r}")
 
     async def _hurry_on(self, awaited: Subscription[Key]) -> None:
-        """A request waits for the key: it does not wait for its turn any more."""
+        """Start the actors of keys for which a request waits, without waiting for their turn."""
         while True:
             for key in await awaited.wait():
                 self._background.pop(key, None)
                 self._wake(key)
 
     def _end_turn(self, key: Key) -> None:
-        """A key's turn in the background is over with its first command."""
+        """End a key's turn in the background; it ends with the first command."""
         if key in self._in_background:
             self._in_background.discard(key)
             self._go_on_in_background()
@@ -140,7 +140,7 @@ class RequestQueuesLoop:
         )
 
     async def _act(self, key: Key) -> None:
-        """Take steps until there is none left. Never cancelled inside a command, only with its term."""
+        """Take steps until the state is as desired. Cancelled only when the term ends, never within a command."""
         woken = self._actors[key]
         failures = 0
         try:
@@ -150,29 +150,28 @@ class RequestQueuesLoop:
                 except BrokerConflictError as error:
                     failures += 1
                     self._queue_status.update(key, fault=error)
-                    self._log.error("request queue cannot be had", key=key, error=str(error))
+                    self._log.error("request queue unavailable", key=key, error=str(error))
                     wait = CONFLICT_RETRY.delay(failures)
                 else:
-                    # Waiting for others is no failure; a queue that could not be deleted is.
+                    # Waiting for other components is no failure; a queue that could not be deleted is.
                     failed = step in {QueueStep.DELETE, QueueStep.DISPOSE} and wait is not None
                     failures = failures + 1 if failed else 0
                 self._end_turn(key)
                 if wait is not None:
                     await woken.wait(wait)
-            self._end_turn(key)  # where there was nothing to do any more
-            self._queue_status.update(
-                key, fault=None
-            )  # nobody needs the queue any more; who needs it again tries again
+            self._end_turn(key)  # if there was nothing to do any more
+            self._queue_status.update(key, fault=None)  # the queue is not needed any more; the next request tries again
         finally:
             del self._actors[key]
 
     async def _take(self, step: QueueStep, key: Key, failures: int) -> float | None:
-        """Take one step. None: look again at once; else seconds to wait for a change."""
+        """Take one step. Returns None to plan again at once, otherwise the seconds to wait for a change."""
         match step:
             case QueueStep.DECLARE:
                 await self._queue_commands.declare(key)
                 self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
-                self._tracker.adopt(key, GroupStatus.UNBOUND)  # ended meanwhile: nobody has looked into this queue
+                # If the group was ended meanwhile, nothing has checked this queue.
+                self._tracker.adopt(key, GroupStatus.UNBOUND)
             case QueueStep.CHECK:
                 await self._check(key)
                 return None
@@ -181,7 +180,7 @@ class RequestQueuesLoop:
                 now = self._clock.monotonic()
                 self._queue_status.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
-                # Withdrawn before it is sent (13).
+                # Withdrawn before it is sent (lifecycle: bound-is-reported-late).
                 self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None, unverified=False)
                 await self._queue_commands.unbind(key)
                 self._queue_status.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
@@ -205,16 +204,16 @@ class RequestQueuesLoop:
         return None
 
     async def _check(self, key: Key) -> None:
-        """Ask RabbitMQ about a group whose queue or binding may be gone, and believe the answer."""
+        """Ask RabbitMQ about a group whose queue or binding may be gone, and apply the answer."""
         asked_at = self._clock.monotonic()
         found = await self._queue_commands.check(key)
         if found is QueueCheck.MISSING:
-            self._note_repair("request_queue", "request queue is gone, declaring it again", key)
+            self._note_repair("request_queue", "request queue missing, declaring it again", key)
             self._queue_status.update(key, exists=False)
             return
         if found is QueueCheck.UNBOUND:
-            self._note_repair("request_binding", "binding of a request queue is gone, binding it again", key)
-        # Only bind-ok of this term says that it is bound (9): an answer of the HTTP API never does.
+            self._note_repair("request_binding", "request queue binding missing, binding again", key)
+        # Only bind-ok of this term proves a binding (lifecycle: listed-bindings-are-unknown), never the HTTP API.
         binding = self._queue_status[key].binding if found is QueueCheck.INTACT else Binding.UNKNOWN
         self._queue_status.update(key, binding=binding, unverified=False, checked_at=asked_at)
 
@@ -233,7 +232,8 @@ class RequestQueuesLoop:
         return None if self._tracker.status(key) is not None else DELETE_RETRY.delay(failures + 1)
 
     async def _dispose(self, key: Key, failures: int) -> float | None:
-        """Delete a store of a group that goes on; workers may need some time to let go of it (31)."""
+        """Delete the queue of an unused level while its group continues; workers may need some time to stop
+        consuming it (lifecycle: several-queues-per-group)."""
         priority = self._queue_status[key].disposable[0]
         outcome = await self._queue_commands.delete_level(key, priority)
         if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
@@ -243,20 +243,20 @@ class RequestQueuesLoop:
         )
         if outcome is DeleteOutcome.DELETED:
             self._metrics.queue_commands.labels(command="delete").inc()
-            self._log.info("queue of a priority that no route uses deleted", key=key, priority=priority)
+            self._log.info("unused priority queue deleted", key=key, priority=priority)
         return None
 
     def _keep(self, key: Key, outcome: DeleteOutcome) -> None:
         self._metrics.deletes_refused.inc()
         self._log.info("request queue kept", key=key, reason=outcome.value)
         if outcome is DeleteOutcome.NOT_EMPTY and self._tracker.status(key) is None:
-            self._tracker.require_worker_group(key)  # requests are in it: serve them (26)
+            self._tracker.require_worker_group(key)  # requests are in it: serve them
 
     def verify(self, key: Key, *, since: float) -> None:
-        """Something that was seen at `since` (monotonic) shows that the queue of this key, or its binding, may be gone,
-        although it is believed bound: ask RabbitMQ, unless it was asked or bound after that.
+        """Ask RabbitMQ whether the queue and binding of a key still exist, because an observation at `since`
+        (monotonic) shows that one may be gone. Does nothing if it was checked or bound after that.
 
-        Until the answer the key counts as not bound, so that no request is forwarded into the void.
+        Until the answer the key counts as not bound, so that no request is forwarded to a missing binding.
         """
         facts = self._queue_status[key]
         if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
@@ -264,23 +264,23 @@ class RequestQueuesLoop:
             self.reconcile(key)
 
     def verify_all(self) -> None:
-        """The bindings of all groups may be gone."""
+        """Check the queues and bindings of all groups."""
         now = self._clock.monotonic()
         for key in self._queue_status.existing():
             self.verify(key, since=now)
 
     def reconcile(self, key: Key) -> None:
-        """Somebody found that the facts of this key have changed."""
+        """Plan this key again."""
         self._asked.notify(key)
 
     def adopt(self, key: Key) -> None:
-        """A queue of this key was listed; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
+        """Take over a listed queue; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
         if not self._queue_status[key].exists:
             self._found.add(key)
             self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
 
     def note_missing(self, key: Key) -> None:
-        """The queue of this key does not exist any more: another client has deleted it."""
+        """Note that the queue of this key was deleted by another client."""
         self._queue_status.update(key, exists=False)
         self.reconcile(key)
 
@@ -299,5 +299,5 @@ class RequestQueuesLoop:
         self.reconcile(key)
 
     def busy_keys(self) -> set[Key]:
-        """Keys with a command in flight or waited for; a slow listing says nothing about them (lifecycle: resync)."""
+        """Keys with a command in progress or waiting; a slow listing says nothing about them (lifecycle: resync)."""
         return set(self._actors)

@@ -1,4 +1,4 @@
-"""Plan the next step for one request queue, as a pure function of what is observed.
+"""Plan the next step for one request queue, as a pure function of desired and observed state.
 
 Each rule prevents a counterexample of the model (docs/design/lifecycle.md).
 """
@@ -12,7 +12,7 @@ from osrdyne.pool.state.observed import Binding, ObservedQueue, ObservedWorkers
 
 
 class QueueStep(StrEnum):
-    """What the actor of a key does next."""
+    """The next step of the actor of a key."""
 
     DECLARE = "declare"
     CHECK = "check"
@@ -37,8 +37,8 @@ def plan_queue(
     settle_delay: float,
     messages: int | None,
 ) -> QueueStep:
-    """The next step for one request queue (lifecycle: one-actor-per-key, bind-waits-for-stop, always-unbind, settle,
-    delete-preconditions, total-for-hidden-messages, delete-runs-to-its-end, several-queues-per-group).
+    """Return the next step for one request queue (lifecycle: one-actor-per-key, bind-waits-for-stop, always-unbind,
+    settle, delete-preconditions, total-for-hidden-messages, delete-runs-to-its-end, several-queues-per-group).
 
     `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
     """
@@ -47,7 +47,7 @@ def plan_queue(
     if not queue.exists:
         return QueueStep.DONE
     if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
-        return QueueStep.UNBIND  # always sent, whatever is believed (19)
+        return QueueStep.UNBIND  # always sent, whatever is believed (lifecycle: always-unbind)
     if desired is GroupStatus.UNBOUND:
         return QueueStep.DONE
     if now < queue.unbound_at + settle_delay:
@@ -63,17 +63,18 @@ def _plan_bound(queue: ObservedQueue, workers: ObservedWorkers) -> QueueStep:
     if not queue.exists:
         return QueueStep.DECLARE
     if queue.unverified:
-        return QueueStep.CHECK  # before a bind: to bind a queue that is gone costs the leader its token (3)
+        return QueueStep.CHECK  # before a bind: binding a missing queue closes the token channel
     if queue.is_bound:
         return QueueStep.DISPOSE if queue.disposable else QueueStep.DONE
-    # A stop in flight would hit a worker that has just got a request (18).
+    # The stop would hit a worker that has just got a request (lifecycle: bind-waits-for-stop).
     return QueueStep.WAIT_FOR_STOP if workers.stopping else QueueStep.BIND
 
 
 def stop_evidence_after(queue: ObservedQueue, *, settle_delay: float) -> float | None:
-    """Monotonic time after which a sample shows that an UNBOUND queue is empty: its workers may be stopped (21).
+    """Monotonic time after which a sample proves that an UNBOUND queue is empty, so that its workers may be stopped
+    (lifecycle: idle-needs-a-fresh-total).
 
-    None: nothing shows it yet, because its unbind has not been answered in this term.
+    None: its unbind has not been answered in this term, so no sample proves it.
     """
     if not queue.exists or queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
         return None
@@ -81,9 +82,10 @@ def stop_evidence_after(queue: ObservedQueue, *, settle_delay: float) -> float |
 
 
 def delete_evidence_after(queue: ObservedQueue, workers: ObservedWorkers, *, settle_delay: float) -> float | None:
-    """Monotonic time after which a sample shows that the queue may be deleted, or None: settled, no worker left (28).
+    """Monotonic time after which a sample proves that the queue may be deleted (lifecycle: total-for-hidden-messages);
+    None until it has settled and has no worker.
 
-    The probe alone does not see dead letters that wait for their confirm, nor delayed messages.
+    The probe alone sees neither dead letters that wait for their confirm nor delayed messages.
     """
     settled = stop_evidence_after(queue, settle_delay=settle_delay)
     if settled is None or workers.empty_since is None:

@@ -1,9 +1,9 @@
-"""The slow comparison of everything with what the broker lists, for what no event told (lifecycle: "Takeover and
-restart").
+"""The resync: compares groups with a listing of RabbitMQ at intervals, for changes without an event (lifecycle:
+"Takeover and restart").
 
 The same listing seeds a term: a queue that is bound or holds requests is ACTIVE, any other UNBOUND. Later listings
-adopt unknown queues in the same way, and notice queues and bindings that somebody else removed. What a listing says of
-a key with a command in flight since it began is ignored.
+adopt unknown queues in the same way, and detect queues and bindings that another client removed. A listing is ignored
+for keys with a command in progress since it began.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from osrdyne.protocol.names import Key
 
 
 def seed_status(queue: ListedQueue) -> GroupStatus:
-    """What is expected of a group that was found (lifecycle: listed-bindings-are-unknown)."""
+    """The desired state of a group that was found in RabbitMQ (lifecycle: listed-bindings-are-unknown)."""
     return GroupStatus.ACTIVE if queue.bound or queue.ready > 0 else GroupStatus.UNBOUND
 
 
 class Resync:
-    """Seeds a term, and compares while it lasts."""
+    """Seeds a term and compares it with RabbitMQ while it lasts."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Resync:
         self._log: Logger = get_logger("resync")
 
     async def seed(self) -> int:
-        """Take over every queue of the pool; how many there were."""
+        """Take over every queue of the pool. Returns their number."""
         listed = await self._listings.list_request_queues()
         for queue in listed:
             self._queue_commands.adopt(queue.key, queue.ready_by_level)
@@ -67,9 +67,9 @@ class Resync:
         return len(listed)
 
     def retire_unused(self, worker_status: WorkerStatuses) -> None:
-        """End groups that were found without request, binding or worker, as soon as that is proven.
+        """Retire groups that were found without request, binding or worker, so that they end as soon as that is proven.
 
-        A worker that is started for one would be stopped after `stop_delay`, when it has just loaded its data.
+        Otherwise a worker would be started for them and stopped after `stop_delay`, when it has just loaded its data.
         """
         for key in self._found_empty:
             if self._tracker.status(key) is GroupStatus.UNBOUND and not worker_status[key].instances:
@@ -77,17 +77,17 @@ class Resync:
         self._found_empty.clear()
 
     async def run(self) -> None:
-        """Compare every `interval` seconds, for ever."""
+        """Compare at intervals. Runs until cancelled."""
         while True:
             await self._clock.sleep(self._interval)
             try:
                 await self.compare()
             except BrokerError as error:
-                self._log.warning("listing failed", error=str(error))
+                self._log.warning("resync listing failed", error=str(error))
 
     def _adopt(self, queue: ListedQueue) -> None:
-        """Take over a queue that no event told of. Without binding and message it ends, as soon as that is proven, and
-        no worker is started for it: a deposed leader has declared it late, for example."""
+        """Take over an unknown queue, for example one that a deposed leader declared late. Without binding and
+        message it is retired, and no worker is started for it."""
         self._queue_loop.adopt(queue.key)
         if seed_status(queue) is GroupStatus.ACTIVE:
             self._tracker.require_worker_group(queue.key)
@@ -98,7 +98,7 @@ class Resync:
             self._tracker.retire(queue.key)
 
     async def compare(self) -> None:
-        """One pass."""
+        """Compare once."""
         known = self._queue_status.existing()
         bound = {key for key in known if self._queue_status[key].is_bound}
         busy = self._queue_loop.busy_keys()
@@ -119,9 +119,9 @@ class Resync:
                 self._queue_loop.verify(key, since=self._clock.monotonic())
         for key in (known - bound - busy) & listed.keys():
             if not listed[key].whole and key not in self._queue_loop.busy_keys():
-                await self._queue_commands.check(key)  # a queue of it that is gone would keep the others for ever
+                await self._queue_commands.check(key)  # a missing queue of it would keep the others from being deleted
         for key in known - bound - listed.keys() - busy:
             if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():
                 continue
-            self._log.warning("request queue is gone, another client deleted it", key=key)
+            self._log.warning("request queue was deleted by another client", key=key)
             self._queue_loop.note_missing(key)

@@ -1,10 +1,10 @@
-"""Compares what the daemon has declared with what RabbitMQ has, every few seconds, and repairs what was changed.
+"""The topology watch: compares the declared objects with those of RabbitMQ at intervals, and repairs differences.
 
-Missing exchanges, queues and bindings are declared again on a channel of their own, the policy and parameters are put
-through the HTTP API; nothing is ever deleted, and nothing goes over the channel of the leader token. Before a repair
-the leader makes sure that it still leads, or a deposed one would fight over the policy with its successor. What exists
-with other arguments, or another policy that comes first, only a person can change: it is logged and shown by `status`.
-The leader queue is left out: its loss ends the term, and the next one declares it.
+Missing exchanges, queues and bindings are declared again on a channel of their own; the policy and parameters are put
+through the HTTP API. Nothing is deleted, and nothing is sent over the token channel. Before a repair the leader
+confirms that it still leads: a deposed leader would otherwise compete with its successor for the policy. An object with
+other arguments, or another policy with a higher priority, needs an operator: it is logged and shown by `status`. The
+leader queue is left out: its loss ends the term, and the next term declares it.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from osrdyne.pool.views import ComponentView
 from osrdyne.protocol.names import QueueName
 
 LEAST_PAUSE = 1.0
-"""Seconds between two comparisons, however often one is asked for."""
+"""Minimum seconds between two comparisons, however often one is requested."""
 COMPONENT = "topology"
 
 
 class KeptParameter(Protocol):
-    """A global parameter that the daemon keeps in RabbitMQ. `name`: of the parameter."""
+    """A global parameter that the daemon keeps in RabbitMQ. `name`: its name there."""
 
     @property
     def name(self) -> str: ...
 
     async def is_missing(self) -> bool:
-        """Whether RabbitMQ does not have it, although it was put."""
+        """Whether the parameter was stored and RabbitMQ does not have it."""
         ...
 
-    async def put_again(self) -> None:
-        """Put what was put last."""
+    async def store_again(self) -> None:
+        """Store the latest value again."""
         ...
 
 
 class TopologyWatch:
-    """The objects of one pool in one term.
+    """Watches the objects of one pool in one term.
 
-    `expected`: what has to be declared now; `declare` declares it. `declare_waits`: declares the queues where requests
-    wait for their next attempt. `verify_bindings`: has the bindings of all request queues checked.
+    `expected` returns what has to be declared now, and `declare` declares it. `declare_waits` declares the retry
+    queues. `verify_bindings` has the bindings of all request queues checked.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TopologyWatch:
         self._log: Logger = get_logger(COMPONENT, pool=context.names.pool)
 
     async def run(self) -> None:
-        """Compare every `interval` seconds, and soon when asked to, for ever. Raises `LeadershipLostError`."""
+        """Compare at intervals, and soon after `check_soon`. Runs until cancelled; raises `LeadershipLostError`."""
         while True:
             await self._wakeup.wait(self._interval)
             try:
@@ -95,15 +95,15 @@ class TopologyWatch:
                 raise
             except BrokerError as error:
                 self._failure = str(error)
-                self._log.warning("topology cannot be compared or repaired", error=str(error))
+                self._log.warning("topology check failed", error=str(error))
             await self._clock.sleep(min(LEAST_PAUSE, self._interval))
 
     def check_soon(self) -> None:
-        """Something shows that an object may be missing."""
+        """Request a comparison, because an object may be missing."""
         self._wakeup.set()
 
     async def check(self) -> None:
-        """One comparison, and the repairs that it asks for."""
+        """Compare once, and repair what differs."""
         expected = self._expected()
         declarations = tuple(item for item in expected.declarations if not self._is_leader_queue(item))
         objects = expected_objects(self._names, Topology(declarations), self._policy())
@@ -116,7 +116,7 @@ class TopologyWatch:
         for parameter in self._parameters:
             if await parameter.is_missing():
                 await self._lease.confirm()
-                await parameter.put_again()
+                await parameter.store_again()
                 self._note_repair(Deviation(ObjectKind.PARAMETER, parameter.name, Problem.MISSING, "is missing"))
         self._compared_at = self._clock.monotonic()
 
@@ -136,7 +136,7 @@ class TopologyWatch:
         try:
             await self._declare(Topology(tuple(declarations)))
         except BrokerConflictError as error:  # declared by another client since the comparison
-            self._log.error("object of the pool exists with other arguments", error=error.message)
+            self._log.error("pool object exists with other arguments", error=error.message)
             return
         if waits:
             await self._declare_waits()
@@ -144,7 +144,7 @@ class TopologyWatch:
             if not isinstance(one.repair, PolicySpec):
                 self._note_repair(one)
         if any(one.kind is ObjectKind.EXCHANGE for one in deviations):
-            self._verify_bindings()  # they went with their exchange
+            self._verify_bindings()  # deleted together with their exchange
 
     def _is_of_retry_queue(self, item: Queue | QueueBinding) -> bool:
         name: QueueName = item.name if isinstance(item, Queue) else item.queue
@@ -154,18 +154,18 @@ class TopologyWatch:
         self._repairs += 1
         self._last_repair = f"{one.kind} {one.name}"
         self._metrics.topology_repairs.labels(object=one.kind.value).inc()
-        self._log.warning("object of the pool repaired", object=one.kind.value, name=one.name, problem=one.detail)
+        self._log.warning("pool object repaired", object=one.kind.value, name=one.name, problem=one.detail)
 
     def _note_conflicts(self, conflicts: list[Deviation]) -> None:
         for one in conflicts:
             if one not in self._conflicts:
                 self._log.error(
-                    "object of the pool cannot be repaired", object=one.kind.value, name=one.name, problem=one.detail
+                    "pool object cannot be repaired", object=one.kind.value, name=one.name, problem=one.detail
                 )
         self._conflicts = conflicts
 
     def component(self) -> ComponentView:
-        """For `status`: what is wrong and cannot be repaired, or what was repaired in this term."""
+        """The component for `status`: what cannot be repaired, or what was repaired in this term."""
         if self._conflicts:
             first, more = self._conflicts[0], len(self._conflicts) - 1
             others = f", and {more} more" if more else ""

@@ -75,11 +75,11 @@ class ActiveManifest(ABC, Generic[D]):
         """Whether a manifest is in force, and RabbitMQ has none."""
         return self._kept is not None and await self._store.is_missing()
 
-    async def put_again(self) -> None:
+    async def store_again(self) -> None:
         """Keep the manifest in force again, unless another one was put meanwhile."""
         async with self._changing:
             if self._kept is not None and await self._store.is_missing():
-                await self._store.put_again(self._kept)
+                await self._store.store_again(self._kept)
 
     async def change(self, manifest: D | None, *, author: str, expected: int | None = None) -> ManifestChange:
         """Keep a manifest and put it in force; None: from now on there is none.

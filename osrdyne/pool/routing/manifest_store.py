@@ -161,7 +161,7 @@ class ManifestStore(Generic[D]):
         """Whether nothing at all is kept as the version in force."""
         return await self._parameters.get_global_parameter(self._current) is None
 
-    async def put_again(self, kept: KeptManifest) -> None:
+    async def store_again(self, kept: KeptManifest) -> None:
         """Keep this version as the one in force."""
         await self._parameters.put_global_parameter(self._current, kept.parameter())
 

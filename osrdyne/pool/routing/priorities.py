@@ -157,7 +157,7 @@ class PriorityLevels:
         queues, now = self._layout.served(key), self._clock.monotonic()
         if all(self._knows(worker, queues, now) for worker in workers):
             return
-        if await self._control.tell_queues(key, queues):
+        if await self._control.send_queues(key, queues):
             self._sent |= {worker: _Sent(queues, now) for worker in workers}
 
     def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
@@ -226,4 +226,4 @@ class UnusedLevels:
             await self._tell(key)
 
     async def _tell(self, key: Key) -> None:
-        await self._control.tell_queues(key, self._layout.served(key))
+        await self._control.send_queues(key, self._layout.served(key))

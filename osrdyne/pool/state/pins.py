@@ -40,7 +40,7 @@ class PinStore:
         """Whether pins were stored and RabbitMQ has none."""
         return bool(self._latest) and await self._parameters.get_global_parameter(self.name) is None
 
-    async def put_again(self) -> None:
+    async def store_again(self) -> None:
         """Store the same pins again."""
         async with self._changing:
             await self._put(await self._kept())

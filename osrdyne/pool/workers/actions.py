@@ -1,8 +1,8 @@
-"""Carrying out the actions of the worker groups loop against the driver, and what each outcome means.
+"""Worker actions: carry out the plan of the worker groups loop with the driver, and record the outcome.
 
-Every driver call is decided only while the leader's lease holds (lifecycle: lease). A call that is under way when the
-term
-ends may still land; names are unique and surplus is stopped, so that does no harm (lifecycle: stop-by-instance).
+Every driver call requires that the leader's lease holds (lifecycle: lease). A call in progress when the term ends may
+still take effect; that does no harm, because names are unique and surplus workers are stopped (lifecycle:
+stop-by-instance).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 
 SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
-"""Makes what a worker is given, its credentials among it. Raises `BrokerError`."""
+"""Makes the specification of a worker, with its credentials. Raises `BrokerError`."""
 LOG_LINES = 20
 DRAIN_INTERVAL = 10.0
-"""Seconds until a worker that was asked to end is asked again."""
+"""Seconds until a draining worker is asked again to end."""
 
 
 class WorkerActions:
-    """Starts, stops and removes single workers, and notes in the start records what came of it."""
+    """Starts, stops and removes single workers, and records the outcome in the restart back-off."""
 
     def __init__(
         self,
@@ -69,21 +69,21 @@ class WorkerActions:
         self._metrics = context.metrics
         self._start_attempts = context.settings.lifecycle.start_attempts
         self._stop_grace = context.settings.worker.stop_grace
-        # Longer than any request: a drain interrupts none.
+        # Longer than any request, so that a drain interrupts none.
         self._drain_timeout = context.settings.worker.processing_timeout + self._stop_grace
         self._troubles: dict[Key, str] = {}
         self._unsent_texts: dict[Key, None] = {}
         self._log: Logger = get_logger("worker_actions")
 
     async def carry_out(self, key: Key, action: GroupAction) -> bool:
-        """Carry out one action. False: the driver could not, and trying again at once would not help."""
+        """Carry out one action. Returns False if the driver failed and an immediate retry would not help."""
         await self._lease.confirm()
         try:
             done = await self._do(key, action)
         except DriverError as error:
             done, name = False, type(action).__name__.lower()
-            if self._is_news(key, str(error)):
-                self._log.warning("driver call failed, trying again", key=key, action=name, error=str(error))
+            if self._is_new_trouble(key, str(error)):
+                self._log.warning("driver call failed", key=key, action=name, error=str(error))
         if done:
             self.forget_trouble(key)
         return done
@@ -102,13 +102,13 @@ class WorkerActions:
                 await self._remove(instance.instance_id)
         return True
 
-    def _is_news(self, key: Key, trouble: str) -> bool:
-        """False while the same trouble goes on: what is tried again every few seconds is logged once."""
+    def _is_new_trouble(self, key: Key, trouble: str) -> bool:
+        """Whether this trouble is new for the key: a call that is retried every few seconds is logged once."""
         before, self._troubles[key] = self._troubles.get(key), trouble
         return before != trouble
 
     def forget_trouble(self, key: Key) -> None:
-        """It is over: the next one is told again."""
+        """Forget the trouble of a key; the next one is logged again."""
         self._troubles.pop(key, None)
 
     async def _start(self, key: Key, slot: int) -> bool:
@@ -116,12 +116,12 @@ class WorkerActions:
             spec = await self._make_spec(key, slot, self._tracker.generation_of(key))
         except BrokerError as error:
             return self._note_missing_credentials(key, error)
-        await self._lease.confirm()  # making credentials may have taken a while (lifecycle: lease)
+        await self._lease.confirm()  # creating credentials may have taken a while (lifecycle: lease)
         try:
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
             self._credentials.release(spec.worker_id)
-            return await self._find_who_took(key, slot, error)
+            return await self._adopt_slot_owner(key, slot, error)
         except StartFailedError as error:
             self._credentials.release(spec.worker_id)
             self._note_refusal(key, error)
@@ -131,30 +131,31 @@ class WorkerActions:
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
         return True
 
-    async def _find_who_took(self, key: Key, slot: int, error: SlotTakenError) -> bool:
-        """Somebody was faster: note that worker. Anything else of that name is no worker, and stays in the way."""
+    async def _adopt_slot_owner(self, key: Key, slot: int, error: SlotTakenError) -> bool:
+        """The slot was taken concurrently: adopt that worker or report a name conflict."""
         found = [instance for instance in await self._driver.list_instances() if instance.key == key]
         for instance in found:
             self._instances.note(instance, now=self._clock.monotonic())
         if any(instance.slot == slot for instance in found):
             return True
-        if self._is_news(key, str(error)):
-            self._log.error("worker cannot be started, its name is taken", key=key, slot=slot, error=str(error))
+        if self._is_new_trouble(key, str(error)):
+            self._log.error("worker name conflict", key=key, slot=slot, error=str(error))
         return False
 
     def _note_missing_credentials(self, key: Key, error: BrokerError) -> bool:
-        """An HTTP API that does not answer is asked again; what it refuses needs a person, and callers an answer."""
+        """Retry if the HTTP API does not answer. If it refuses, an operator has to act, and requests are answered
+        with the failure."""
         if error.retryable:
-            if self._is_news(key, str(error)):
-                self._log.warning("credentials of a worker cannot be made, trying again", key=key, error=str(error))
+            if self._is_new_trouble(key, str(error)):
+                self._log.warning("worker credentials unavailable", key=key, error=str(error))
             return False
-        self._log.error("credentials of a worker cannot be made", key=key, error=str(error))
-        self._note_refusal(key, StartFailedError("The credentials of the worker cannot be made; the log says why."))
+        self._log.error("worker credentials refused", key=key, error=str(error))
+        self._note_refusal(key, StartFailedError("RabbitMQ refused the worker's credentials; see the daemon's log."))
         return True
 
     def _note_refusal(self, key: Key, error: StartFailedError) -> None:
         self._metrics.worker_starts.labels(outcome="refused").inc()
-        self._log.error("worker cannot be started", key=key, error=str(error))
+        self._log.error("worker start failed", key=key, error=str(error))
         refused = partial(
             restart_backoff.start_refused,
             reason=str(error),
@@ -179,10 +180,10 @@ class WorkerActions:
         self._instances.mark_exited(instance_id)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
-        """Whether more connections consume than the other workers account for.
+        """Whether more connections consume the queue than the other workers explain.
 
-        RabbitMQ may have counted one whose worker was dead already. So a worker that passed is looked at again, and
-        replaced when requests wait and only workers that said that they are ready consume.
+        RabbitMQ may still count the consumer of a dead worker. A worker that passed is therefore checked again, and
+        replaced when requests wait and only workers that have reported to be ready consume.
         """
         key = entry.instance.key
         others = [
@@ -196,44 +197,44 @@ class WorkerActions:
         return not await self._queue_commands.waits_for_consumer(key, beside=reported)
 
     async def _drain(self, key: Key, instance_id: InstanceId, why: str) -> None:
-        """Ask a worker to finish what it runs, however long that takes, and to end: no request is interrupted."""
+        """Ask a worker to finish its requests, however long that takes, and to end. No request is interrupted."""
         entry = self._instances.get(instance_id)
         if entry is None:
             return
         now = self._clock.monotonic()
         if entry.draining is None:
-            self._log.info("worker may finish and end", key=key, worker_id=entry.instance.worker_id, why=why)
+            self._log.info("worker draining", key=key, worker_id=entry.instance.worker_id, why=why)
             self._metrics.workers_drained.inc()
         until = entry.draining.until if entry.draining else now + self._drain_timeout
         draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
         self._instances.mark_draining(instance_id, draining)
-        await self._control.drain(entry.instance.worker_id)  # whatever becomes of it: it is asked again
+        await self._control.drain(entry.instance.worker_id)  # A lost message is no failure: the worker is asked again.
 
     async def _update(self, key: Key, instance_id: InstanceId) -> bool:
-        """Have the platform replace the workers of a group; they keep the credentials they have."""
+        """Have the platform replace the workers of a group; they keep their credentials."""
         entry = self._instances.get(instance_id)
         if entry is None:
             return True
         try:
             spec = await self._make_spec(key, entry.instance.slot, self._tracker.generation_of(key))
         except BrokerError as error:
-            if self._is_news(key, str(error)):
-                self._log.warning("group cannot be given new settings", key=key, error=str(error))
+            if self._is_new_trouble(key, str(error)):
+                self._log.warning("group settings not updated", key=key, error=str(error))
             return False
         self._credentials.release(spec.worker_id)
         await self._lease.confirm()
         updated = await self._driver.update(instance_id, spec)
         if updated is not None:
             self._instances.mark_updated(instance_id, updated)
-            self._log.info("group has new settings", key=key, worker_id=updated.worker_id)
+            self._log.info("group settings updated", key=key, worker_id=updated.worker_id)
         return True
 
     async def stop_all(self) -> None:
-        """End every worker of the pool, side by side."""
+        """End every worker of the pool concurrently."""
         try:
             instances = await self._driver.list_instances()
         except DriverError as error:
-            self._log.error("workers cannot be stopped, they go on", error=str(error))
+            self._log.error("workers not stopped", error=str(error))
             return
         self._log.info("stopping workers", workers=len(instances))
         await asyncio.gather(*(self._end(instance) for instance in instances))
@@ -256,10 +257,10 @@ class WorkerActions:
         await self._driver.remove(instance_id)
         entry = self._instances.drop(instance_id) or entry
         self.note_end(entry, log_lines=lines)
-        await self.tell_poison(entry.instance.key)
+        await self.send_refused_texts(entry.instance.key)
 
     def note_end(self, entry: InventoryEntry, *, log_lines: tuple[str, ...]) -> None:
-        """What the end of a worker means for its group: nothing when we wanted it, else a failure or a crash."""
+        """Record the end of a worker: nothing if it was intended, otherwise a failed start or a crash."""
         instance, why = entry.instance, entry.stopped_for
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
             why = entry.draining.why
@@ -273,7 +274,7 @@ class WorkerActions:
         if ended_by_itself and reported is not None and reported.alone is not None:
             self._refuse_text(instance.key, reported.alone)
         elif ended_by_itself and reported is not None and reported.stuck is not None:
-            self._blame_stuck(instance.key, reported.stuck)
+            self._note_stuck(instance.key, reported.stuck)
         if self._tracker.status(instance.key) is None or (why not in {None, OVERDUE} and not entry.hangs):
             return
         reason = why or f"the worker ended with {instance.exit or 'an unknown exit code'}"
@@ -298,27 +299,27 @@ class WorkerActions:
         self._restarts.apply(instance.key, ended)
 
     def _refuse_text(self, key: Key, text: str) -> None:
-        """A request ended its second worker, this one with nothing else in it: workers refuse its text from now on.
+        """Refuse a text after a request ended its second worker while nothing else ran in it.
 
-        A worker that is started next has it in its environment. Should this leader end before, the next one knows
-        nothing of it: the request runs again, and RabbitMQ's delivery limit holds.
+        The next worker gets the text in its environment. A later leader does not know it: the request then runs again,
+        and RabbitMQ's delivery limit still holds.
         """
         if self._poison_texts.note(key, text):
-            self._log.warning("request ended two workers, its text is refused", key=key, text=text)
+            self._log.warning("request text refused", key=key, text=text)
             self._unsent_texts[key] = None
 
-    def _blame_stuck(self, key: Key, text: str) -> None:
-        """A worker ended because the handler of this request did not end when it was cancelled.
+    def _note_stuck(self, key: Key, text: str) -> None:
+        """Record that a worker ended because the handler of this request did not end when it was cancelled.
 
-        The caller has its answer, so the request does not come back as a suspect: its text is refused when the same
-        has happened to a second worker. Should this leader end in between, the next one begins to count again.
+        The caller has its answer, so the request does not come back as a suspect. Its text is refused once this has
+        happened to a second worker. A later leader begins to count again.
         """
         if self._poison_texts.note_stuck(key, text):
             self._refuse_text(key, text)
 
-    async def tell_poison(self, key: Key) -> None:
-        """Tell the workers that run already, if there is news."""
-        if key in self._unsent_texts and await self._control.tell_poison(key, self._poison_texts.of_key(key)):
+    async def send_refused_texts(self, key: Key) -> None:
+        """Send the refused texts to the running workers of a key, if they have changed."""
+        if key in self._unsent_texts and await self._control.send_refused_texts(key, self._poison_texts.of_key(key)):
             self._unsent_texts.pop(key, None)
 
     def _note_death(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:

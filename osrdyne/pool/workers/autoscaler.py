@@ -50,8 +50,8 @@ class ScalingRules:
 class Sample:
     """A group at one moment (`at`, monotonic seconds).
 
-    `waiting`: requests that nobody has taken. `in_flight`: requests that are run. `busy`: workers that run any;
-    `serving`: workers that are ready to. `completed`: requests ever completed by the workers that are there.
+    `waiting`: requests that no worker has taken. `in_flight`: running requests. `busy`: workers that run any;
+    `serving`: workers that are ready. `completed`: requests ever completed by the present workers.
     """
 
     at: float
@@ -64,13 +64,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """What is remembered of a group: the number of workers, and the work measured, which fades.
+    """The state of a group: its number of workers, and decaying measurements.
 
-    `work_seconds` of single requests, `elapsed_seconds` on the clock, `done` requests. `low_since`: since when fewer
-    workers would do, and `low_peak`: how many at most.
+    `work_seconds`: running time of requests, `elapsed_seconds`: wall time, `done`: completed requests. `low_since`:
+    since when fewer workers would do, and `low_peak`: how many at most.
     """
 
-    wanted: int
+    desired: int
     sample: Sample
     work_seconds: float = 0.0
     elapsed_seconds: float = 0.0
@@ -80,17 +80,17 @@ class GroupScale:
 
     @property
     def rate(self) -> float | None:
-        """Requests that one slot of a worker completes in a second. While none was completed, the most it can be."""
+        """Requests that one slot of a worker completes per second; an upper bound until one was completed."""
         return max(self.done, 1.0) / self.work_seconds if self.work_seconds else None
 
     @property
     def load(self) -> float:
-        """Requests that were run at once, on average."""
+        """Average number of running requests."""
         return self.work_seconds / self.elapsed_seconds if self.elapsed_seconds else 0.0
 
 
 def begin(sample: Sample, rules: ScalingRules, *, alive: int) -> GroupScale:
-    """The scale of a group that is seen for the first time: what is there is taken for right."""
+    """The scale of a group that is seen for the first time: the present number of workers counts as right."""
     return GroupScale(rules.clamp(alive), sample)
 
 
@@ -98,31 +98,31 @@ def rescale(scale: GroupScale, sample: Sample, rules: ScalingRules) -> GroupScal
     """The scale after the next sample."""
     scale = _measure(scale, sample, rules)
     need = needed(scale, rules)
-    if need >= scale.wanted:
-        return replace(scale, wanted=need, low_since=None, low_peak=0)
+    if need >= scale.desired:
+        return replace(scale, desired=need, low_since=None, low_peak=0)
     since = sample.at if scale.low_since is None else scale.low_since
     peak = max(need, scale.low_peak)
     if sample.at - since < rules.cooldown:
         return replace(scale, low_since=since, low_peak=peak)
-    return replace(scale, wanted=peak, low_since=None, low_peak=0)
+    return replace(scale, desired=peak, low_since=None, low_peak=0)
 
 
 def needed(scale: GroupScale, rules: ScalingRules) -> int:
-    """Workers that keep the lag below the target, and no fewer than are busy."""
+    """Workers that keep the lag below the target, and at least as many as are busy."""
     sample, rate = scale.sample, scale.rate
     slots = scale.load
     if rate is not None:
         slots = max(slots, sample.waiting / (rate * rules.target_lag))
-    # The tolerance keeps rounding errors of floating point numbers from asking for a worker more.
+    # The tolerance keeps floating-point rounding from requesting one worker more.
     return rules.clamp(max(sample.busy, math.ceil(slots / rules.concurrency - 1e-6)))
 
 
 def _measure(scale: GroupScale, sample: Sample, rules: ScalingRules) -> GroupScale:
-    """Add what was done since the last sample; what lies back counts less and less."""
+    """Add the work since the last sample; older measurements decay."""
     before = scale.sample
     passed = max(0.0, sample.at - before.at)
     fading = 0.5 ** (passed / HALF_LIFE)
-    # Where requests wait, every slot is taken, whatever was reported: reports of short requests come too late.
+    # While requests wait, every slot counts as taken: reports of short requests come too late to show it.
     running = before.serving * rules.concurrency if before.waiting and sample.waiting else before.in_flight
     return replace(
         scale,
@@ -138,7 +138,7 @@ SAMPLE_INTERVAL = 5.0
 
 
 class Autoscaler:
-    """How many workers each group of a term should have."""
+    """The desired number of workers of each group of a term."""
 
     def __init__(
         self,
@@ -160,25 +160,25 @@ class Autoscaler:
         """Keys of groups that should have another number of workers."""
         self._log: Logger = get_logger("autoscaler")
 
-    def wanted(self, key: Key) -> int:
-        """Workers that the group should have. One that was just found keeps as many as it has, for a start."""
+    def desired(self, key: Key) -> int:
+        """The desired number of workers of a group. A group that was just found keeps its number at first."""
         if not self._rules.is_elastic:
-            return self._rules.minimum  # and nothing is remembered, which nobody would forget
+            return self._rules.minimum  # no state is kept that would have to be dropped
         if key not in self._scales:
             self._scales[key] = begin(self._sample(key, Backlog()), self._rules, alive=len(self._staying(key)))
-        return self._scales[key].wanted
+        return self._scales[key].desired
 
     async def run(self) -> None:
-        """Look every few seconds, for ever."""
+        """Sample at intervals. Runs until cancelled."""
         while True:
             await self._clock.sleep(SAMPLE_INTERVAL if self._rules.is_elastic else math.inf)
             try:
                 await self.reconcile()
             except BrokerError as error:
-                self._log.warning("listing failed, groups keep their number of workers", error=str(error))
+                self._log.warning("autoscaler listing failed", error=str(error))
 
     async def reconcile(self) -> None:
-        """One pass."""
+        """Sample the groups once and rescale them."""
         keys = {entry.instance.key for entry in self._instances.entries()}
         for key in self._scales.keys() - keys:
             del self._scales[key]
@@ -189,30 +189,30 @@ class Autoscaler:
             if backlog.messages == 0:
                 self._worker_reports.note_empty_queue(key, sampled_after=backlog.sampled_after)
             self._rescale(key, backlog)
-        self._metrics.workers_wanted.set(sum(scale.wanted for scale in self._scales.values()))
+        self._metrics.workers_wanted.set(sum(scale.desired for scale in self._scales.values()))
 
     def _may_change(self, key: Key) -> bool:
-        """Whether the group could need more workers, since all are busy, or fewer, since it has more than it must."""
+        """Whether the group may need more workers because all are busy, or fewer because it is above its minimum."""
         serving = self._serving(key)
         all_busy = bool(serving) and all(self._works(entry) for entry in serving)
-        return all_busy or max(len(self._staying(key)), self.wanted(key)) > self._rules.minimum
+        return all_busy or max(len(self._staying(key)), self.desired(key)) > self._rules.minimum
 
     def _rescale(self, key: Key, backlog: Backlog) -> None:
         sample = self._sample(key, backlog)
-        before = self.wanted(key)
+        before = self.desired(key)
         after = self._scales[key] = rescale(self._scales[key], sample, self._rules)
-        if after.wanted == before:
+        if after.desired == before:
             return
-        self._metrics.scalings.labels(direction="up" if after.wanted > before else "down").inc()
-        self._log.info("group scaled", key=key, workers=after.wanted, before=before, waiting=backlog.waiting)
+        self._metrics.scalings.labels(direction="up" if after.desired > before else "down").inc()
+        self._log.info("group scaled", key=key, workers=after.desired, before=before, waiting=backlog.waiting)
         self.feed.notify(key)
 
     def _sample(self, key: Key, backlog: Backlog) -> Sample:
         serving = self._serving(key)
         in_flight = [self._in_flight(entry) for entry in serving]
         running, busy = sum(in_flight), sum(number > 0 for number in in_flight)
-        if backlog.unacknowledged is not None and any(self._is_in_doubt(entry) for entry in serving):
-            # What workers have taken and not acknowledged, where they do not say when a request has ended.
+        if backlog.unacknowledged is not None and any(self._is_opaque(entry) for entry in serving):
+            # Delivered and unacknowledged requests, because these workers do not report the end of a request.
             running = backlog.unacknowledged
             busy = min(len(serving), running)
         return Sample(
@@ -225,7 +225,7 @@ class Autoscaler:
         )
 
     def _staying(self, key: Key) -> list[InventoryEntry]:
-        """Workers that are there and were not asked to end."""
+        """Workers that run and were not asked to end."""
         entries = self._instances.of_key(key)
         return [entry for entry in entries if entry.instance.state is InstanceState.RUNNING and not entry.draining]
 
@@ -233,15 +233,15 @@ class Autoscaler:
         return [entry for entry in self._staying(key) if entry.served]
 
     def _works(self, entry: InventoryEntry) -> bool:
-        """Whether it runs a request, or did a moment ago."""
+        """Whether it runs a request, or did recently."""
         reported = self._worker_reports[entry.instance.worker_id]
         since = self._clock.monotonic() - 2 * SAMPLE_INTERVAL
         if reported is None:
             return False
-        # One that says nothing at all may work: only the queue shows it.
+        # A worker that reports nothing may be working: only the queue shows it.
         return reported.in_flight > 0 or reported.worked_at > since or reported.is_assumed
 
-    def _is_in_doubt(self, entry: InventoryEntry) -> bool:
+    def _is_opaque(self, entry: InventoryEntry) -> bool:
         return self._worker_reports.is_opaque(entry.instance.worker_id)
 
     def _in_flight(self, entry: InventoryEntry) -> int:

@@ -1,4 +1,4 @@
-"""What the leader tells workers: control messages. Used by the term, the worker watch and the worker actions."""
+"""Control messages from the leader to workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from osrdyne.protocol.names import Key, QueueName, WorkerId
 
 
 class WorkerControl:
-    """Publishes control messages; they may get lost. Each method says whether RabbitMQ has taken the message."""
+    """Publishes control messages, which may get lost. Each method returns whether RabbitMQ has accepted the message."""
 
     def __init__(self, context: TermContext, *, tracker: PoolStateTracker, publisher: Publisher) -> None:
         self._names = context.names
@@ -24,38 +24,38 @@ class WorkerControl:
         self._log: Logger = get_logger("worker_control")
 
     async def ask_for_reports(self, key: Key) -> bool:
-        """Ask the workers of a group what state they are in (`resume` is answered with a report)."""
-        return await self._tell_group(key, ControlMessage(Command.RESUME, self._tracker.generation))
+        """Ask the workers of a group for a report: they answer `resume` with one."""
+        return await self._send_to_group(key, ControlMessage(Command.RESUME, self._tracker.generation))
 
-    async def tell_queues(self, key: Key, queues: Sequence[QueueName]) -> bool:
-        """Tell the workers of a group which queues they serve, the most urgent first."""
-        return await self._tell_group(
+    async def send_queues(self, key: Key, queues: Sequence[QueueName]) -> bool:
+        """Send the workers of a group the queues that they serve, the most urgent first."""
+        return await self._send_to_group(
             key, ControlMessage(Command.QUEUES, self._tracker.generation, {"queues": list(queues)})
         )
 
-    async def tell_poison(self, key: Key, texts: Mapping[str, float]) -> bool:
-        """Tell the workers of a group which texts they refuse, and for how many seconds."""
+    async def send_refused_texts(self, key: Key, texts: Mapping[str, float]) -> bool:
+        """Send the workers of a group the texts that they refuse, with the seconds for which they do."""
         message = ControlMessage(Command.POISON, self._tracker.generation, {"texts": dict(texts)})
-        return await self._tell_group(key, message)
+        return await self._send_to_group(key, message)
 
     async def drain(self, worker_id: WorkerId) -> bool:
-        """Ask one worker to take nothing more, to finish what it runs, and to end."""
+        """Ask one worker to take no more requests, to finish those it runs, and to end."""
         message = ControlMessage(Command.DRAIN, self._tracker.generation)
-        return await self._tell(self._names.control_worker_routing_key(worker_id), message)
+        return await self._send(self._names.control_worker_routing_key(worker_id), message)
 
-    async def _tell_group(self, key: Key, message: ControlMessage) -> bool:
-        return await self._tell(self._names.control_group_routing_key(key), message)
+    async def _send_to_group(self, key: Key, message: ControlMessage) -> bool:
+        return await self._send(self._names.control_group_routing_key(key), message)
 
-    async def _tell(self, routing_key: str, message: ControlMessage) -> bool:
+    async def _send(self, routing_key: str, message: ControlMessage) -> bool:
         body, exchange = message.wire_body(), self._names.control_exchange
         try:
-            # Waits as long as RabbitMQ blocks publishers: nobody could answer meanwhile.
+            # Waits while RabbitMQ blocks publishers; workers could not answer meanwhile either.
             await self._publisher.publish(
                 Message(body=body, persistent=False), exchange=exchange, routing_key=routing_key
             )
         except (PublishRefusedError, BrokerSilentError) as error:
             self._log.warning(
-                "control message not taken", command=message.command.value, to=routing_key, error=str(error)
+                "control message not accepted", command=message.command.value, to=routing_key, error=str(error)
             )
             return False
         return True

@@ -29,13 +29,13 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
 
 QUIET_AFTER = 300.0
-"""A worker that nothing was heard of for so long is asked, seconds."""
+"""Seconds of silence after which a worker is asked for a report."""
 SUSPICION_LASTS = 900.0
-"""A suspicion that could not be cleared up is forgotten, seconds: the next one asks anew."""
+"""Seconds after which an unresolved suspicion is dropped; the next one asks again."""
 ASKED = 2
-"""How often a group is asked before silence means something."""
+"""How often a group is asked before silence counts."""
 SILENT = "it did not answer"
-IDLE_ALL_THE_SAME = "it took no requests although some waited"
+IDLE_ANYWAY = "it took no requests although some waited"
 
 STAYS_PAUSED = "it takes no requests and does not resume"
 AHEAD = "it follows control messages that this leader did not send"
@@ -45,7 +45,7 @@ AHEAD = "it follows control messages that this leader did not send"
 class Suspicion:
     """A group that may not work. Times are monotonic: `since` the suspicion, `asked_at` the latest question.
 
-    `waiting_since` and `waiting_at`: the first and the latest listing in a row that showed requests that wait.
+    `waiting_since`, `waiting_at`: the first and the latest of consecutive listings with waiting requests.
     """
 
     since: float
@@ -56,17 +56,17 @@ class Suspicion:
 
 
 @dataclass(slots=True)
-class Disobedience:
-    """A worker that is not in the state that the leader wants: how often it was told, and when last."""
+class Deviation:
+    """A worker that is not in the state that the leader wants: how often it was asked to resume, and when last."""
 
     asked: int = 0
     asked_at: float = -math.inf
 
 
-def disobeys(worker: WorkerReportState, generation: Generation) -> str | None:
-    """How a worker that serves differs from what a leader of this generation wants; None: not at all.
+def deviates(worker: WorkerReportState, generation: Generation) -> str | None:
+    """How a serving worker deviates from what a leader of this generation wants; None if it does not.
 
-    No leader wants a worker paused, and none has sent a message of a later generation than its own.
+    No leader wants a worker paused, and no leader has sent a message of a later generation than its own.
     """
     if not worker.state.serves:
         return None
@@ -76,21 +76,21 @@ def disobeys(worker: WorkerReportState, generation: Generation) -> str | None:
 
 
 def is_suspicious(worker: WorkerReportState, *, now: float, patience: float) -> bool:
-    """Whether the worker should have been heard of by now."""
+    """Whether a report of the worker is overdue."""
     limit = patience if worker.state is WorkerState.BUSY else QUIET_AFTER
-    return is_judged(worker) and now - worker.heard_at > limit
+    return is_expected_to_work(worker) and now - worker.heard_at > limit
 
 
-def is_judged(worker: WorkerReportState) -> bool:
-    """Whether reports can be expected of it, and requests are for it to take."""
+def is_expected_to_work(worker: WorkerReportState) -> bool:
+    """Whether the worker is expected to report and to take requests."""
     return worker.counts_requests and worker.state.serves and not worker.paused
 
 
 def judge(
     workers: Iterable[WorkerReportState], suspicion: Suspicion, *, now: float, patience: float
 ) -> Mapping[str, str] | None:
-    """Who hangs, by worker id, and how that shows; empty when nobody does, None while nobody can tell."""
-    judged = [worker for worker in workers if is_judged(worker)]
+    """Return the hanging workers by id, with the reason; empty if there is none, None while that is undecided."""
+    judged = [worker for worker in workers if is_expected_to_work(worker)]
     silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < suspicion.since}
     if silent:
         return silent if suspicion.asked >= ASKED and now - suspicion.asked_at > patience / 2 else None
@@ -98,11 +98,11 @@ def judge(
         return {}
     if suspicion.waiting_at - suspicion.waiting_since < patience:
         return None
-    return {worker.worker_id: IDLE_ALL_THE_SAME for worker in judged}
+    return {worker.worker_id: IDLE_ANYWAY for worker in judged}
 
 
 class WorkerLiveness:
-    """Doubts, asks, and tells who is to be replaced. `patience`: seconds without a word that a busy worker has."""
+    """Detects hanging workers, asks them for reports, and has them replaced."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class WorkerLiveness:
         self._patience = context.settings.worker.silence_timeout
         self._clock = context.clock
         self._suspicions: dict[Key, Suspicion] = {}
-        self._disobedient: dict[str, Disobedience] = {}
+        self._deviations: dict[str, Deviation] = {}
         self._log: Logger = get_logger("liveness")
 
     async def run(self) -> None:
-        """Look at what was reported, for ever."""
+        """Check at intervals. Runs until cancelled."""
         while True:
             await self._clock.sleep(self._patience / 2)
             await self.check()
@@ -145,12 +145,12 @@ class WorkerLiveness:
                 suspicion.waiting_since = now if suspicion.waiting_since is None else suspicion.waiting_since
 
     def _is_at_rest(self, key: Key, now: float) -> bool:
-        judged = [worker for worker in self._worker_reports.of_key(key) if is_judged(worker)]
+        judged = [worker for worker in self._worker_reports.of_key(key) if is_expected_to_work(worker)]
         return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
 
     async def check(self) -> None:
-        """One pass."""
-        await self._correct_disobedient()
+        """Check all workers once."""
+        await self._correct_deviations()
         now = self._clock.monotonic()
         for worker in self._worker_reports.all():
             if is_suspicious(worker, now=now, patience=self._patience):
@@ -161,29 +161,29 @@ class WorkerLiveness:
                 await self._ask_group(key, suspicion)
             else:
                 del self._suspicions[key]
-                self._give_up(key, hanging or {})
+                self._replace_hanging(key, hanging or {})
 
-    async def _correct_disobedient(self) -> None:
-        """Resume workers that are paused; have those replaced on which that has no effect."""
+    async def _correct_deviations(self) -> None:
+        """Resume paused workers, and have workers replaced that do not follow."""
         found = {
             worker.worker_id: (worker, why)
             for worker in self._worker_reports.all()
-            if (why := disobeys(worker, self._tracker.generation)) is not None
+            if (why := deviates(worker, self._tracker.generation)) is not None
         }
-        self._disobedient = {name: self._disobedient.get(name) or Disobedience() for name in found}
+        self._deviations = {name: self._deviations.get(name) or Deviation() for name in found}
         asked: set[Key] = set()
         for name, (worker, why) in found.items():
-            disobedience = self._disobedient[name]
-            if self._clock.monotonic() - disobedience.asked_at < self._patience / 2:
+            deviation = self._deviations[name]
+            if self._clock.monotonic() - deviation.asked_at < self._patience / 2:
                 continue
-            if disobedience.asked >= ASKED:
-                del self._disobedient[name]
-                self._give_up(worker.key, {name: why})
+            if deviation.asked >= ASKED:
+                del self._deviations[name]
+                self._replace_hanging(worker.key, {name: why})
             elif worker.key in asked or await self._control.ask_for_reports(worker.key):
                 asked.add(worker.key)
-                self._log.info("worker is told to go on", key=worker.key, worker_id=name, why=why)
-                disobedience.asked += 1
-                disobedience.asked_at = self._clock.monotonic()
+                self._log.info("worker asked to resume", key=worker.key, worker_id=name, why=why)
+                deviation.asked += 1
+                deviation.asked_at = self._clock.monotonic()
 
     async def _ask_group(self, key: Key, suspicion: Suspicion) -> None:
         if suspicion.asked >= ASKED or self._clock.monotonic() - suspicion.asked_at < self._patience / 2:
@@ -192,18 +192,19 @@ class WorkerLiveness:
             suspicion.asked += 1
             suspicion.asked_at = self._clock.monotonic()
 
-    def _give_up(self, key: Key, hanging: Mapping[str, str]) -> None:
-        """Have instances replaced that a driver can replace; forget workers that somebody else has started."""
+    def _replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
+        """Have hanging instances replaced; forget workers that no instance of the driver explains."""
         instances = {str(entry.instance.worker_id): self._workers_of(entry) for entry in self._instances.of_key(key)}
         useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
         for worker_id, why in hanging.items():
-            self._log.warning("worker does not work", key=key, worker_id=worker_id, why=why)
+            self._log.warning("worker hangs", key=key, worker_id=worker_id, why=why)
             if started_as(worker_id) not in useless:
                 self._worker_reports.forget(worker_id)
         if useless:
             self._worker_loop.replace_hanging(key, useless)
 
     def _workers_of(self, entry: InventoryEntry) -> list[str]:
-        """The worker of an instance; of one that is a whole group (a Deployment), those that have reported."""
+        """The worker of an instance; for an instance that runs a whole group (a Deployment), the workers that have
+        reported."""
         name = entry.instance.worker_id
         return [worker.worker_id for worker in self._worker_reports.replicas(name)] or [name]

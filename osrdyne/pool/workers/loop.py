@@ -31,11 +31,11 @@ from osrdyne.protocol.names import Key
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
 DRIVER_PAUSE = 2.0
-"""Seconds a group waits after a driver call that failed."""
+"""Seconds that a group waits after a failed driver call."""
 LISTING_SHARE = 4.0
 LONGEST_REST = 5.0
-"""After a listing that an event asked for, the next one waits this many times as long as it took, at most so many
-seconds: a hundred starts at once are not a hundred listings."""
+"""After a listing that an event requested, the next one waits this many times as long as it took, with this maximum
+in seconds: a hundred starts at once do not cause a hundred listings."""
 
 
 class WorkerGroupsLoop:
@@ -76,7 +76,7 @@ class WorkerGroupsLoop:
         self._wakeup = Wakeup(context.clock)
         self._log: Logger = get_logger("worker_groups")
 
-    # --- what others ask
+    # --- called by other components
 
     def reconcile(self, key: Key) -> None:
         """Plan this group again."""
@@ -84,28 +84,28 @@ class WorkerGroupsLoop:
         self._wakeup.set()
 
     def relist(self) -> None:
-        """Ask the driver again."""
+        """List the instances again."""
         self._relist = True
         self._wakeup.set()
 
     def retry(self, key: Key) -> None:
-        """A request came for a group whose start had failed for good: try again if its back-off is over."""
+        """Retry after a final start failure, because a request arrived: only if its back-off is over."""
         failure = self._restarts[key].failure
         if failure is not None and self._clock.monotonic() >= failure.retry_at:
             self._restarts.apply(key, restart_backoff.retry_allowed)
             self.reconcile(key)
 
     def replace_hanging(self, key: Key, hanging: Mapping[str, str]) -> None:
-        """Workers (by worker id, with how it shows) that are alive and do not work: stop them and start others."""
+        """Stop workers that are alive and do not work (by worker id, with the reason), and start others."""
         for entry in self._instances.of_key(key):
             if (why := hanging.get(entry.instance.worker_id)) is not None:
                 self._instances.mark_hanging(entry.instance.instance_id, why)
         self.reconcile(key)
 
     async def list_instances(self) -> None:
-        """Ask the driver what runs. At the start of a term this comes before anything is decided.
+        """List the driver's instances. At the start of a term this comes before anything is decided.
 
-        What the listing says of groups that were acted upon meanwhile may be old, and counts for nothing.
+        The listing is ignored for groups with actions in progress, because it may be outdated for them.
         """
         self._touched = set(self._acting)
         listing = await self._driver.list_instances()
@@ -113,7 +113,8 @@ class WorkerGroupsLoop:
         for entry in vanished:
             self._actions.note_end(entry, log_lines=())
         for key in changed:
-            self._publish(key)  # before anything is bound: a stop of an earlier leader may be under way (18)
+            # Before anything is bound: a stop by an earlier leader may be in progress (lifecycle: bind-waits-for-stop).
+            self._publish(key)
             self.reconcile(key)
         self._unread |= self._touched & self._acting.keys()
         if self._touched - self._acting.keys():
@@ -122,7 +123,7 @@ class WorkerGroupsLoop:
     # --- the loop
 
     async def run(self) -> None:
-        """List, plan and act, for ever. Ends only with its term."""
+        """List, plan and act. Runs until the term ends."""
         sources = [
             self._tracker.subscribe(),
             self._queue_status.feed.subscribe(already=self._queue_status.keys()),
@@ -141,7 +142,7 @@ class WorkerGroupsLoop:
                 self.reconcile(key)
 
     async def _watch_driver(self) -> None:
-        """Turn driver events into a new listing; a stream of events that breaks is opened again."""
+        """Request a listing for every driver event, and open the stream of events again when it breaks."""
         failures = 0
         while True:
             try:
@@ -149,7 +150,7 @@ class WorkerGroupsLoop:
                     failures = 0
                     self.relist()
             except DriverError as error:
-                self._log.warning("driver events lost", error=str(error))
+                self._log.warning("driver event stream lost", error=str(error))
             failures += 1
             await self._clock.sleep(DRIVER_RETRY.delay(failures))
             self.relist()
@@ -168,7 +169,7 @@ class WorkerGroupsLoop:
                 except DriverError as error:
                     failures += 1
                     pause = DRIVER_RETRY.delay(failures)
-                    self._log.warning("driver does not answer", error=str(error), failures=failures)
+                    self._log.warning("driver listing failed", error=str(error), failures=failures)
                 now = self._clock.monotonic()
                 rested = now + min(LONGEST_REST, LISTING_SHARE * (now - began))
                 next_listing = now + pause
@@ -181,7 +182,7 @@ class WorkerGroupsLoop:
                 self._dirty[key] = None
 
     def _plan_keys(self, group: asyncio.TaskGroup) -> None:
-        """Plan the keys that wait for room, first come first served, then the others that changed."""
+        """Plan the keys that wait for a start in their order, then the other keys that changed."""
         dirty, self._dirty = self._dirty, {}
         for key in dirty:
             self._note_served(key)
@@ -200,7 +201,7 @@ class WorkerGroupsLoop:
     # --- one group
 
     def _plan(self, key: Key, group: asyncio.TaskGroup) -> None:
-        """Decide what the group needs now, and start doing it unless something is under way already."""
+        """Plan the group, and start the actions unless some are in progress already."""
         if key not in self._acting:
             desired = self._tracker.status(key)
             entries = self._instances.of_key(key)
@@ -209,14 +210,14 @@ class WorkerGroupsLoop:
                 if not entries:
                     self._worker_reports.forget_group(key)
                     self._actions.forget_trouble(key)
-            self._see_to_place(key, wanted=desired is not None, up=bool(entries))
+            self._update_place(key, wanted=desired is not None, up=bool(entries))
             facts = self._group_facts(key, entries)
-            actions = plan_group(desired, facts, slots=self._autoscaler.wanted(key), now=self._clock.monotonic())
+            actions = plan_group(desired, facts, slots=self._autoscaler.desired(key), now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
 
-    def _see_to_place(self, key: Key, *, wanted: bool, up: bool) -> None:
-        """Take or give back the group's place under `max_groups`; who is up has one, whatever the limit."""
+    def _update_place(self, key: Key, *, wanted: bool, up: bool) -> None:
+        """Take or free the group's place under `max_groups`; a group with instances has one, whatever the limit."""
         if up or (wanted and self._tracker.is_pinned(key)):
             self._admission.admit(key)
         elif wanted:
@@ -226,7 +227,7 @@ class WorkerGroupsLoop:
                 self.reconcile(promoted)
 
     def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
-        """Note what is waited for, and carry out the rest: ends before starts, so that a slot is free."""
+        """Record what is waited for, and start the actions: stops before starts, so that a slot is free."""
         waits = [action for action in actions if isinstance(action, Wait)]
         ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
         starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
@@ -245,7 +246,7 @@ class WorkerGroupsLoop:
             group.create_task(self._act(key, chosen, starts=under_way), name=f"workers of {key!r}")
 
     async def _act(self, key: Key, actions: list[GroupAction], *, starts: int) -> None:
-        """Carry out the actions one after the other. After a failure the group stays as it is for a moment."""
+        """Carry out the actions one after the other. After a failure the group pauses."""
         for action in actions:
             if not await self._actions.carry_out(key, action):
                 await self._clock.sleep(DRIVER_PAUSE)
@@ -261,7 +262,7 @@ class WorkerGroupsLoop:
         failure = self._restarts[key].failure
         running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
         if failure is not None and (running or self._tracker.is_pinned(key)):
-            self.retry(key)  # nobody waits for an answer that could be the occasion
+            self.retry(key)  # No caller waits for an answer that would trigger the retry.
             self._recheck_at(key, failure.retry_at)
         record = self._restarts[key]
         for entry in entries:
@@ -289,7 +290,7 @@ class WorkerGroupsLoop:
         return reported is not None and reported.in_flight > 0
 
     def _is_ending(self, key: Key) -> bool:
-        """Whether the idle times of the group are over, so that only its emptiness is to be proven."""
+        """Whether the idle times of the group are over, so that only an empty queue remains to be proven."""
         expected = self._tracker.record(key)
         if expected is None or expected.status is not GroupStatus.UNBOUND:
             return False
@@ -308,8 +309,8 @@ class WorkerGroupsLoop:
         return frozenset(overdue)
 
     def _unready_since(self, entry: InventoryEntry) -> float | None:
-        """Since when it could have said that it is ready; None when it has. One that passed for ready is looked at
-        again after the same time."""
+        """Since when the worker could have reported that it is ready; None if it has. A worker that is assumed to be
+        ready is checked again after the same time."""
         reported = self._worker_reports[entry.instance.worker_id]
         if reported is not None and reported.is_assumed:
             return reported.heard_at
@@ -319,7 +320,7 @@ class WorkerGroupsLoop:
         self._recheck[key] = min(at, self._recheck.get(key, at))
 
     def _note_served(self, key: Key) -> None:
-        """A worker that says it is ready has made good for failed starts before it."""
+        """Record workers that have become ready; they clear failed starts before them."""
         for entry in self._instances.of_key(key):
             reported = self._worker_reports[entry.instance.worker_id]
             if reported is not None and reported.suspects:
@@ -332,21 +333,21 @@ class WorkerGroupsLoop:
                     self._restarts.apply(key, restart_backoff.became_ready)
 
     def _note_mismarked(self, key: Key) -> None:
-        """Tell of workers that got the present settings, and of which the driver says that they have others."""
+        """Report workers that got the present settings but are listed by the driver with other ones."""
         for entry in self._instances.of_key(key):
             got_present = not entry.is_outdated(self._spec_hash)
             if got_present and entry.instance.spec_hash != self._spec_hash and not entry.is_mismarked:
                 self._instances.mark_mismarked(entry.instance.instance_id)
                 self._metrics.mismarked_workers.inc()
                 self._log.error(
-                    "driver does not mark a worker with the settings that it was given, leaving it alone",
+                    "driver lists a worker with other settings than it was given",
                     key=key,
                     worker_id=entry.instance.worker_id,
                     driver=self._driver.name,
                 )
 
     def _publish(self, key: Key) -> None:
-        """Write the group's facts for everybody else."""
+        """Write the status of the group's workers."""
         acting: Iterable[GroupAction] = self._acting.get(key, ())
         instances = tuple(entry.instance for entry in self._instances.of_key(key))
         facts = ObservedWorkers(

@@ -1,4 +1,4 @@
-"""Plan the workers of one group, as a pure function: what is observed in, the next actions out.
+"""Plan the workers of one group, as a pure function of desired and observed state.
 
 Each rule prevents a counterexample of the model (docs/design/lifecycle.md).
 """
@@ -33,14 +33,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Forget an exited instance, after its end was noted."""
+    """Forget an exited instance, after its end was recorded."""
 
     instance: Instance
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do before `until` (monotonic; None: before something changes), or before there is room."""
+    """Wait until `until` (monotonic; None: until a change), or until a start is possible."""
 
     why: str
     until: float | None = None
@@ -49,7 +49,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Ask a worker to finish what it runs, take nothing more, and end by itself."""
+    """Ask a worker to take no more requests, finish those it runs, and end by itself."""
 
     instance_id: InstanceId
     why: str
@@ -57,7 +57,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Give a group that the platform looks after the present settings; it replaces the workers itself."""
+    """Give a group that the platform manages the present settings; the platform replaces the workers."""
 
     instance_id: InstanceId
 
@@ -67,15 +67,16 @@ GroupAction = Start | Stop | Drain | Update | Remove | Wait
 
 @dataclass(frozen=True, slots=True)
 class ObservedGroup:
-    """What the worker groups loop knows of one group when it plans.
+    """The observed state of one group when the worker groups loop plans.
 
-    `overdue`: instances that were not ready within the start time-out. `hanging`: those that are alive and do not work,
-    and how that shows. `back_off_until`: no start before (monotonic). `failure`: the start failed for good; the next
-    attempt comes on demand. `room`: free places under `max_concurrent_starts`. `admitted`: the group has a place
-    under `max_groups`. `is_ending`: the idle group is being looked into, and none of its workers has ended by itself.
+    `overdue`: instances that were not ready within the start time-out. `hanging`: instances that are alive and do not
+    work, with the reason. `back_off_until`: no start before (monotonic). `failure`: the start failed for good; a
+    request triggers the next attempt. `room`: free places under `max_concurrent_starts`. `admitted`: the group has a
+    place under `max_groups`. `is_ending`: the idle times of the group are over, and none of its workers has ended by
+    itself.
 
-    `serving`: instances that were ready once. `busy`: those that run requests. `outdated`: those started with other
-    settings. `draining`: those that were asked to end when they have finished. `drains`: whether they can be asked.
+    `serving`: instances that have been ready. `busy`: those that run requests. `outdated`: those started with other
+    settings. `draining`: those that were asked to end. `drains`: whether they can be asked.
     """
 
     instances: Sequence[Instance]
@@ -95,16 +96,17 @@ class ObservedGroup:
 
 
 def plan_group(desired: GroupStatus | None, facts: ObservedGroup, *, slots: int, now: float) -> list[GroupAction]:
-    """The next steps for one group's workers (lifecycle: resync, start-when-slot-is-free, unique-instance-names,
-    stop-by-instance)."""
+    """Return the next actions for one group's workers (lifecycle: resync, start-when-slot-is-free,
+    unique-instance-names, stop-by-instance)."""
     exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
     running = [instance for instance in facts.instances if instance.state is InstanceState.RUNNING]
     actions: list[GroupAction] = [Remove(instance) for instance in exited]
-    # Nothing is under way for a group that is planned: whoever began to stop these, an earlier leader perhaps, is gone.
+    # A planned group has no action in progress: the component that began these stops, perhaps an earlier leader, is
+    # gone.
     stuck = [instance for instance in facts.instances if instance.state is InstanceState.STOPPING]
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
     if desired is None:
-        return actions + [Stop(instance.instance_id, "the group is not wanted") for instance in running]
+        return actions + [Stop(instance.instance_id, "the group is not desired") for instance in running]
     useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in facts.overdue}
     useless |= {instance.instance_id: why for instance in running if (why := facts.hanging.get(instance.instance_id))}
     for instance in _surplus(running):
@@ -113,13 +115,13 @@ def plan_group(desired: GroupStatus | None, facts: ObservedGroup, *, slots: int,
     useful = [instance for instance in running if instance.instance_id not in useless]
     actions += _plan_draining(useful, facts, now=now)
     if not facts.queue_exists or facts.is_ending:
-        return actions  # a worker that would be stopped before it has loaded its data is not started
+        return actions  # no worker is started that would be stopped before it has loaded its data
     staying = [instance for instance in useful if instance.instance_id not in facts.draining]
     return actions + _plan_number(desired, staying, facts, slots=slots, now=now)
 
 
 def _plan_draining(running: Sequence[Instance], facts: ObservedGroup, *, now: float) -> list[GroupAction]:
-    """Ask again, as control messages may get lost; stop who was asked long ago and works on all the same."""
+    """Ask draining workers again, because control messages may get lost, and stop those whose time is over."""
     actions: list[GroupAction] = []
     for instance in running:
         draining = facts.draining.get(instance.instance_id)
@@ -133,11 +135,11 @@ def _plan_draining(running: Sequence[Instance], facts: ObservedGroup, *, now: fl
 def _plan_number(
     desired: GroupStatus, staying: Sequence[Instance], facts: ObservedGroup, *, slots: int, now: float
 ) -> list[GroupAction]:
-    """As many workers as are wanted, all with the present settings.
+    """Converge on the desired number of workers, all with the present settings.
 
-    One that was started with other settings is replaced while the group is in use: its successor comes first, in a
-    spare slot, and when that is ready the old one may finish and go; then the next. A platform that looks after the
-    workers of a group itself (Kubernetes) is told the new settings instead, and does the same.
+    A worker with other settings is replaced while the group is in use: its successor starts first, in a spare slot, and
+    when that is ready the old worker is drained; then the next. A platform that manages the workers of a group itself
+    (Kubernetes) gets the new settings and does the same.
     """
     outdated = [instance for instance in staying if instance.instance_id in facts.outdated]
     current = [instance for instance in staying if instance.instance_id not in facts.outdated]
@@ -147,11 +149,11 @@ def _plan_number(
     if excess > 0:
         if replacing and not settled:
             return []
-        ends = sorted(staying, key=lambda instance: _order_of_going(instance, facts))[:excess]
+        ends = sorted(staying, key=lambda instance: _stop_order(instance, facts))[:excess]
         return [_end(instance, facts) for instance in ends]
     if replacing and not facts.drains:
         return [Update(instance.instance_id) for instance in outdated]
-    # Who is ending counts, so that no successor works beside one that hangs; who may finish its work does not.
+    # Hanging workers count, so that no successor works beside one; draining workers do not.
     places = sum(instance.instance_id not in facts.draining for instance in facts.instances)
     missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)
     taken = {instance.slot for instance in facts.instances}
@@ -159,8 +161,8 @@ def _plan_number(
     return [_plan_start(facts, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
 
 
-def _order_of_going(instance: Instance, facts: ObservedGroup) -> tuple[bool, bool, bool, int]:
-    """Outdated ones first, then those that serve nobody, then idle ones, then the latest."""
+def _stop_order(instance: Instance, facts: ObservedGroup) -> tuple[bool, bool, bool, int]:
+    """Outdated workers first, then those that do not serve, then idle ones, then the latest."""
     name = instance.instance_id
     return (name not in facts.outdated, name in facts.serving, name in facts.busy, -instance.slot)
 
@@ -183,7 +185,8 @@ def _plan_start(facts: ObservedGroup, slot: int, number: int, *, now: float) -> 
 
 
 def _surplus(running: Sequence[Instance]) -> list[Instance]:
-    """All but the oldest instance of each slot: names are unique (17), so there should be none."""
+    """All but the oldest instance of each slot; names are unique (lifecycle: unique-instance-names), so there should
+    be none."""
     oldest: dict[int, Instance] = {}
     for instance in sorted(running, key=lambda instance: (instance.started_at, instance.instance_id)):
         oldest.setdefault(instance.slot, instance)

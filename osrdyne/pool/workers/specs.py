@@ -1,4 +1,4 @@
-"""From the settings to what workers and their groups are given; used by the term and by `osrdyne groups env`."""
+"""Derive the specification of workers from the settings; used by the term and by `osrdyne groups env`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from osrdyne.protocol.names import Key, PoolNames, WorkerId
 
 
 def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
-    """How many workers groups have; an instance of a platform that counts workers itself is one, whatever is set."""
+    """How many workers groups have. On a platform that scales workers itself, an instance stands for the whole
+    group."""
     if not driver.manages_workers or not driver.instance_is_worker:
         number = 1 if driver.manages_workers else 0
         return ScalingRules(minimum=number, maximum=number)
@@ -38,7 +39,7 @@ def scaling_rules(settings: Settings, driver: Driver) -> ScalingRules:
 def spec_factory(
     settings: Settings, layout: QueueLayout, credentials: WorkerCredentials, poison: PoisonTexts
 ) -> SpecFactory:
-    """What makes the specification of a worker, with credentials of its own."""
+    """Return a factory for worker specifications, each with credentials of its own."""
 
     async def make_spec(key: Key, slot: int, generation: Generation) -> WorkerSpec:
         environment = replace(worker_environment(settings, key, layout), poison=poison.of_key(key))
@@ -49,7 +50,7 @@ def spec_factory(
 
 
 def worker_environment(settings: Settings, key: Key, layout: QueueLayout) -> WorkerEnvironment:
-    """What a worker of `key` is told, with a worker id of its own."""
+    """The environment of a new worker of `key`, with a worker id of its own."""
     names = PoolNames(settings.pool.id)
     return WorkerEnvironment(
         worker_id=new_worker_id(),

@@ -177,7 +177,7 @@ async def test_worker_that_its_driver_does_not_mark_is_left_alone_by_who_started
             await clock.advance(3600.0)
             assert (driver.count("start"), driver.count("stop")) == (1, 0)
             assert stack.metrics.mismarked_workers._value.get() == 1
-    levels = [entry["log_level"] for entry in logs if entry["event"].startswith("driver does not mark a worker")]
+    levels = [entry["log_level"] for entry in logs if entry["event"].startswith("driver lists a worker")]
     assert levels == ["error"]
 
 

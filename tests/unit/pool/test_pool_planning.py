@@ -112,7 +112,7 @@ def test_no_evidence_without_unbind_ok_of_this_term(queue: ObservedQueue) -> Non
 
 RUNS, ENDS, GONE = instance(1), instance(2, state=InstanceState.STOPPING), instance(3, state=InstanceState.EXITED)
 FAILED = StartFailure("no such module", (), 2, retry_at=NOW)
-UNWANTED = Stop(RUNS.instance_id, "the group is not wanted")
+UNWANTED = Stop(RUNS.instance_id, "the group is not desired")
 UNFINISHED = Stop(ENDS.instance_id, "its stop was not finished")
 
 GROUP_ROWS = {

@@ -24,7 +24,7 @@ def simulate(
     completed = float(scale.sample.completed) if scale else 0.0
     end = at + seconds
     while at < end:
-        workers = scale.wanted if scale else rules.minimum
+        workers = scale.desired if scale else rules.minimum
         done = min(workers * rules.concurrency / service * STEP, waiting + arrivals * STEP)
         waiting += arrivals * STEP - done
         completed += done
@@ -38,41 +38,41 @@ def simulate(
 
 
 def test_quiet_group_has_the_minimum() -> None:
-    assert simulate(0.0, 1.0, seconds=600).wanted == 1
+    assert simulate(0.0, 1.0, seconds=600).desired == 1
 
 
 def test_load_that_one_worker_can_do_needs_one() -> None:
-    assert simulate(0.8, 1.0, seconds=1200).wanted == 1
+    assert simulate(0.8, 1.0, seconds=1200).desired == 1
 
 
 def test_load_of_three_workers_ends_with_no_lag_beyond_the_target() -> None:
     scale = simulate(2.7, 1.0, seconds=1800)
-    assert 3 <= scale.wanted <= 8
-    assert scale.sample.waiting / (scale.wanted * 1.0) <= RULES.target_lag
+    assert 3 <= scale.desired <= 8
+    assert scale.sample.waiting / (scale.desired * 1.0) <= RULES.target_lag
 
 
 def test_backlog_is_served_by_as_many_workers_as_the_target_asks_for() -> None:
     scale = simulate(0.0, 1.0, seconds=30.0, waiting=200.0)
-    assert scale.wanted == pytest.approx(200 / 30, abs=1.5)
+    assert scale.desired == pytest.approx(200 / 30, abs=1.5)
 
 
 def test_requests_that_take_long_count_before_the_first_is_done() -> None:
-    assert simulate(0.0, 10_000.0, seconds=90.0, waiting=3.0).wanted >= 3
+    assert simulate(0.0, 10_000.0, seconds=90.0, waiting=3.0).desired >= 3
 
 
 def test_never_more_than_the_maximum() -> None:
-    assert simulate(1000.0, 1.0, seconds=600).wanted == 8
+    assert simulate(1000.0, 1.0, seconds=600).desired == 8
 
 
 def test_one_idle_moment_ends_no_worker() -> None:
     busy = simulate(2.7, 1.0, seconds=1800)
     idle = simulate(0.0, 1.0, seconds=60.0, scale=busy)
-    assert idle.wanted >= busy.wanted
+    assert idle.desired >= busy.desired
 
 
 def test_workers_go_when_fewer_were_enough_for_the_whole_cooldown() -> None:
     busy = simulate(2.7, 1.0, seconds=1800)
-    assert simulate(0.0, 1.0, seconds=1200.0, scale=busy).wanted == 1
+    assert simulate(0.0, 1.0, seconds=1200.0, scale=busy).desired == 1
 
 
 def test_busy_workers_are_spared_however_long_they_run() -> None:
@@ -80,16 +80,16 @@ def test_busy_workers_are_spared_however_long_they_run() -> None:
     scale = begin(sample, RULES, alive=4)
     for at in range(0, 7200, 5):
         scale = rescale(scale, Sample(float(at), 0, 4, 4, 4, 0), RULES)
-    assert scale.wanted == 4
+    assert scale.desired == 4
 
 
 def test_concurrent_requests_need_fewer_workers() -> None:
     rules = ScalingRules(maximum=8, concurrency=4)
-    assert simulate(4.0, 1.0, seconds=1800, rules=rules).wanted < simulate(4.0, 1.0, seconds=1800).wanted
+    assert simulate(4.0, 1.0, seconds=1800, rules=rules).desired < simulate(4.0, 1.0, seconds=1800).desired
 
 
 def test_what_a_leader_finds_is_taken_for_right() -> None:
-    assert begin(Sample(0.0, 0, 0, 0, 3, 0), RULES, alive=3).wanted == 3
+    assert begin(Sample(0.0, 0, 0, 0, 3, 0), RULES, alive=3).desired == 3
 
 
 @given(st.lists(st.tuples(*(st.integers(0, 1000) for _ in range(5))), max_size=40))
@@ -97,4 +97,4 @@ def test_wanted_is_between_the_limits_whatever_is_measured(rows: list[tuple[int,
     scale = begin(Sample(0.0, 0, 0, 0, 0, 0), RULES, alive=0)
     for number, (waiting, in_flight, busy, serving, completed) in enumerate(rows):
         scale = rescale(scale, Sample(number * STEP, waiting, in_flight, busy, serving, completed), RULES)
-        assert 1 <= scale.wanted <= 8
+        assert 1 <= scale.desired <= 8
