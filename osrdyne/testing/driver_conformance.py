@@ -70,10 +70,10 @@ class DriverContract:
     async def test_nothing_started_lists_nothing(self, driver: Driver) -> None:
         assert await driver.list_instances() == []
 
-    async def test_stop_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
+    async def test_stop_of_unknown_instance_is_not_an_error(self, driver: Driver) -> None:
         await driver.stop(InstanceId("unknown"), grace=0)
 
-    async def test_remove_of_unknown_instance_is_no_error(self, driver: Driver) -> None:
+    async def test_remove_of_unknown_instance_is_not_an_error(self, driver: Driver) -> None:
         await driver.remove(InstanceId("unknown"))
 
     async def test_logs_of_unknown_instance_are_empty(self, driver: Driver) -> None:
@@ -346,7 +346,7 @@ class BackendConformance:
     the directory that the driver keeps takes its place, for a disk may be full or lost.
     """
 
-    async def test_every_call_says_that_the_backend_is_away(self, driver: Driver, harness: DriverHarness) -> None:
+    async def test_every_call_reports_that_the_backend_is_away(self, driver: Driver, harness: DriverHarness) -> None:
         started = await driver.start(make_spec())
         await is_ready(driver, started)
         async with harness.away():

@@ -105,7 +105,7 @@ def test_no_daemon_is_one_sentence(tmp_path: Path, command: list[str]) -> None:
     assert_sentence(done, 1, "No osrdyne daemon answers at http://127.0.0.1:1: start one with `osrdyne run`")
 
 
-def test_something_else_on_the_port_is_no_daemon(tmp_path: Path) -> None:
+def test_something_else_on_the_port_is_not_a_daemon(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         process = subprocess.Popen(
@@ -128,7 +128,7 @@ def test_wrong_usage_points_to_the_help(tmp_path: Path) -> None:
     assert_sentence(osrdyne(tmp_path, "run", "--nope"), 2, "No such option: --nope. Try `osrdyne run --help`.")
 
 
-def test_doctor_without_a_broker_says_what_to_do_and_fails(tmp_path: Path) -> None:
+def test_doctor_without_a_broker_names_the_remedy_and_fails(tmp_path: Path) -> None:
     done = osrdyne(tmp_path, "doctor", "--driver", "noop")
     assert done.returncode == 1
     assert "✘" in done.stdout
@@ -178,7 +178,7 @@ def test_interrupted_command_exits_with_130(tmp_path: Path) -> None:
     assert (process.returncode, stderr) == (130, "")
 
 
-def test_output_into_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_output_into_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [OSRDYNE, "check-config"],
         cwd=tmp_path,

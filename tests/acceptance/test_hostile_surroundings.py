@@ -28,7 +28,9 @@ async def until_it_retries(daemon: DaemonProcess) -> str:
     return str(sentence)
 
 
-async def test_wrong_password_is_said_and_not_shown(make_daemon: MakeDaemon, broker_settings: BrokerSettings) -> None:
+async def test_wrong_password_is_reported_and_not_shown(
+    make_daemon: MakeDaemon, broker_settings: BrokerSettings
+) -> None:
     parts = urlsplit(broker_settings.uri.get_secret_value())
     daemon = make_daemon(amqp_uri=f"amqp://guest:hidden@{parts.hostname}:{parts.port}/")
     sentence = await until_it_retries(daemon)
@@ -41,7 +43,7 @@ async def test_broker_that_is_not_there_is_named(make_daemon: MakeDaemon) -> Non
     assert f"127.0.0.1:{port}" in await until_it_retries(make_daemon(amqp_uri=f"amqp://guest:hidden@127.0.0.1:{port}/"))
 
 
-async def test_broker_without_management_plugin_is_said_with_the_remedy(make_daemon: MakeDaemon) -> None:
+async def test_broker_without_management_plugin_is_reported_with_the_remedy(make_daemon: MakeDaemon) -> None:
     sentence = await until_it_retries(make_daemon(management_uri=f"http://guest:hidden@127.0.0.1:{free_port()}"))
     assert "management" in sentence
     assert "hidden" not in sentence

@@ -138,7 +138,7 @@ class TestDeclareAndBind:
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
 
-    async def test_unbinding_what_does_not_exist_is_no_error(self, leader: Leader) -> None:
+    async def test_unbinding_what_does_not_exist_is_not_an_error(self, leader: Leader) -> None:
         await leader.queues.unbind(A)
         assert not leader.keeping.done()
 

@@ -137,7 +137,7 @@ async def test_worker_that_takes_too_much_memory_is_said_to_be_out_of_memory(dri
         pytest.param({"pull": "always"}, r"cannot be pulled", id="always"),
     ],
 )
-async def test_start_that_the_engine_refuses_leaves_nothing_and_says_what_to_look_at(driver_with, options, message):
+async def test_start_that_the_engine_refuses_leaves_nothing_and_shows_what_to_look_at(driver_with, options, message):
     async with driver_with(**options) as driver:
         with pytest.raises(StartFailedError, match=message) as raised:
             await driver.start(make_spec())
@@ -240,7 +240,7 @@ async def test_doctor_names_what_is_wrong(driver_with, options, subject, message
         pytest.param("tcp://127.0.0.1:1", "Is the engine running there?", id="refused"),
     ],
 )
-async def test_engine_that_is_not_there_is_unavailable_and_doctor_says_so(context, host, message):
+async def test_engine_that_is_not_there_is_unavailable_and_doctor_reports_it(context, host, message):
     driver = DockerDriver(DockerOptions(image="x", host=host), context)
     with pytest.raises(DriverUnavailableError, match=message):
         await driver.list_instances()

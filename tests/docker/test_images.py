@@ -23,7 +23,7 @@ def inside(image, *command):
     return (result.stdout + result.stderr).strip()
 
 
-def test_image_is_a_numbered_user_and_looks_after_its_health(image):
+def test_image_has_a_numbered_user_and_a_health_check(image):
     inspected = subprocess.run(
         ["docker", "inspect", image], check=True, capture_output=True, text=True, timeout=180
     ).stdout

@@ -78,13 +78,13 @@ async def test_port_is_free_again_after_the_stop() -> None:
     bind_socket("127.0.0.1", port).close()
 
 
-def test_port_that_is_taken_is_said_so() -> None:
+def test_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(PortTakenError, match=f"Port {port} on 127.0.0.1 is in use by another process"):
             bind_socket("127.0.0.1", port)
 
 
-def test_address_of_another_host_is_said_so() -> None:
+def test_address_of_another_host_is_reported() -> None:
     with pytest.raises(ConfigurationError, match=r"api\.host: cannot listen on '192\.0\.2\.1'"):
         bind_socket("192.0.2.1", 0)

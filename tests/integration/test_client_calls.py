@@ -216,7 +216,7 @@ async def test_cancelling_the_task_cancels_the_request(broker: EmbeddedBroker, p
     assert (cancel.properties.correlation_id, call.cancelled()) == (request.correlation_id, True)
 
 
-async def test_cancel_of_an_unknown_call_says_so(broker: EmbeddedBroker, pool_id: str) -> None:
+async def test_cancel_of_an_unknown_call_reports_it(broker: EmbeddedBroker, pool_id: str) -> None:
     async with AsyncClient(broker.amqp_uri, pool_id) as client:
         assert not await client.cancel("nothing")
 

@@ -90,7 +90,7 @@ def test_wrong_use_is_exit_code_2_without_a_traceback(
     assert (code, out, "Traceback" in errors, bool(errors)) == (2, "", False, True)
 
 
-def test_ctrl_c_cancels_the_request_and_says_so(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_request_and_reports_it(broker: EmbeddedBroker, pool_id: str, tmp_path: Path) -> None:
     arrived = threading.Event()
 
     def keep_waiting(request: Request) -> list[Response]:

@@ -142,7 +142,7 @@ async def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> N
         process.communicate()
 
 
-async def test_a_node_that_cannot_start_says_why(directory: Path) -> None:
+async def test_a_node_that_cannot_start_reports_why(directory: Path) -> None:
     broker = EmbeddedBroker(directory)
     directory.mkdir()
     (directory / "data").mkdir()

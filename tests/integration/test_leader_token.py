@@ -162,7 +162,7 @@ class TestAcquire:
     @pytest.mark.parametrize(
         "body", [b"", b"{}", b"[]", b'{"term": "x"}', b'{"term": Infinity}', b"\xff", b"[" * 20_000], ids=repr
     )
-    async def test_something_that_is_no_token_is_replaced(
+    async def test_something_that_is_not_a_token_is_replaced(
         self, settings: Settings, channel: Channel, body: bytes
     ) -> None:
         """A reply address may be any queue, so anybody may have an answer put here."""
@@ -189,7 +189,7 @@ class TestAcquire:
             assert await tokens(session, channel) == 1
         assert len(forged) <= 1  # one of our own user may be an old token of another clock
 
-    async def test_answer_that_looks_like_a_token_is_not_believed(self, settings: Settings, channel: Channel) -> None:
+    async def test_answer_like_a_token_is_not_believed(self, settings: Settings, channel: Channel) -> None:
         """Nothing can make an answer carry a user."""
         async with session_of(settings) as session:
             assert session.token.user is not None

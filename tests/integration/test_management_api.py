@@ -92,7 +92,7 @@ async def test_listing_of_no_queue_is_empty(pool_id: str, management: Management
     assert await management.list_queues(f"{pool_id}-") == []
 
 
-async def test_a_prefix_is_no_pattern(pool_id: str, channel: Channel, management: ManagementClient) -> None:
+async def test_a_prefix_is_not_a_pattern(pool_id: str, channel: Channel, management: ManagementClient) -> None:
     await channel.declare_queue(f"{pool_id}-xreq")
     assert await management.list_queues(f"{pool_id}-.") == []
 
@@ -147,7 +147,7 @@ async def test_global_parameters_are_kept(pool_id: str, management: ManagementCl
     assert await management.get_global_parameter(name) == {"pinned": ["é/%41"], "n": 1}
 
 
-async def test_a_refused_policy_says_why(pool_id: str, management: ManagementClient) -> None:
+async def test_a_refused_policy_reports_why(pool_id: str, management: ManagementClient) -> None:
     with pytest.raises(BrokerError, match="no-such-setting"):
         await management.put_policy(PolicySpec(f"{pool_id}-req", "^$", "queues", {"no-such-setting": 1}))
 

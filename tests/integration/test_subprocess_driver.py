@@ -180,7 +180,7 @@ async def family(tmp_path):
     await clean_up(driver)
 
 
-async def test_child_that_leads_a_session_is_no_worker(family):
+async def test_child_that_leads_a_session_is_not_a_worker(family):
     driver, instance, _, outer = family
     assert os.getsid(outer) == outer
     assert await driver.list_instances() == [instance]
@@ -282,14 +282,14 @@ async def test_child_that_cannot_be_killed_holds_up_no_other_worker(driver, stuc
     assert ended.state is InstanceState.EXITED
 
 
-async def test_stop_of_a_worker_whose_child_cannot_be_killed_says_so(driver, stuck):
+async def test_stop_of_a_worker_whose_child_cannot_be_killed_reports_it(driver, stuck):
     instance, _ = stuck
     for _ in range(2):
         with pytest.raises(DriverUnavailableError, match="cannot be killed"):
             await driver.stop(instance.instance_id, grace=0)
 
 
-async def test_child_that_cannot_be_killed_is_no_obstacle_to_the_next_controller(tmp_path, driver, stuck):
+async def test_child_that_cannot_be_killed_is_not_an_obstacle_to_the_next_controller(tmp_path, driver, stuck):
     instance, other = stuck
     restarted = make_driver(tmp_path)
     listed = await restarted.list_instances()
@@ -408,7 +408,7 @@ async def test_lock_is_held_as_long_as_the_worker_lives(driver, state):
     os.close(lock)
 
 
-async def test_record_cut_short_by_a_power_failure_is_no_obstacle(driver, state, tmp_path):
+async def test_record_cut_short_by_a_power_failure_is_not_an_obstacle(driver, state, tmp_path):
     (tmp_path / POOL / "records" / f"{NAME}.json").write_bytes(b"")
     assert await driver.list_instances() == []
     assert (await driver.start(make_spec())).state is InstanceState.RUNNING

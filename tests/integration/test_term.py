@@ -439,7 +439,7 @@ async def answers(channel: Channel, queue: str, count: int) -> list[str | None]:
     return [decode_text(delivery.headers.get("x-status")) for delivery in deliveries]
 
 
-async def test_daemon_that_does_not_lead_says_that_it_stops_no_workers(pool_id: str) -> None:
+async def test_daemon_that_does_not_lead_reports_that_it_stops_no_workers(pool_id: str) -> None:
     unreachable = BrokerSettings(uri=SecretStr("amqp://guest:guest@127.0.0.1:1/"))
     stop = StopRequest(asyncio.Event(), stop_workers=True)
     with capture_logs() as logs:

@@ -172,7 +172,7 @@ async def test_http_api_answers_over_https(settings: Settings) -> None:
         assert (await management.whoami()).may_make_users
 
 
-async def test_http_api_says_what_is_wrong_with_tls(settings: Settings, foreign: TlsFiles) -> None:
+async def test_http_api_shows_what_is_wrong_with_tls(settings: Settings, foreign: TlsFiles) -> None:
     for tls, sentence in (
         (settings.broker.tls.model_copy(update={"ca_file": foreign.ca_file}), "its certificate was refused"),
         (TlsSettings(ca_file=settings.broker.tls.ca_file), "it wants a client certificate"),

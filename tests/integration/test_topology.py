@@ -127,7 +127,7 @@ async def test_an_orphan_whose_time_runs_out_is_dead_lettered(
     assert (first_death(dead), dead.routing_key) == ("expired", "absent")
 
 
-async def test_an_orphan_that_the_controller_refuses_says_where_it_died(
+async def test_an_orphan_that_the_controller_refuses_shows_where_it_died(
     pool_id: str, channel: Channel, management: ManagementClient
 ) -> None:
     await set_up(pool_id, channel, management)

@@ -67,7 +67,7 @@ async def test_ready_file_is_there_while_the_worker_takes_requests(pool: Stage, 
     assert not file.exists()
 
 
-async def test_failing_start_says_why_in_its_last_line(pool: Stage) -> None:
+async def test_failing_start_reports_why_in_its_last_line(pool: Stage) -> None:
     worker = await pool.start(config={"load_error": "no such table"}, ready=False)
     assert await worker.wait() == 1
     assert "RuntimeError: no such table (echo.py, line " in worker.lines[-1]

@@ -80,7 +80,7 @@ async def test_image_that_cannot_be_pulled_ends_the_group_in_kubernetes_words(dr
     assert [line for line in await driver.logs(started.instance_id) if "ImagePullBackOff" in line]
 
 
-async def test_group_that_no_node_takes_waits_and_says_why_when_it_is_stopped(driver):
+async def test_group_that_no_node_takes_waits_and_reports_why_when_it_is_stopped(driver):
     started = await driver.start(make_spec(played="no-node"))
 
     async def events():
@@ -294,7 +294,7 @@ async def test_watch_that_ends_by_a_fault_of_ours_ends_the_events(driver, monkey
     monkeypatch.undo()
 
 
-async def test_pod_that_does_not_go_is_said_so(driver, admin, namespace, monkeypatch):
+async def test_pod_that_does_not_go_is_reported(driver, admin, namespace, monkeypatch):
     monkeypatch.setattr("osrdyne.drivers.kubernetes.ending._SLACK", 1.0)
     started = await driver.start(make_spec())
     await is_ready(driver, started)

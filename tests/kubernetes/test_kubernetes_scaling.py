@@ -138,7 +138,7 @@ async def test_update_of_a_group_that_is_gone_makes_no_new_one(harness):
 
 
 class TestWithoutKeda:
-    async def test_start_fails_says_so_and_leaves_nothing(self, harness, without_keda):
+    async def test_start_fails_reports_it_and_leaves_nothing(self, harness, without_keda):
         driver = harness.make(autoscaling=KEDA)
         with pytest.raises(StartFailedError, match="KEDA is not installed"):
             await driver.start(make_spec())
@@ -149,7 +149,7 @@ class TestWithoutKeda:
         await eventually(is_empty, what="nothing is left")
         await driver.close()
 
-    async def test_doctor_says_so(self, harness, without_keda):
+    async def test_doctor_reports_it(self, harness, without_keda):
         driver = harness.make(autoscaling=KEDA)
         [finding] = [finding for finding in await driver.check() if not finding.ok]
         assert finding.subject == "KEDA"

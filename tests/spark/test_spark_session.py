@@ -125,7 +125,7 @@ def test_python_process_that_is_killed_is_named(sessions: SparkSessions, spark: 
     assert sessions.run_in_group(spark, "after that", lambda: spark.range(5).count()) == 5
 
 
-def test_share_of_the_heap_that_is_none_is_refused(sessions: SparkSessions) -> None:
+def test_invalid_share_of_the_heap_is_refused(sessions: SparkSessions) -> None:
     for share in ("much", "1.5"):
         context = Context(key=Key("k"), worker_config={"spark": {"conf": {"spark.osrdyne.maxHeapUse": share}}})
         with pytest.raises(ConfigurationError, match=r"spark\.osrdyne\.maxHeapUse"):

@@ -130,7 +130,7 @@ def test_data_that_appears_later_is_found_by_a_later_request(make_call: Any, tmp
     assert rows(call, "select n from t") == [[5]]
 
 
-def test_missing_data_is_not_looked_for_at_every_request(make_call: Any, tmp_path: Path) -> None:
+def test_missing_data_is_not_searched_at_every_request(make_call: Any, tmp_path: Path) -> None:
     config = one_table("k", path=str(tmp_path / "t.csv"), format="csv", columns="n int")
     call = make_call({**config, "retry_missing_interval": 1000}, "k")
     (tmp_path / "t.csv").write_text("5\n", encoding="utf-8")
@@ -138,7 +138,7 @@ def test_missing_data_is_not_looked_for_at_every_request(make_call: Any, tmp_pat
 
 
 @pytest.mark.parametrize("content", ["", "this is not parquet, whatever its name says"], ids=["empty", "text"])
-def test_file_that_is_no_parquet_is_answered_unreadable(make_call: Any, tmp_path: Path, content: str) -> None:
+def test_file_that_is_not_parquet_is_answered_unreadable(make_call: Any, tmp_path: Path, content: str) -> None:
     (tmp_path / "t.parquet").write_text(content, encoding="utf-8")
     error = refusal(make_call(one_table("k", path=str(tmp_path / "t.parquet")), "k"))
     assert (error.code, error.error_code) == (500, "dataset_unreadable")
@@ -157,7 +157,7 @@ def test_link_out_of_the_base_directory_is_not_followed(make_call: Any, tmp_path
     assert (refusal(call).code, refusal(call).error_code) == (403, "invalid_key")
 
 
-def test_key_that_climbs_is_no_path(make_call: Any, tmp_path: Path) -> None:
+def test_key_that_climbs_is_not_a_path(make_call: Any, tmp_path: Path) -> None:
     call = make_call(one_table("k={part:.*}", path=f"{tmp_path}/{{part}}"), "k=../../etc")
     assert (refusal(call).code, refusal(call).error_code) == (400, "invalid_key")
 

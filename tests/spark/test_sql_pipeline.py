@@ -130,7 +130,7 @@ def test_result_without_rows_keeps_its_columns(call: Call) -> None:
 
 
 @pytest.mark.parametrize(("limit", "truncated"), [(24, True), (25, False), (26, False), (0, True)])
-def test_limit_cuts_and_says_so(call: Call, limit: int, truncated: bool) -> None:
+def test_limit_cuts_and_reports_it(call: Call, limit: int, truncated: bool) -> None:
     document = answer(call, "select n_name from nation order by 1", limit=limit)
     assert (document["row_count"], document["truncated"]) == (min(limit, 25), truncated)
     assert len(document["rows"]) == document["row_count"]
@@ -230,7 +230,7 @@ def test_error_of_spark_is_its_class_and_one_line(call: Call, query: str, code: 
     assert not any(word in error.message for word in ("Traceback", "org.apache", "\tat ", "Py4J"))
 
 
-def test_refused_query_says_where(call: Call) -> None:
+def test_refused_query_shows_where(call: Call) -> None:
     error = refusal(call, "select * from csv.`/etc/passwd`")
     assert (error.code, error.error_code, error.details) == (403, "table_not_allowed", {"line": 1, "column": 19})
 

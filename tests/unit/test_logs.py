@@ -69,7 +69,7 @@ def test_events_below_the_level_are_not_written() -> None:
     assert stream.getvalue() == ""
 
 
-def test_stream_that_is_no_terminal_gets_json() -> None:
+def test_stream_that_is_not_a_terminal_gets_json() -> None:
     stream = io.StringIO()
     configure_logging(stream=stream)
     get_logger("test").info("hello")

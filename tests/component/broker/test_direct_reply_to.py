@@ -77,7 +77,7 @@ async def test_answer_is_sent_again_when_its_connection_was_lost(bench: Bench) -
     assert bench.broker.bodies(CALLER) == [b"1", b"2"]
 
 
-async def test_connection_that_is_lost_while_it_answers_is_no_fault_of_the_address(bench: Bench) -> None:
+async def test_connection_that_is_lost_while_it_answers_is_not_a_fault_of_the_address(bench: Bench) -> None:
     bench.losses = 3
     sending = asyncio.create_task(bench.direct.publish(Message(b"x"), CALLER))
     await bench.clock.advance(10.0)

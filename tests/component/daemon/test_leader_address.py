@@ -72,7 +72,7 @@ async def test_announced_address_is_found_and_the_last_one_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "http://h", {"api": 5}, []], ids=str)
-async def test_nonsense_is_no_address(value: object) -> None:
+async def test_nonsense_is_not_an_address(value: object) -> None:
     management = FakeManagement(FakeBroker(SystemClock()))
     await management.put_global_parameter("osrdyne-p-leader", value)
     assert await LeaderAddress(management, pool="p").find() is None

@@ -47,7 +47,7 @@ async def test_worker_that_crashes_leaves_what_it_ran() -> None:
         assert found.ended_with == "exit code 9"
 
 
-async def test_worker_that_was_stopped_is_no_death() -> None:
+async def test_worker_that_was_stopped_is_not_a_death() -> None:
     clock = VirtualClock()
     async with leading(clock) as stack:
         await stack.publish("a")

@@ -301,7 +301,7 @@ class TestEnd:
             await clock.settle()
             assert (stack.is_bound("a"), stack.waiting("a")) == (True, [b"stuck", b"next"])
 
-    async def test_retired_group_without_a_worker_is_no_grave_for_requests(self, clock: VirtualClock) -> None:
+    async def test_requests_of_a_retired_group_without_a_worker_are_not_lost(self, clock: VirtualClock) -> None:
         async with leading(clock, settings=quick()) as stack:
             stack.driver.fail_next_start(DriverError("The engine is busy."))
             await stack.publish("a", b"1")

@@ -193,7 +193,7 @@ class TestEnds:
             await clock.advance(0.4)
             assert driver.count("start") == 2
 
-    async def test_worker_that_an_earlier_leader_has_stopped_is_no_failed_start(
+    async def test_worker_that_an_earlier_leader_has_stopped_is_not_a_failed_start(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     ) -> None:
         await earlier_leader(broker, driver, "a")
@@ -232,7 +232,7 @@ class TestEnds:
             await clock.advance(12.0)
             assert (stack.running("a"), stack.term.state.worker_status[A].failure) == (1, None)
 
-    async def test_worker_that_says_why_it_failed_is_quoted(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_worker_that_reports_why_it_failed_is_quoted(self, clock: VirtualClock, driver: FakeDriver) -> None:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             for _ in range(2):
@@ -598,7 +598,7 @@ class TestDriverFaults:
             await clock.advance(0.5)
             assert stack.metrics.registry.get_sample_value("osrdyne_worker_exits_total") == 1.0
 
-    async def test_burst_of_events_is_no_burst_of_listings(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_burst_of_events_causes_one_listing(self, clock: VirtualClock, driver: FakeDriver) -> None:
         listings = 0
         list_instances = driver.list_instances
 

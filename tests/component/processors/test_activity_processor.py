@@ -111,7 +111,7 @@ async def test_use_brings_an_unbound_group_back(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("event", [Event.STARTED, Event.READY, Event.IDLE, Event.STOPPING, Event.FAILED])
-def test_report_without_work_is_no_use(setting: Setting, event: Event) -> None:
+def test_report_without_work_does_not_count_as_use(setting: Setting, event: Event) -> None:
     setting.tracker.adopt(A, GroupStatus.UNBOUND)
     setting.report(event)
     assert setting.tracker.status(A) is GroupStatus.UNBOUND
@@ -147,7 +147,7 @@ async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(s
 
 
 @pytest.mark.parametrize("key", ["\udcff", "x" * 256], ids=["not UTF-8", "too long"])
-def test_report_about_something_that_is_no_key_is_counted_and_dropped(setting: Setting, key: str) -> None:
+def test_report_about_an_invalid_key_is_counted_and_dropped(setting: Setting, key: str) -> None:
     setting.report(Event.BUSY, key)
     labels = {"queue": "activity"}
     assert setting.metrics.registry.get_sample_value("osrdyne_invalid_messages_total", labels) == 1.0

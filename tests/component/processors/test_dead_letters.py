@@ -97,9 +97,7 @@ async def test_request_at_its_delivery_limit_is_kept_and_answered(clock: Virtual
         assert (stack.waiting("a"), broker.bodies("pool-dl")) == ([], [])
 
 
-async def test_poison_is_kept_before_the_caller_hears_and_acknowledged_last(
-    clock: VirtualClock, broker: FakeBroker
-) -> None:
+async def test_poison_is_kept_before_the_reply_and_acknowledged_last(clock: VirtualClock, broker: FakeBroker) -> None:
     order: list[tuple[str, str]] = []
     wanted = {("publish", "pool-poison-xchg"), ("publish", REPLIES), ("ack", "pool-dl")}
 
@@ -184,7 +182,7 @@ def test_first_of_several_deaths_counts() -> None:
         ([None, 3, "pool-retry-500"], 3),
     ],
 )
-def test_end_of_a_wait_is_no_death(queues: list[object], found: object) -> None:
+def test_end_of_a_wait_is_not_a_death(queues: list[object], found: object) -> None:
     deaths = [{"queue": queue, "reason": f"in {queue}"} for queue in queues]  # the latest comes first
     headers = {"x-death": deaths, "x-first-death-queue": queues[-1], "x-first-death-reason": f"in {queues[-1]}"}
     death = without_waits(headers, PoolNames("pool"))

@@ -134,16 +134,14 @@ class TestAcceptance:
             await clock.settle()
             assert answers(broker) == [("c", "expired")]
 
-    async def test_key_that_is_none_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_invalid_key_is_answered(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker) as stack:
             await stack.publish("\udcff", reply_to=REPLIES, correlation_id="c")
             await clock.settle()
             assert answers(broker) == [("c", "invalid")]
 
     @pytest.mark.parametrize("encoding", ["utf-8", "no such thing", "utf\0-8", "\udcff"])
-    async def test_encoding_that_is_none_ends_no_term(
-        self, clock: VirtualClock, broker: FakeBroker, encoding: str
-    ) -> None:
+    async def test_invalid_encoding_ends_no_term(self, clock: VirtualClock, broker: FakeBroker, encoding: str) -> None:
         ours = "FROM /messages/* WHERE $body.level = 'alert' INTO $upstream"
         async with managing(clock, broker, ours=ours, rest=REST) as stack:
             await stack.publish("a", b'{"level": "x"}', content_type="application/json", content_encoding=encoding)

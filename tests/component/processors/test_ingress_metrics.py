@@ -72,7 +72,7 @@ async def test_condition_beyond_its_work_limit_takes_no_request_and_is_counted(
         assert counted(stack, "accepted", "rest", "default") == 1.0
 
 
-async def test_name_of_a_route_that_never_was_is_no_label(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_name_of_an_unknown_route_is_not_a_label(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, rest=REST) as stack:
         made_up = Message(headers={ROUTE_HEADER: "made up"})
         await FakeChannel(broker).publish(made_up, exchange="pool-work-xchg", routing_key="a")

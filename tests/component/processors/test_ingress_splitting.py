@@ -188,7 +188,7 @@ async def test_splits_are_counted_by_rule(clock: VirtualClock, broker: FakeBroke
         assert counted == [1.0, 1.0]
 
 
-async def test_direct_pool_has_no_splitter_and_says_so(clock: VirtualClock) -> None:
+async def test_direct_pool_has_no_splitter_and_reports_it(clock: VirtualClock) -> None:
     async with leading(clock) as stack:
         with pytest.raises(PoolConflictError, match=r"set pool\.kind to managed"):
             await split_by(stack, TURNS)

@@ -44,7 +44,7 @@ async def test_orphan_that_cannot_be_processed_is_answered_rejected_and_others_g
         assert (answers(broker), stack.orphans(), stack.waiting("b")) == ([("c", "rejected")], [], [b"2"])
 
 
-async def test_answer_says_that_it_was_the_controller(
+async def test_answer_reports_that_it_was_the_controller(
     clock: VirtualClock, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with leading(clock, broker=broker) as stack:

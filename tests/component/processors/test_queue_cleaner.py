@@ -99,7 +99,7 @@ class TestCleaning:
             assert (waiting(stack), waiting(stack, "other")) == (["1", "2", "3"], ["1", "2"])
             assert sorted(answers(broker)) == [("x1", "expired"), ("x2", "expired"), ("x3", "expired")]
 
-    async def test_request_keeps_its_deadline_however_often_its_queue_is_looked_through(
+    async def test_request_keeps_its_deadline_however_often_its_queue_is_swept(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker) as stack:
@@ -250,9 +250,7 @@ class TestCleaning:
             assert [(one.message.body, one.returns) for one in stored] == [(b"1", 1), (b"2", 1)]
             assert not stack.task.done()
 
-    async def test_queue_without_a_leader_is_not_taken_for_looked_through(
-        self, clock: VirtualClock, broker: FakeBroker
-    ) -> None:
+    async def test_queue_without_a_leader_is_not_taken_for_swept(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker) as stack:
             queue = stack.names.request_queue(Key("k"))
 
@@ -304,7 +302,7 @@ class TestCleaning:
             stored = broker.queues[stack.names.request_queue(Key("k"))].ready
             assert [one.returns for one in stored] == [sweeper.MAX_FAILURES] * 3
 
-    def test_option_needs_a_managed_pool_and_says_so(self) -> None:
+    def test_option_needs_a_managed_pool_and_reports_it(self) -> None:
         with pytest.raises(ValidationError, match=r"set pool\.kind to managed"):
             Settings(requests=RequestSettings(check_entire_queue_on_cleanup=True))
 

@@ -248,7 +248,7 @@ class TestQueues:
         assert stack.term.routing.routes.retries_off.keys() == {"plain"}
         assert [entry["route"] for entry in logs if entry["log_level"] == "error"] == ["plain"]
 
-    async def test_status_says_which_retries_are_off_and_why(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_status_shows_which_retries_are_off_and_why(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, plain=PLAIN):
             broker.delete_queue(WAIT)
             broker.declare_queue(WAIT, {"x-queue-type": "classic"})

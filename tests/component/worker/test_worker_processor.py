@@ -346,7 +346,7 @@ async def test_refusal_of_any_length_is_answered_as_it_is(bench: Bench, path: st
     assert "headers of the answer" not in bench.reply_texts()[0]
 
 
-async def test_progress_with_headers_that_are_too_large_is_no_last_answer(bench: Bench) -> None:
+async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(bench: Bench) -> None:
     limit_headers(bench)
     await bench.take("/large_progress", **{"x-progress": True})
     await bench.processor.until_idle()

@@ -202,7 +202,7 @@ async def test_worker_whose_file_was_deleted_is_still_listed_and_holds_its_slot(
     assert await driver.list_instances() == []
 
 
-async def test_worker_with_too_little_memory_is_killed_and_says_so(make_driver, other_unit):
+async def test_worker_with_too_little_memory_is_killed_and_reports_it(make_driver, other_unit):
     hungry = "ExecStart=/opt/osrdyne/bin/python -c 'print(len(b\"1\" * 10**9))'"
     other_unit(lambda text: re.sub("ExecStart=.*", hungry, text).replace("#MemoryMax=8G", "MemoryMax=64M"))
     driver = make_driver(template="osrdyne-worker-other")

@@ -164,7 +164,7 @@ class TestEndlessTasks:
                 start_endless(group, "loop", fails())
         assert caught.group_contains(ValueError, match="broken")
 
-    async def test_cancelled_task_is_no_fault(self) -> None:
+    async def test_cancelled_task_is_not_a_fault(self) -> None:
         async with asyncio.TaskGroup() as group:
             task = start_endless(group, "loop", asyncio.sleep(1_000))
             await asyncio.sleep(0)
@@ -199,7 +199,7 @@ class TestChangeFeed:
             feed.notify(key)
         assert await changes.wait() == ["known", "b", "a"]
 
-    async def test_every_subscriber_hears_of_every_change(self) -> None:
+    async def test_every_subscriber_receives_every_change(self) -> None:
         feed: ChangeFeed[str] = ChangeFeed()
         slow, quick = feed.subscribe(), feed.subscribe()
         feed.notify("a")

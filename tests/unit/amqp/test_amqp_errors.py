@@ -74,7 +74,7 @@ def test_fault_of_the_library_becomes_one_of_ours(fault: Exception, kind: type[O
     ],
     ids=["refused", "name", "network"],
 )
-def test_broker_that_cannot_be_reached_is_said_in_words(fault: OSError, words: str) -> None:
+def test_broker_that_cannot_be_reached_is_reported_in_words(fault: OSError, words: str) -> None:
     of_library = aiormq.AMQPConnectionError(*fault.args)
     of_library.__cause__ = fault
     error = translate_error(of_library, "connect to amqp://h/")
@@ -83,7 +83,7 @@ def test_broker_that_cannot_be_reached_is_said_in_words(fault: OSError, words: s
     assert "Errno" not in error.message
 
 
-def test_time_out_says_so() -> None:
+def test_time_out_is_reported() -> None:
     assert "in time" in str(translate_error(TimeoutError(), "declare queue q"))
 
 
@@ -124,7 +124,7 @@ async def test_own_cancellation_passes_through() -> None:
 
 
 @pytest.mark.parametrize("uri", ["", "http://h", "amqp://", "amqp://u:s3cret#@h", "amqp://u:s3cret@h:port"])
-async def test_uri_that_is_none_is_refused_without_showing_it(uri: str) -> None:
+async def test_invalid_uri_is_refused_without_showing_it(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="amqp://user:password@host") as caught:
         await connect(ConnectionOptions(uri))
     assert "s3cret" not in str(caught.value)

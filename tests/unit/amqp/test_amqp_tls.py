@@ -34,14 +34,14 @@ def test_missing_file_is_named() -> None:
         ssl_context(TlsFiles(ca_file="/nowhere/ca.pem"), place="broker.tls")
 
 
-def test_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+def test_file_that_is_not_a_certificate_is_named(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("not a certificate")
     with pytest.raises(ConfigurationError, match=r"ca\.pem contains no PEM certificate"):
         ssl_context(TlsFiles(ca_file=str(file)))
 
 
-def test_client_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+def test_invalid_client_certificate_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.pem").write_text("x")
     (tmp_path / "k.pem").write_text("x")
     with pytest.raises(ConfigurationError, match=r"c\.pem and .*k\.pem are not a PEM certificate"):

@@ -348,7 +348,7 @@ async def test_wrong_request_is_refused_with_a_code(api: httpx.AsyncClient, path
     assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-async def test_wrong_method_says_which_are_allowed(api: httpx.AsyncClient) -> None:
+async def test_wrong_method_shows_which_are_allowed(api: httpx.AsyncClient) -> None:
     answer = await api.delete("/health", headers=JSON)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
@@ -373,7 +373,7 @@ async def test_schema_names_the_key_of_every_group_route(api: httpx.AsyncClient)
 class TestRoutes:
     MANIFEST = {"routes": {"r": {"route": "FROM /* INTO $upstream", "priority": 2}}}  # noqa: RUF012 - never changed
 
-    async def test_pool_without_a_manifest_says_so(self, api: httpx.AsyncClient) -> None:
+    async def test_pool_without_a_manifest_reports_it(self, api: httpx.AsyncClient) -> None:
         assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
 
     async def test_manifest_is_put_in_force_with_its_author(self, api: httpx.AsyncClient) -> None:
@@ -492,7 +492,7 @@ class TestRoutes:
             [passage] = (await api.post("/v1/explain", json={"key": key, **sample})).json()["passages"]
             assert (passage["key"], passage["priority"], passage["limited_by"]) == (key, 2, "caller")
 
-    async def test_key_that_is_none_is_refused(self, api: httpx.AsyncClient) -> None:
+    async def test_invalid_key_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/explain", json={"key": "x" * 256})
         assert answer.json()["code"] == "invalid-key"
 

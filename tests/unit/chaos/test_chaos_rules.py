@@ -25,7 +25,7 @@ def test_some_seeds_clean_queues_and_some_do_not() -> None:
 
 
 @given(st.integers(0, 2**32))
-def test_manifest_says_what_the_rules_are(seed: int) -> None:
+def test_manifest_shows_what_the_rules_are(seed: int) -> None:
     rules = draw_rules(seed)
     manifest = load_manifest(json.dumps({"routes": rules.routes()}))
     assert [(route.retry, route.priority) for route in manifest.routes if route.retry] == [

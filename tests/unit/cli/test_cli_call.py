@@ -161,7 +161,7 @@ def test_body_that_cannot_be_read_is_wrong_usage(data: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "0s", "-1", ""])
-def test_timeout_that_is_none_is_wrong_usage(text: str) -> None:
+def test_invalid_timeout_is_wrong_usage(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         module.seconds(text)
 

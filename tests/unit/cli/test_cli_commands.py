@@ -191,7 +191,9 @@ def test_routes_eval_of_a_batch_reads_standard_input() -> None:
         (["--batch", "-H", "a=b"], "Invalid value for --batch: in a batch, each line has its own headers"),
     ],
 )
-def test_routes_eval_says_what_is_wrong(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_routes_eval_shows_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert execute(["routes", "eval", *arguments], debug=False) == 2
     assert capsys.readouterr().err.startswith(message)
 
@@ -213,7 +215,7 @@ def test_routes_check_tells_every_error(capsys: pytest.CaptureFixture[str]) -> N
     ]
 
 
-def test_explain_says_which_route_decides() -> None:
+def test_explain_shows_which_route_decides() -> None:
     Path("m.json").write_text(MANIFEST)
     arguments = [
         "explain",
@@ -258,13 +260,13 @@ def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_explain_says_that_a_key_is_empty() -> None:
+def test_explain_reports_that_a_key_is_empty() -> None:
     result = CliRunner().invoke(app, ["explain", "", "/p", "--routes", "-"], input=MANIFEST)
     assert result.stdout.startswith("key       The key is empty. That is a key like any other")
     assert "the splitter in force are not known" in result.stderr
 
 
-def test_explain_says_which_rule_splits() -> None:
+def test_explain_shows_which_rule_splits() -> None:
     Path("s.json").write_text(RULES)
     shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--splitter", "s.json"]).stdout
     assert "By the rule 'k.*' the key 'kx' becomes 'kx-A', this time." in shown
@@ -309,7 +311,7 @@ def routes_of(monkeypatch: pytest.MonkeyPatch, current: object = CURRENT) -> Dae
 
 
 @pytest.mark.parametrize("command", [["routes", "apply"], ["splitter", "apply"]])
-def test_empty_text_is_no_manifest(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_text_is_not_a_manifest(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").write_text("\n")
     assert execute([*command, str(tmp_path / "empty")], debug=False) == 2
     assert "is empty: write an empty manifest as {}." in capsys.readouterr().err
@@ -352,14 +354,14 @@ def test_routes_apply_sends_nothing_that_is_wrong(monkeypatch: pytest.MonkeyPatc
     assert daemon.asked == []
 
 
-def test_routes_show_prints_a_manifest_that_is_no_different(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_show_prints_an_unchanged_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     routes_of(monkeypatch)
     assert "version 1, by me" in CliRunner().invoke(app, ["routes", "show"]).stdout
     shown = CliRunner().invoke(app, ["routes", "show", "-o", "json"]).stdout
     assert CliRunner().invoke(app, ["routes", "diff", "-"], input=shown).stdout == "No difference.\n"
 
 
-def test_routes_diff_shows_lines_and_says_so_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_diff_shows_lines_and_reports_it_with_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     routes_of(monkeypatch)
     result = CliRunner().invoke(app, ["routes", "diff", "-"], input=MANIFEST)
     assert (result.exit_code, '-    "r": "FROM /* INTO $upstream"' in result.stdout) == (1, True)
@@ -376,7 +378,7 @@ def test_routes_of_a_pool_without_a_manifest(monkeypatch: pytest.MonkeyPatch, ar
     [("x", "a whole number"), ("1.5", "a whole number"), ("", "a whole number"), ("0", "greater than or equal to 1")],
     ids=repr,
 )
-def test_version_that_is_none_is_wrong_usage(version: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_version_is_wrong_usage(version: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["routes", "rollback", version], debug=False) == 2
     assert capsys.readouterr().err == (
         f"Invalid value for 'VERSION': it should be {expected}. Try `osrdyne routes rollback --help`.\n"

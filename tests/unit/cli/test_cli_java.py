@@ -38,7 +38,7 @@ def test_missing_java_is_fatal_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"driver": "noop"}, {"worker": {"spark_master": "sc://spark"}}])
-def test_missing_java_is_no_failure_where_spark_runs_elsewhere(tmp_path: Path, settings: dict[str, object]) -> None:
+def test_missing_java_is_not_a_failure_where_spark_runs_elsewhere(tmp_path: Path, settings: dict[str, object]) -> None:
     assert not check({"PATH": str(tmp_path)}, **settings).fatal
 
 

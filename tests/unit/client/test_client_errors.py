@@ -55,7 +55,7 @@ def failed(status: str, **error: object) -> Reply:
     return Reply(status, body=json.dumps({"error": error}).encode())
 
 
-def test_ok_is_no_error() -> None:
+def test_ok_is_not_an_error() -> None:
     assert error_from_reply(Reply(), key="k", path="/p") is None
 
 
@@ -84,7 +84,7 @@ def test_code_that_repeats_the_status_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"error": 1}', b"[" * 100_000], ids=range(5))
-def test_body_without_an_error_in_it_is_no_fault(body: bytes) -> None:
+def test_body_without_an_error_in_it_is_not_a_fault(body: bytes) -> None:
     error = error_of(Reply("error", body=body, detail="first\nsecond"))
     assert (str(error), error.error.message) == ("The request failed: first", "")
 
@@ -121,7 +121,7 @@ def test_reply_from_the_wire_reads_byte_arrays_and_text() -> None:
     )
 
 
-def test_json_of_a_reply_that_is_something_else_says_what_it_is() -> None:
+def test_json_of_a_reply_that_is_something_else_shows_what_it_is() -> None:
     with pytest.raises(InvalidMessageError, match="text/plain"):
         Reply(body=b"hello", content_type="text/plain").json()
     assert Reply().json() is None
@@ -138,7 +138,7 @@ def test_arrow_reply_becomes_a_table() -> None:
 
 
 @pytest.mark.parametrize(("content_type", "match"), [(None, "accept=ARROW_TYPE"), (ARROW_TYPE, "not an Arrow stream")])
-def test_reply_that_is_no_arrow_stream_says_so(content_type: str | None, match: str) -> None:
+def test_reply_that_is_not_an_arrow_stream_reports_it(content_type: str | None, match: str) -> None:
     with pytest.raises(InvalidMessageError, match=match):
         Reply(body=b"{}", content_type=content_type).arrow()
 

@@ -50,19 +50,19 @@ def test_headers_of_the_caller_do_not_replace_those_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
-def test_timeout_that_is_none_is_refused(timeout: float) -> None:
+def test_invalid_timeout_is_refused(timeout: float) -> None:
     with pytest.raises(ValueError, match="timeout"):
         build(timeout=timeout)
 
 
 @pytest.mark.parametrize("slack", [-1, float("inf"), float("nan")])
-def test_slack_that_is_none_is_refused(slack: float) -> None:
+def test_invalid_slack_is_refused(slack: float) -> None:
     with pytest.raises(ValueError, match="answer_slack"):
         build(answer_slack=slack)
 
 
 @pytest.mark.parametrize("key", ["x" * 256, "漢" * 86, "\ud800"], ids=["256 bytes", "258 bytes", "surrogate"])
-def test_key_that_is_none_is_refused(key: str) -> None:
+def test_invalid_key_is_refused(key: str) -> None:
     with pytest.raises(InvalidKeyError):
         build(key)
 

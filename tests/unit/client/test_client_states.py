@@ -16,7 +16,7 @@ from osrdyne.errors import ConfigurationError
 URI = "amqp://user:s3cret@localhost:1/"
 
 
-async def test_client_that_was_never_opened_says_so() -> None:
+async def test_client_that_was_never_opened_reports_it() -> None:
     client = AsyncClient(URI, "pool")
     with pytest.raises(ClientClosedError, match="never opened"):
         await client.call("k", timeout=1)
@@ -42,19 +42,19 @@ async def test_closing_twice_does_nothing() -> None:
         await client.cast("k", timeout=1)
 
 
-def test_pool_id_that_is_none_is_refused() -> None:
+def test_invalid_pool_id_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Not a pool"):
         AsyncClient(URI, "Not a pool")
 
 
-async def test_uri_that_is_none_is_refused_without_repeating_it() -> None:
+async def test_invalid_uri_is_refused_without_repeating_it() -> None:
     with pytest.raises(ConfigurationError) as raised:
         async with AsyncClient("http://user:s3cret@localhost/", "pool"):
             pass
     assert "s3cret" not in str(raised.value)
 
 
-def test_client_waits_until_a_pool_says_that_a_request_expired() -> None:
+def test_client_waits_until_a_pool_reports_that_a_request_expired() -> None:
     """It says so `max_clock_skew` after the deadline, and RabbitMQ may be a second late."""
     assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
 

@@ -34,7 +34,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings.requests.max_message_bytes == 16 * 2**20
 
 
-def test_every_setting_says_what_it_is_for() -> None:
+def test_every_setting_has_a_description() -> None:
     found = {"": Settings, **models(Settings)}
     assert len(found) > 8
     fields = [
@@ -103,7 +103,7 @@ def test_workers_get_the_brokers_uri_unless_they_have_their_own() -> None:
 @pytest.mark.parametrize(
     "uri", ["", "host", "http://u:s3cret@h", "amqp://u:s3cret@", "amqp://u:s3cret@[::1", "amqp://h:x"]
 )
-def test_uri_that_is_none_is_refused_without_showing_it(uri: str) -> None:
+def test_invalid_uri_is_refused_without_showing_it(uri: str) -> None:
     with pytest.raises(ValidationError, match="amqp://user:password@host") as caught:
         broker(uri)
     assert "s3cret" not in str(caught.value)

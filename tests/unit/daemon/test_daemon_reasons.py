@@ -16,5 +16,5 @@ def test_first_of_equal_reasons_is_reported() -> None:
     assert main_reason([first, BrokerUnavailableError("another")]) is first
 
 
-def test_unexpected_error_is_no_sentence() -> None:
+def test_unexpected_error_is_not_a_sentence() -> None:
     assert main_reason([ZeroDivisionError()]) is None

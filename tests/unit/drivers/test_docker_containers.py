@@ -87,7 +87,7 @@ async def test_start_of_another_leader_is_left_time(clock, engine):
     assert state_of(other)[0] is InstanceState.EXITED
 
 
-def test_copy_of_a_container_is_no_worker_and_is_reported_once(engine, clock, monkeypatch):
+def test_copy_of_a_container_is_not_a_worker_and_is_reported_once(engine, clock, monkeypatch):
     engine.made["copy"] = {**engine.made["id"], "Id": "copy", "Names": ["/copy"]}
     said = Mock()
     monkeypatch.setattr("osrdyne.drivers.docker.containers.log", said)

@@ -163,7 +163,7 @@ def test_copy_of_a_container_is_not_ours():
         assert not IDENTITY.owns(IDENTITY.container_name(key, 1), labels)
 
 
-def test_container_with_our_marks_and_nothing_else_is_no_worker():
+def test_container_with_our_marks_and_nothing_else_is_not_a_worker():
     labels = {"osrdyne.pool": "blue", "osrdyne.stack": IDENTITY.stack}
     assert read_instance("id", "/mine", labels, state=InstanceState.RUNNING) is None
 

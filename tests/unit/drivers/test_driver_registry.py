@@ -55,7 +55,7 @@ class FakeEntryPoint:
         pytest.param(lambda: None, "odd:thing is not an osrdyne driver class", id="no-class"),
     ],
 )
-def test_entry_point_that_is_no_driver_is_refused(monkeypatch, loaded, message):
+def test_entry_point_that_is_not_a_driver_is_refused(monkeypatch, loaded, message):
     monkeypatch.setattr(registry, "entry_points", lambda **_: [FakeEntryPoint(loaded)])
     with pytest.raises(ConfigurationError, match=message):
         registry.load_driver_class("odd")

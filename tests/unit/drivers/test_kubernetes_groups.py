@@ -124,7 +124,7 @@ def test_pods_without_their_deployment_are_still_an_instance():
     ],
     ids=["no key", "no such key", "no slot"],
 )
-def test_foreign_object_with_our_label_is_no_group(broken):
+def test_foreign_object_with_our_label_is_not_a_group(broken):
     assert gather([deployment(**broken)], [pod(RUNNING, **broken)], NAMES) == []
 
 

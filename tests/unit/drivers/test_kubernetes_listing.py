@@ -62,7 +62,7 @@ async def test_watch_that_is_always_refused_is_tried_ever_more_rarely(monkeypatc
     assert 2 * 5 < api.listings < 2 * 50
 
 
-async def test_stranger_with_our_label_is_no_worker_and_is_reported_once(monkeypatch):
+async def test_stranger_with_our_label_is_not_a_worker_and_is_reported_once(monkeypatch):
     driver = driver_of(ApiWithoutWatches(deployment("theirs")), VirtualClock(), monkeypatch)
     said = Mock()
     monkeypatch.setattr("osrdyne.drivers.kubernetes.driver.log", said)

@@ -203,7 +203,7 @@ def test_pod_has_the_grace_of_its_worker():
     assert pod_of(manifests().deployment(make_spec()))["terminationGracePeriodSeconds"] == 43
 
 
-def test_pod_is_ready_when_its_worker_says_so():
+def test_pod_is_ready_when_its_worker_reports_it():
     manifest = manifests().deployment(make_spec())
     probe = pod_of(manifest)["containers"][0]["readinessProbe"]
     assert probe["exec"]["command"] == ["test", "-e", variables_of(manifest)["WORKER_READY_FILE"]]

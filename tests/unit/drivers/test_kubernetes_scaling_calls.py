@@ -111,7 +111,7 @@ async def test_exactly_what_was_made_is_removed(mode, kinds):
 
 
 @pytest.mark.parametrize(("groups", "there"), [(("apps",), False), (("apps", "keda.sh"), True)], ids=str)
-async def test_keda_is_looked_for(groups, there):
+async def test_presence_of_keda_is_checked(groups, there):
     assert await has_keda(WritingApi(groups=groups)) is there
 
 

@@ -99,7 +99,7 @@ def test_marks_are_read_back_from_the_environment():
         pytest.param({"OSRDYNE_SLOT": "x"}, id="no-slot"),
     ],
 )
-def test_process_with_other_marks_is_no_worker_of_ours(change):
+def test_process_with_other_marks_is_not_a_worker_of_ours(change):
     variables = {**make_marks().to_variables(), "WORKER_ID": "w1", **change}
     assert Marks.from_variables(variables, STATE) is None
 

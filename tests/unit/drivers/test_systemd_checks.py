@@ -44,7 +44,7 @@ def test_unit_that_does_not_fit_is_reported_with_its_remedy(changes, message, re
     assert remedy in (finding.remedy or "")
 
 
-def test_shorter_limit_of_the_unit_is_no_reason_to_refuse():
+def test_shorter_limit_of_the_unit_is_not_a_reason_to_refuse():
     assert not judge(TimeoutStopUSec="1s").fatal
 
 
@@ -57,5 +57,5 @@ def test_time_span_as_systemctl_shows_it(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "5 min x"])
-def test_what_is_no_time_span_is_not_compared(text):
+def test_what_is_not_a_time_span_is_not_compared(text):
     assert seconds(text) is None

@@ -134,7 +134,7 @@ def test_index_of_thousands_of_digits_is_an_error() -> None:
 @pytest.mark.parametrize(
     "line", ["", "[]", "{}", "{", '{"condition": 1}', '{"condition": "a", "system": 1}', "[" * 99_999]
 )
-def test_line_that_is_no_case_is_an_error_with_a_column(line: str) -> None:
+def test_line_that_is_not_a_case_is_an_error_with_a_column(line: str) -> None:
     assert set(evaluate_line(line)) == {"error", "column"}
 
 

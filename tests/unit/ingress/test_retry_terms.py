@@ -119,7 +119,7 @@ class TestHeaders:
         ],
         ids=lambda value: str(value)[:50],
     )
-    def test_anything_else_is_no_terms(self, value: object) -> None:
+    def test_anything_else_is_not_read_as_terms(self, value: object) -> None:
         assert read_terms({TERMS_HEADER: value}) is None
 
     @pytest.mark.parametrize("value", [None, "2", True, -1, 2.0])

@@ -185,7 +185,7 @@ def test_ttl_beyond_the_longest_of_the_pool_is_warned_about_with_both_numbers() 
     assert all("requests.max_ttl, 604800 s" in text for text in warned)
 
 
-def test_explanation_says_what_became_of_every_route() -> None:
+def test_explanation_shows_what_became_of_every_route() -> None:
     routes = {
         "alerts": to("FROM /messages/modules/other INTO $upstream", priority=0),
         "typed": to("FROM /* WHERE level = 'x' INTO $upstream", priority=1),
@@ -210,7 +210,7 @@ def test_explanation_names_queue_priority_and_deadline() -> None:
     assert (passage.deadline, passage.limited_by, explanation.refused) == (NOW + 600, "pool", None)
 
 
-def test_explanation_says_when_a_request_is_tried_again() -> None:
+def test_explanation_shows_when_a_request_is_tried_again() -> None:
     retry = {"codes": [503], "max_attempts": 2, "delays": [1]}
     explanation = explain(
         arrival(), table({"data": to(retry=retry)}), splitter=None, names=PoolNames("p"), limits=LIMITS

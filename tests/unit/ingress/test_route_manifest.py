@@ -223,7 +223,7 @@ def test_all_errors_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "ttl"), [(0, 0), (60, 60), (-1, -1), (-99, -1)])
-def test_negative_ttl_of_the_manifest_is_no_limit(seconds: int, ttl: int) -> None:
+def test_negative_ttl_of_the_manifest_is_not_a_limit(seconds: int, ttl: int) -> None:
     assert load_manifest(json.dumps({"storeAndForwardConfiguration": {"timeToLiveSecs": seconds}})).ttl == ttl
 
 

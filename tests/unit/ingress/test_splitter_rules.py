@@ -182,7 +182,7 @@ class TestManifest:
             load_splitter(f"{{{rule}, {rule}}}")
 
     @pytest.mark.parametrize("document", ["[]", "3", "null", "{", "a: [", '{"a": ' * 5_000])
-    def test_text_that_is_no_object_is_refused(self, document: str) -> None:
+    def test_text_that_is_not_an_object_is_refused(self, document: str) -> None:
         with pytest.raises(InvalidDocumentError):
             load_splitter(document)
 
@@ -239,13 +239,13 @@ class TestExplanation:
         assert "By the rule 'queue-static' the key 'queue-static' becomes 'queue-static-A', this time." in explanation
         assert "To the group 'queue-static-A' with the path '/sql'." in explanation
 
-    def test_step_says_why_a_key_stays_as_it_is(self) -> None:
+    def test_step_reports_why_a_key_stays_as_it_is(self) -> None:
         assert "No rule matches the key 'a'." in self.explained(SEED, "a")
         explanation = self.explained(SEED, "queue-header-a")
         assert any(
             "leaves the key 'queue-header-a' as it is: it has no header x-rp-deviceid." in text for text in explanation
         )
 
-    def test_key_that_is_none_is_explained_as_refused(self) -> None:
+    def test_invalid_key_is_explained_as_refused(self) -> None:
         explanation = self.explained(SEED, "queue-header-a", **{"x-rp-deviceid": "x" * 250})
         assert explanation[-2] == "invalid"

@@ -138,5 +138,5 @@ def test_groups_that_are_ending_already_count_as_room() -> None:
     assert choose(candidate("a", used_at=20, ending=True), candidate("b", used_at=30), waiting=2) == keys("b")
 
 
-def test_group_that_has_work_to_finish_before_its_end_is_no_room_to_come() -> None:
+def test_group_that_has_work_to_finish_before_its_end_makes_no_room_soon() -> None:
     assert choose(candidate("a", used_at=20, ending=True, busy=True), candidate("b", used_at=30)) == keys("b")

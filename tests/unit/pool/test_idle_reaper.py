@@ -127,7 +127,7 @@ async def test_group_with_messages_is_active_again(setting: Setting, messages: i
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
 
 
-async def test_queue_that_does_not_run_is_no_evidence_and_asked_again(setting: Setting) -> None:
+async def test_queue_that_does_not_run_is_not_evidence_and_is_asked_again(setting: Setting) -> None:
     await setting.idle_group()
     await setting.clock.advance(60.0)
     assert setting.tracker.status(A) is GroupStatus.UNBOUND
@@ -175,7 +175,7 @@ async def test_group_required_during_the_listing_is_kept(setting: Setting) -> No
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
 
 
-async def test_sample_from_before_a_new_unbind_is_no_evidence(setting: Setting) -> None:
+async def test_sample_from_before_a_new_unbind_is_not_evidence(setting: Setting) -> None:
     """[ev4_mgmt]: used and unbound again while a slow listing was under way."""
     setting.totals.messages = {A: 0}
     setting.totals.allowed.clear()

@@ -36,13 +36,11 @@ def known(*deadlines: int | None) -> PassedDeadlines:
         ((), 5, True),
     ],
 )
-def test_queue_is_looked_through_where_it_may_help(
-    deadlines: tuple[int | None, ...], waiting: int, hides: bool
-) -> None:
+def test_queue_is_swept_where_it_may_help(deadlines: tuple[int | None, ...], waiting: int, hides: bool) -> None:
     assert known(*deadlines).may_hide_expired(STORE, waiting, now_ms=NOW) is hides
 
 
-def test_queue_that_was_looked_through_is_known() -> None:
+def test_queue_that_was_swept_is_known() -> None:
     passed = known()
     passed.replace(STORE, [NEW, NEW])
     assert not passed.may_hide_expired(STORE, 2, now_ms=NOW)

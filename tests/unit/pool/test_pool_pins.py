@@ -39,7 +39,7 @@ async def test_removed_pin_is_gone_and_others_stay() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "a", {"a": 1}, 7, ["\ud800", "x" * 256]], ids=repr)
-async def test_foreign_value_is_no_pin(value: object) -> None:
+async def test_foreign_value_is_not_a_pin(value: object) -> None:
     parameters = Parameters()
     parameters.values["osrdyne-p-pinned"] = value
     assert await store(parameters).load() == []

@@ -67,7 +67,7 @@ async def test_total_is_sampled_after_the_moment_that_was_asked_for(
     assert (totals.messages(A, after=100.0), listing.count) == (0, 1)
 
 
-async def test_total_from_before_is_no_answer(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
+async def test_total_from_before_is_not_an_answer(totals: QueueDepths, listing: Listing, clock: VirtualClock) -> None:
     listing.messages = {A: 0}
     totals.messages(A, after=80.0)
     await clock.advance(1.0)

@@ -101,7 +101,7 @@ async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_noth
 
 
 @pytest.mark.parametrize("stored", ["", "x", "AAAA", "eJw="])
-async def test_damaged_version_is_no_manifest_and_its_history_is_still_shown(stored: str) -> None:
+async def test_damaged_version_is_not_a_manifest_and_its_history_is_still_shown(stored: str) -> None:
     parameters = Parameters()
     store = RouteStore(parameters, pool="p")
     for _ in range(2):
@@ -168,7 +168,7 @@ async def test_crash_between_history_and_version_leaves_no_version_twice() -> No
 
 
 @pytest.mark.parametrize("value", [7, "x", [], {"version": 1}, {"version": 1, "author": "a", "at": 0, "manifest": "{"}])
-async def test_foreign_nonsense_is_no_version_and_is_reported(value: object) -> None:
+async def test_foreign_value_is_not_a_version_and_is_reported(value: object) -> None:
     parameters = Parameters()
     parameters.values["osrdyne-p-routes"] = value
     with structlog.testing.capture_logs() as logs:

@@ -22,7 +22,7 @@ def test_other_parameters_and_the_rest_of_the_uri_stay() -> None:
     assert uri == "amqps://u:p%2F@h:5671/v%2Fw?heartbeat=5&cacertfile=/ca.pem"
 
 
-def test_nothing_to_say_says_nothing() -> None:
+def test_nothing_is_printed_without_content() -> None:
     assert with_tls("amqps://h/", TlsFiles()) == "amqps://h/"
 
 

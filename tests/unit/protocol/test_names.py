@@ -49,7 +49,7 @@ def test_decode_answers_only_for_what_encode_returns(text: str) -> None:
     "text", ["+4", "+zz", "+3d", "a b", "+41", "a_" + "0" * 32, "+FF", "é", "a\n"],
     ids=["cut", "no hex", "lower case", "blank", "needless escape", "shortened", "no UTF-8", "not ASCII", "newline"],
 )  # fmt: skip
-def test_text_that_is_no_encoded_key_decodes_to_none(text: str) -> None:
+def test_text_that_is_not_an_encoded_key_decodes_to_none(text: str) -> None:
     assert decode_key(text) is None
 
 
@@ -71,7 +71,7 @@ def test_name_never_exceeds_its_limit_nor_cuts_an_escape(key: str, limit: int) -
 
 
 @given(st.text("aé/", min_size=51, max_size=127), st.integers(33, 50))
-def test_shortened_name_is_no_other_keys_plain_name(key: str, limit: int) -> None:
+def test_shortened_name_is_never_the_plain_name_of_another_key(key: str, limit: int) -> None:
     assert decode_key(fit_key(Key(key), limit)) is None
 
 

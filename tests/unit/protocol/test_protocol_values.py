@@ -141,10 +141,10 @@ class TestDeadline:
         assert self.of(x_deadline=value) is None
 
     @pytest.mark.parametrize("value", ["", "-1", "1.5", "²", "٣", " 1", "1e3", True, -1, 2.0, None, b"1"])
-    def test_expiration_that_is_no_whole_number_counts_as_absent(self, value: object) -> None:
+    def test_expiration_that_is_not_a_whole_number_counts_as_absent(self, value: object) -> None:
         assert parse_expiration_ms(value) is None
 
-    def test_expiration_beyond_all_time_is_no_deadline(self) -> None:
+    def test_expiration_beyond_all_time_is_not_a_deadline(self) -> None:
         assert self.of(expiration="9" * 255, timestamp=MOMENT) is None
 
     def test_skew_is_allowed_before_a_deadline_has_passed(self) -> None:
@@ -169,7 +169,7 @@ class TestActivity:
         [{}, {WORKER_ID_HEADER: "w"}, {EVENT_HEADER: "slept", WORKER_ID_HEADER: "w"}],
         ids=["nothing", "no event", "unknown event"],
     )
-    def test_report_that_is_none_is_none(self, headers: dict[str, object]) -> None:
+    def test_invalid_report_is_none(self, headers: dict[str, object]) -> None:
         assert report_from_wire(routing_key="key", headers=headers, body=b"") is None
 
     def test_report_of_the_reference_worker_is_read(self) -> None:

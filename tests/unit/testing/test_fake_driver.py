@@ -64,7 +64,7 @@ async def test_calls_are_recorded_with_their_key(driver):
     assert (driver.count("start"), driver.count("start", KEY)) == (1, 1)
 
 
-async def test_noop_refuses_to_start_and_says_what_to_do(clock):
+async def test_noop_refuses_to_start_and_names_the_remedy(clock):
     noop = NoopDriver(DriverOptions(), DriverContext(pool="p", stack="s", clock=clock, worker_command=()))
     with pytest.raises(StartFailedError, match="osrdyne groups env KEY"):
         await noop.start(make_spec())

@@ -116,7 +116,7 @@ def test_relation_with_a_path_or_schema_is_refused(name: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["secrets", "[nation]", "csv, /etc/passwd", "a.nation"])
-def test_relation_that_is_no_view_is_refused(name: str) -> None:
+def test_relation_that_is_not_a_view_is_refused(name: str) -> None:
     plan = Plan()
     plan.relation([name], plan.add(PROJECT))
     assert refusal(plan.parsed) == "unknown_table"
@@ -169,7 +169,7 @@ def test_null_where_nodes_belong_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["value", "exprBuilder"])
-def test_object_that_cannot_be_looked_into_is_refused(field: str) -> None:
+def test_object_that_cannot_be_inspected_is_refused(field: str) -> None:
     plan = Plan()
     index = plan.add("com.example.Function1", plan.add(PROJECT), field)
     plan.nodes[index]["kind"] = "opaque"

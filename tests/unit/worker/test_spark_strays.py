@@ -84,7 +84,7 @@ def test_tasks_of_a_group_that_ended_well_are_not_asked_about() -> None:
     assert (sessions.stray_tasks(spark), spark.asked) == ({}, [])
 
 
-def test_stage_that_a_job_waits_for_has_no_strays_and_is_looked_at_again() -> None:
+def test_stage_that_a_job_waits_for_has_no_strays_and_is_checked_again() -> None:
     spark = Spark({"g": 1}, wanted={"g"})
     sessions = after_a_cancel(spark)
     assert sessions.stray_tasks(spark) == {}
@@ -92,7 +92,7 @@ def test_stage_that_a_job_waits_for_has_no_strays_and_is_looked_at_again() -> No
     assert sessions.stray_tasks(spark) == {"g": 1}
 
 
-def test_group_without_tasks_is_looked_at_a_few_times_only() -> None:
+def test_group_without_tasks_is_checked_a_few_times_only() -> None:
     spark = Spark({"g": 0})
     sessions = after_a_cancel(spark)
     assert [sessions.stray_tasks(spark) for _ in range(10)] == [{}] * 10

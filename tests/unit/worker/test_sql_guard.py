@@ -119,5 +119,5 @@ def test_view_named_by_a_key_with_no_views_is_unknown() -> None:
     assert "this key has none" in refusal("select * from nation", views=frozenset()).message
 
 
-def test_wrong_number_of_arguments_is_said_in_plain_words() -> None:
+def test_wrong_number_of_arguments_is_reported_in_plain_words() -> None:
     assert "too few or too many arguments" in refusal("select upper() from nation").message

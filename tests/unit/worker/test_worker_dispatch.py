@@ -139,7 +139,7 @@ async def test_debug_mode_adds_the_traceback(dispatcher: Run) -> None:
 
 
 @pytest.mark.parametrize("alive", [False, ConnectionError("py4j")], ids=["dead", "does not answer"])
-async def test_failure_without_a_session_is_no_answer(dispatcher: Run, alive: bool | Exception) -> None:
+async def test_failure_without_a_session_is_not_an_answer(dispatcher: Run, alive: bool | Exception) -> None:
     def fail(call: Call) -> None:
         raise ValueError("x")
 
