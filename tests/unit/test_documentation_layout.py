@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +61,16 @@ def test_every_decision_is_in_the_index() -> None:
     index = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
     decisions = [path.name for path in (DOCS / "decisions").glob("0*.md")]
     assert [name for name in decisions if f"({name})" not in index] == []
+
+
+def test_variants_that_the_design_names_exist() -> None:
+    """[`nosettle`] beside a step names the row of the model that leaves the step out."""
+    known = {
+        run["name"] for run in tomllib.loads((ROOT / "tests" / "model" / "variants.toml").read_text("utf-8"))["run"]
+    }
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "design").glob("lifecycle*.md"))
+    named = {
+        name for found in re.findall(r"\[(`\w+`(?:,\s+`\w+`)*)\](?!\()", text) for name in re.findall(r"\w+", found)
+    }
+    assert len(named) > 20
+    assert named <= known, named - known
