@@ -211,7 +211,7 @@ class DaemonProcess:
                 process.kill()
         await until(lambda: not self.workers(), "the workers are gone")
 
-    # --- what it says
+    # --- logs and HTTP answers
 
     def log(self) -> str:
         return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""

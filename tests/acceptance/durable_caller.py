@@ -98,7 +98,7 @@ class DurableCaller:
         return await self.answer(await self.send(key, path, body, expiration=expiration, no_activate=no_activate))
 
     async def info(self, key: str) -> dict[str, object]:
-        """What the worker of `key` says of itself."""
+        """The `/info` answer of the worker of `key`."""
         response = await self.call(key)
         assert response.status == "ok", response
         info: dict[str, object] = json.loads(response.body)

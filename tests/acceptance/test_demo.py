@@ -1,4 +1,4 @@
-"""The demo, as `make demo` runs it: its story is true, and nothing of it is left."""
+"""The demo, as `make demo` runs it: every step succeeds, and no process is left."""
 
 from __future__ import annotations
 

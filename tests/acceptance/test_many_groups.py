@@ -11,7 +11,7 @@ from durable_caller import DurableCaller
 
 IDLE_SECONDS = 5.0
 IDLE_LIMIT = 0.05
-"""Of one core. The goal is 0.01; the limit only has to tell rest from polling, on any machine."""
+"""Of one core. The goal is 0.01; the limit only distinguishes an idle daemon from a polling one, on any machine."""
 
 
 async def require(daemon: DaemonProcess, keys: list[str]) -> None:

@@ -47,7 +47,7 @@ async def test_client_and_worker_of_the_reference_work_together(make_daemon: Mak
         held_until.touch()
         assert (await client.status_and_body(held))[0] == "ok"
 
-        # The worker of osrdyne maps its own statuses, and sends progress only to those who ask.
+        # The worker of osrdyne maps its own statuses, and sends progress only on request.
         status, _ = await client.call(OURS, "/refuse")
         assert (status, client.replies[-1].headers["x-osrdyne-status"]) == ("core_error", "error")
         assert await client.call(OURS, "/progress", b'{"steps": 2}') == ("ok", b'{"steps":2}')

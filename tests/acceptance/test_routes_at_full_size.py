@@ -1,4 +1,4 @@
-"""What issue 5 promises of managed pools, with as many requests as it says: `make soak`."""
+"""Managed pools at full scale, with thousands of requests: `make soak`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does to the pool what a schedule says, and heals it afterwards. Notes every fault with what it has hit."""
+"""Apply the faults of a schedule to the pool, and end them afterwards. Note each fault with its target."""
 
 from __future__ import annotations
 

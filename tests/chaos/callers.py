@@ -38,7 +38,7 @@ FLAKY_SHARE = 0.25
 
 
 class Limit(StrEnum):
-    """How a request says for how long its caller waits."""
+    """How a request states for how long its caller waits."""
 
     NONE = "none"
     EXPIRATION = "expiration"

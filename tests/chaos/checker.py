@@ -44,7 +44,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A terminal answer in the reply queue; `attempts` is what it says of them."""
+    """A terminal answer in the reply queue; `attempts` is the number in its header."""
 
     correlation_id: str
     status: str
@@ -80,9 +80,9 @@ class Verdict:
     unconfirmed: int
     duplicates: int
     tried_again: int
-    """Requests of whose answers one says that there was more than one attempt."""
+    """Requests with an answer that reports more than one attempt."""
     further_attempts: int
-    """As these answers say."""
+    """According to these answers."""
     statuses: Mapping[str, int]
     lost: tuple[str, ...]
     """Confirmed, and neither answered nor in the inventory."""

@@ -30,9 +30,9 @@ REQUESTS = 3
 DELAY = 0.3
 """Until the node is killed, at most; RabbitMQ takes longer to write by itself."""
 ANSWER = 5.0
-"""Seconds for a queue to give what it says it has."""
+"""Seconds for a queue to deliver the messages that it counts."""
 PATIENCE = 20.0
-"""Seconds: queues have no leader at first when the node has started, and say that they are empty."""
+"""Seconds: queues have no leader at first when the node has started, and report that they are empty."""
 
 
 async def missing_after_kill(node: Node, names: PoolNames, keys: list[Key]) -> set[str]:

@@ -71,7 +71,7 @@ class PoolUnderAttack:
         return _behind(self.broker.amqp_uri, self.proxies[proxy])
 
     async def leaders(self) -> list[DaemonProcess]:
-        """The daemons that say they lead."""
+        """The daemons that report that they lead."""
         says = await asyncio.gather(*map(_leads, self.daemons))
         return [daemon for daemon, leads in zip(self.daemons, says, strict=True) if leads]
 

@@ -16,7 +16,7 @@ from osrdyne.protocol.retries import RetryTerms, class_name
 APP_ID = "callers"
 """What the callers call themselves: only then their requests have a path that routes see."""
 FLAKY_PATH = "/flaky"
-"""Requests for it fail with 503 as often as they say."""
+"""Requests for it fail with 503 as often as their body states."""
 OUTPUTS = f"/messages/modules/{APP_ID}/outputs"
 ROUTES: Mapping[str, Any] = {
     "echo": {"route": f"FROM {OUTPUTS}/echo INTO $upstream", "priority": 1},
@@ -50,7 +50,7 @@ class Rules:
         return {"flaky": flaky if self.priority is None else {**flaky, "priority": self.priority}, **ROUTES}
 
     def settings(self) -> Mapping[str, Any]:
-        """What the section `requests` says about it."""
+        """Its part of the section `requests`."""
         return CLEANING if self.cleans else {}
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ MOMENT = 0.5
 
 
 class Watched:
-    """A daemon, and what it says of itself."""
+    """A daemon, and its reported state."""
 
     def __init__(self, process: DaemonProcess) -> None:
         self.process = process

@@ -1,4 +1,4 @@
-"""Looks at the pool while it is attacked, and at what is left of it in the end."""
+"""Watch the pool while it is attacked, and list what is left in the end."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def setting(attribute: str, value: object) -> Act:
 
 
 def of_time() -> Iterator[Step]:
-    """Mostly little of it: what is under way at once is what goes wrong."""
+    """Mostly short ones: faults show when operations overlap."""
     for seconds in (1, 0.3, 5, 12, 25, 45):
         yield Step(f"{seconds} s pass", partial(pass_time, seconds=seconds))
     for turns in (2, 7, 25):

@@ -37,11 +37,11 @@ class Manner(StrEnum):
     ORDINARY = "ordinary"
     SLOW = "slow"
     DEAF = "deaf"
-    """Runs, and neither consumes nor says anything."""
+    """Runs, and neither consumes nor reports."""
     SILENT = "silent"
-    """Consumes, and says nothing: it knows part of the protocol only."""
+    """Consumes, and reports nothing: it knows part of the protocol only."""
     FROZEN = "frozen"
-    """Stands still with its first request: it says nothing any more, and hears nothing."""
+    """Stands still with its first request: it neither reports nor receives anything."""
     IDLE = "idle"
     """Says that it is ready, and takes nothing."""
     STUBBORN = "stubborn"
@@ -170,7 +170,7 @@ class SimulatedWorker:
             if self.channel.is_closed:
                 raise BrokerUnavailableError("The broker has taken the request back.")
 
-    # --- what it says and hears
+    # --- reports and control messages
 
     def _report(self, event: Event) -> None:
         """Reports may be lost, and requests may not: they take no part in the order of commands."""

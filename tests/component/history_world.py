@@ -242,7 +242,7 @@ class HistoryWorld:
             worker.channel.end(BrokerUnavailableError("The broker was stopped."))
 
     def with_leader(self, act: Callable[[Stack], object]) -> None:
-        """What a person asks the leader; there is no answer without one."""
+        """A question of an operator to the leader; no answer without a leader."""
         if self.leader is not None:
             act(self.leader)
 
@@ -292,7 +292,7 @@ class HistoryWorld:
         return {fault: evidence for fault, evidence in found.items() if evidence}
 
     def _wrong_beliefs(self) -> list[str]:
-        """What the leader says of a binding is true, unless it is just being changed (lifecycle:
+        """The leader's view of a binding is right, unless it is just being changed (lifecycle:
         bound-is-reported-late)."""
         if self.leader is None:
             return []
@@ -345,7 +345,7 @@ class HistoryWorld:
             self.broker.set_running(queue, True)
 
     async def rest(self) -> dict[Fault | str, object]:
-        """Time enough for everything to come to its end; what is wrong then."""
+        """Let everything come to its end; return what is wrong then."""
         self.heal()
         await self._advance_until(lambda: not self.open() and self.leader is not None)
         if faults := self.faults():

@@ -161,7 +161,7 @@ class World:
         self._channel.end(None)
 
     def report(self) -> None:
-        """The worker says that it works; this may be late."""
+        """The worker reports that it is busy; this may be late."""
         report = ActivityReport(KEY, Event.BUSY, "w", {"in_flight": 1})
         message = Message(body=report.wire_body(), headers=report.wire_headers())
         self.do(FakeChannel(self.broker).publish(message, exchange=NAMES.activity_exchange, routing_key=KEY))

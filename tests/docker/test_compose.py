@@ -60,7 +60,7 @@ class ComposeStack:
         self.compose("down", "--volumes", timeout=300)
 
     def close(self) -> None:
-        """Remove what is left, whatever state it is in."""
+        """Remove all containers and volumes, in any state."""
         subprocess.run(
             ["docker-compose", "-p", self.name, "kill"], cwd=ROOT, env=self.variables, timeout=300, check=False
         )

@@ -16,7 +16,7 @@ def image(request):
 
 
 def inside(image, *command):
-    """What a command prints that runs in the image as the image says."""
+    """The output of a command in the image, with the image's own user and entry point."""
     arguments = ["docker", "run", "--rm", "--network", "none", "--entrypoint", command[0], image, *command[1:]]
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""A controller in a process of its own, for tests that kill it: starts one worker, says its instance id, and waits.
+"""A controller in a process of its own, for tests that kill it: starts one worker, prints its instance id, and waits.
 
 Arguments: state directory, and the worker's program as JSON.
 """

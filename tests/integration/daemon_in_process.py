@@ -67,7 +67,7 @@ async def running_daemon(
 
 
 async def group_of(daemon: Daemon, key: str) -> dict[str, Any]:
-    """What the daemon's HTTP API says of a group."""
+    """A group in the daemon's HTTP API."""
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{daemon.api.port}", trust_env=False, verify=False, timeout=PATIENCE
     ) as http:

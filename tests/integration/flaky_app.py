@@ -35,7 +35,7 @@ def flaky(call: Call, wanted: Wanted) -> dict[str, object]:
 
 
 async def send_and_die(self: Retries, *arguments: Any) -> bool:
-    """What `Retries.send` does, and then perhaps the end."""
+    """Do what `Retries.send` does, and then perhaps end the process."""
     taken = await send(self, *arguments)
     death = Path(os.environ[DEATH_VARIABLE])
     if not death.exists():

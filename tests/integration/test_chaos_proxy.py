@@ -1,4 +1,4 @@
-"""The proxy of the fault suite does what the schedule says, and nothing else."""
+"""The proxy of the fault suite."""
 
 from __future__ import annotations
 

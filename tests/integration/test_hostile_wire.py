@@ -74,7 +74,7 @@ FORGED = [
     f"amq.rabbitmq.reply-to.{rest}"
     for rest in ("", "x", "$$$.x", "g1h2AA==.bm93aGVyZQ==", "g1h2AA5yZXBseUAxMjM0NTY3OAAAAyUAAAAAawBTuA==.eHh4eA==")
 ]
-"""The last one looks as that of a node that has left the cluster."""
+"""The last one is like that of a node that has left the cluster."""
 
 
 async def test_forged_direct_reply_addresses_do_not_harm_a_leader(

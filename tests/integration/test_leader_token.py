@@ -502,7 +502,7 @@ class TestKeep:
 
 
 class TestProbe:
-    """lifecycle: probe, delete-under-probe: a request that arrives between the cheap look and the probe."""
+    """lifecycle: probe, delete-under-probe: a request that arrives between the passive declare and the probe."""
 
     async def test_message_that_reaches_the_probe_is_given_back_and_then_acknowledged(
         self, settings: Settings, channel: Channel, connection: object, pool_id: str

@@ -217,7 +217,7 @@ async def test_http_api_lets_it_do_nothing(uri: str, broker_settings: BrokerSett
 
 
 async def test_default_exchange_reaches_every_queue(uri: str, grants: Grants, channel: Channel) -> None:
-    """What scoped credentials do not prevent; docs/reference/security/worker-credentials.md says so."""
+    """What scoped credentials do not prevent; docs/reference/security/worker-credentials.md documents it."""
     async with worker_channel(uri) as worker:
         await publish(worker, "", grants.names.request_queue(OTHER))
     delivery = await channel.get(grants.names.request_queue(OTHER))

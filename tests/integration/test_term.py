@@ -212,7 +212,7 @@ async def everything(channel: Channel, names: PoolNames, running: Running, count
 
 
 async def closed_by_an_operator(client: httpx.AsyncClient, name: str) -> bool:
-    """Close the connections that call themselves so. They are listed some seconds after they were opened, and perhaps
+    """Close the connections of that name. They are listed some seconds after they were opened, and perhaps
     when they are gone: False if none was there."""
     closed = False
     for item in (await client.get("/api/connections")).raise_for_status().json():
@@ -312,7 +312,7 @@ async def test_state_of_the_groups_survives_a_restart(
         await channel.declare_queue(names.request_queue(key), arguments=request_queue_arguments(key))
     await channel.bind_queue(names.request_queue(Key("bound")), names.requests_exchange, "bound")
     await channel.publish(Message(body=b"1"), exchange="", routing_key=names.request_queue(Key("full")))
-    async with asyncio.timeout(SOON):  # a listing tells how much is ready some seconds later
+    async with asyncio.timeout(SOON):  # a listing shows what is ready some seconds later
         while [queue.ready for queue in await management.list_queues(names.request_queue(Key("full")))] != [1]:
             await asyncio.sleep(0.2)
     async with daemon_of(settings) as running:

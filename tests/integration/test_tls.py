@@ -81,7 +81,7 @@ def settings(tls_broker: EmbeddedBroker, files: TlsFiles, tmp_path: Path) -> Set
 
 
 async def connect(uri: str) -> str:
-    """The version of RabbitMQ, or the sentence that says why it was not reached."""
+    """The version of RabbitMQ, or the reason why it was not reached."""
     try:
         connection = await amqp.connect(amqp.ConnectionOptions(uri=uri, connect_timeout=PATIENCE))
     except BrokerUnavailableError as error:

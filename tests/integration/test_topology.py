@@ -1,4 +1,4 @@
-"""The topology and the policy of a pool on a real RabbitMQ: what is declared, and that it does what it is for."""
+"""The topology and the policy of a pool on a real RabbitMQ: what is declared, and how it works."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ async def test_request_without_reply_to_is_worked_on(pool: Stage, worker: Worker
 async def test_reports_name_received_completed_and_idle(pool: Stage, worker: WorkerProcess) -> None:
     await pool.caller.call("/fail")
     await pool.until_reported(worker, Event.IDLE)
-    # Once it hears the controller it says again what it does, which may be "busy" by then.
+    # It answers the control message with its state, which may be "busy" by then.
     events = dict.fromkeys(event for event in pool.events(worker) if event != Event.BUSY)
     assert list(events) == [
         Event.STARTED,

@@ -1,4 +1,4 @@
-"""The part of a node, for an API server without nodes: it binds pods, says what became of them, and serves their logs.
+"""The part of a node, for an API server without nodes: it binds pods, reports their state, and serves their logs.
 
 It runs in a thread and a loop of its own and plays every pod of one namespace as the worker of the conformance suite
 would behave; `WORKER_CONFIG` of the pod says how. It reads the pod as a kubelet does: variables with `$(NAME)`, the
@@ -270,7 +270,7 @@ class PlayedKubelet:
 
 
 def _report(pod: Pod, secret: Secret, config: dict[str, Any]) -> dict[str, Any]:
-    """What the worker of the suite says about itself, had it been started with what the pod holds."""
+    """The first line of the suite's worker, as if started with the pod's variables."""
     variables = variables_of(pod, secret)
     container = pod.spec.containers[0]
     key = variables.get("WORKER_KEY")

@@ -49,7 +49,7 @@ FAULTS = {
 
 
 class Search(StrEnum):
-    """What pan looks for; the values are switches of its compilation."""
+    """What pan searches; the values are switches of its compilation."""
 
     ERRORS = "-DSAFETY"
     CYCLES = "-DNP"
@@ -129,7 +129,7 @@ def check(run: Run) -> Verdict:
 
 
 def read_outcome(report: str) -> Outcome:
-    """What pan's report says; an incomplete search counts as nothing."""
+    """The outcome in pan's report; None for an incomplete search."""
     failed = re.search(r"assertion violated \(?fault!=(\d+)", report)
     if failed is not None:
         return FAULTS[int(failed[1])]

@@ -1,4 +1,4 @@
-"""A worker whose handler looks for the AMQP URI wherever code in a worker can look without a debugger."""
+"""A worker whose handler searches every place for the AMQP URI that code in a worker can read without a debugger."""
 
 from __future__ import annotations
 

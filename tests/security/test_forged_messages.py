@@ -191,7 +191,7 @@ async def test_managed_pool_that_allows_some_reply_queues_answers_no_other(
         await attack.request(b"", reply_to=refused)
         await attack.request(b"", reply_to=attack.names.control_queue(attack.victim))
         await attack.until_counted(2, "osrdyne_forged_reply_to", component="ingress")
-        # Past the ingress, as in a direct pool: the worker looks by itself.
+        # Past the ingress, as in a direct pool: the worker checks by itself.
         message = Message(headers={"x-rpc-path": "/echo"}, correlation_id="c", reply_to=refused)
         await channel.publish(message, exchange="", routing_key=attack.names.request_queue(Key(ACCOMPLICE)))
         await attack.until_counted(1, "osrdyne_forged_reply_to", component="worker")

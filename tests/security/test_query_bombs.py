@@ -40,7 +40,7 @@ SOON = 2.0
 
 
 class Key:
-    """The worker of one key, and those who ask it."""
+    """The worker of one key, and its callers."""
 
     def __init__(self, pool: Stage, worker: WorkerProcess) -> None:
         self.pool = pool

@@ -1,4 +1,4 @@
-"""What code in a worker can find of the worker's credentials, and what the daemon says where they are too powerful."""
+"""What code in a worker can find of the worker's credentials, and the daemon's warning where they are too powerful."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_modules_have_a_docstring_and_a_subject() -> None:
 
 
 def test_test_modules_have_names_of_their_own() -> None:
-    """Test folders are no packages, so that two modules of one name cannot be collected together."""
+    """Test folders are not packages, so that two modules of one name cannot be collected together."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 

@@ -1,4 +1,4 @@
-"""The pages about drivers say everything that can be set, and the example configurations may be used as they are."""
+"""The pages about drivers name everything that can be set, and the example configurations may be used as they are."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ WORDS = ("nobody", "somebody", "whoever", "told", "wish", "dear", "befall", "for
 FOUND = re.compile(
     "|".join(word.replace(" ", "[ _-]+") for word in WORDS).join((r"(?<![a-z])(?:", r")(?![a-z])")), re.I
 )
-"""Whole words; an underscore separates words too, so names are read as well. A line end is looked at as a blank."""
+"""Whole words; an underscore separates words too, so names are read as well. A line end counts as a blank."""
 PENDING: frozenset[str] = frozenset(
     {
         "osrdyne/amqp/channel.py",
@@ -105,7 +105,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read(path: Path) -> str:
-    """The text of a file; nothing of one that is no text."""
+    """The text of a file; empty when it is binary."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

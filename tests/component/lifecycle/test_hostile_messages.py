@@ -49,7 +49,7 @@ from osrdyne_worker.runtime.settings import RuntimeSettings
 
 AT_ONCE = 100
 EXAMPLES = int(os.environ.get("OSRDYNE_HOSTILE", "6000")) // (2 * AT_ONCE)
-"""`OSRDYNE_HOSTILE` says how many messages there are in all (`make histories`)."""
+"""`OSRDYNE_HOSTILE` is the number of all messages (`make histories`)."""
 NUMBERS = st.lists(st.integers(0, 2**32 - 1), min_size=AT_ONCE, max_size=AT_ONCE)
 SETTINGS = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example])
 KEYS = (b"a", b"b", "漢".encode())

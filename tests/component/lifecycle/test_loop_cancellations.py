@@ -1,6 +1,6 @@
 """A leader killed at each of its steps in turn: no request is lost, no task is left, and the next leader goes on.
 
-A story is run again and again, and each time the leader dies one step later: before a command takes effect at the
+A history is run again and again, and each time the leader dies one step later: before a command takes effect at the
 broker, or before its answer arrives. It ends when the leader lives through the whole story.
 """
 
@@ -113,7 +113,7 @@ Story = Callable[[World, Stack], Awaitable[None]]
 
 
 async def tell(story: Story, world: World, number: int, *, take_over: bool) -> None:
-    """The story with a leader that is killed at the n-th step (of its take-over, or after it), then the next leader."""
+    """A history with a leader killed at the n-th step (of its take-over, or after it), then the next leader."""
     before = asyncio.all_tasks()
     first = world.leader()
     if take_over:

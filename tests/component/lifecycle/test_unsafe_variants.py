@@ -1,4 +1,4 @@
-"""The tests bite: with one decision replaced by a broken one, the real loops lose requests or leave something behind.
+"""These tests can fail: with one decision replaced by a broken one, the loops lose requests or leave something.
 
 Each variant is named as in `tests/model/variants.toml`, where the model finds the same. `given` takes away the other
 net where two protect a request (lifecycle: settle), in both runs of a history; `breaks` is the broken decision, in one.
@@ -155,7 +155,7 @@ def probe_by_ready(_: World) -> Callable[..., DeleteOutcome | None]:
 
 
 def passively(_: World) -> Callable[..., Awaitable[DeleteOutcome]]:
-    """Believes a passive declare that says (0, 0)."""
+    """Believes a passive declare that returns (0, 0)."""
 
     async def delete(
         channel: Channel, queue: str, *, delete: Callable[[], Awaitable[int]], **_: object
@@ -621,7 +621,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def faults_of(world: World, history: History, patches: Sequence[Patch]) -> set[Fault]:
-    """Live through a history with these decisions replaced; what is wrong in the end."""
+    """Run a history with these decisions replaced; return what is wrong in the end."""
     with pytest.MonkeyPatch.context() as patch:
         replacements = [(target, make(world)) for target, make in patches]
         for target, replacement in replacements:

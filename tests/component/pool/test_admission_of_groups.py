@@ -29,7 +29,7 @@ async def ask(stack: Stack, key: str) -> None:
 
 
 async def is_idle(stack: Stack, key: str) -> None:
-    """The worker has served what was there, and says that it rests."""
+    """The worker has served what was there, and reports that it is idle."""
     channel = FakeChannel(stack.broker)
     worker = await channel.consume(stack.names.request_queue(Key(key)), prefetch=1)
     await stack.clock.settle()

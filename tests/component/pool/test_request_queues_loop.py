@@ -252,7 +252,7 @@ class TestEnd:
             assert (stack.term.state.tracker.status(A), steps(stack)) == (GroupStatus.UNBOUND, ["unbind"])
 
     async def test_queue_of_a_worker_that_goes_on_consuming_is_kept(self, clock: VirtualClock) -> None:
-        """lifecycle: ready-brings-back: in use; looked at again, more and more slowly."""
+        """lifecycle: ready-brings-back: in use; checked again, at growing intervals."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
             await stack.consume("a")

@@ -28,7 +28,7 @@ def driver(clock: VirtualClock) -> FakeDriver:
 
 
 class ForgetfulDriver(FakeDriver):
-    """It starts workers with the settings that it was given, and does not say so when it lists them."""
+    """It starts workers with the settings that it was given, and its listing does not contain them."""
 
     async def list_instances(self) -> list[Instance]:
         return [replace(instance, spec_hash="") for instance in await super().list_instances()]

@@ -119,7 +119,7 @@ class TestStart:
             assert (stack.running("a"), driver.calls, stack.waiting("a")) == (1, [], [b"1"])
 
     async def test_slot_taken_by_a_rival_start_is_taken_over(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """lifecycle: unique-instance-names: the start of an earlier leader lands between our look and our start."""
+        """lifecycle: unique-instance-names: the start of an earlier leader lands between our listing and our start."""
         async with leading(clock, driver=driver) as stack:
             driver.hang_starts()
             await require(stack)
@@ -249,7 +249,7 @@ class TestEnds:
         async with leading(clock, driver=driver) as stack:
             await require(stack)
             driver.backend.workers.clear()
-            await clock.advance(60.0 + 2.0)  # no event tells: the slow listing does
+            await clock.advance(60.0 + 2.0)  # no event reports it: the slow listing does
             assert (stack.running("a"), driver.count("start")) == (1, 2)
 
 
@@ -510,7 +510,7 @@ class TestRoom:
     async def test_workers_found_loading_do_not_take_room(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     ) -> None:
-        """They may be of a make that says once that it is ready, and has said so to an earlier leader."""
+        """They may report once that they are ready, and have done so to an earlier leader."""
         await earlier_leader(broker, driver, "old1", "old2", "old3")
         settings = with_lifecycle(max_concurrent_starts=1)
         async with leading(clock, broker=broker, driver=driver, settings=settings) as stack:
@@ -619,7 +619,7 @@ class TestDriverFaults:
             assert stray.instance.state is InstanceState.EXITED
 
     async def test_event_during_an_action_is_not_lost(self, clock: VirtualClock, driver: FakeDriver) -> None:
-        """The listing it causes says nothing of a group that is acted upon: there must be another."""
+        """The listing that it causes leaves out a group with a command under way: another must follow."""
         driver.on_start = lambda worker: driver.backend.end(worker, Exit(code=9)) if len(driver.calls) == 1 else None
         async with leading(clock, driver=driver) as stack:
             await require(stack)

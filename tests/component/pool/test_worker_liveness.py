@@ -1,4 +1,4 @@
-"""Workers that are alive and do not work: a real leader in virtual time, and workers that report what a test says."""
+"""Workers that are alive and do not work: a real leader in virtual time, and workers whose reports the test chooses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from osrdyne.testing.stack import Stack, leading
 
 A = Key("a")
 LONG_ENOUGH = 120.0
-"""Seconds in which a busy worker that says nothing is replaced."""
+"""Seconds after which a busy worker without reports is replaced."""
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ async def test_idle_worker_that_stands_still_is_replaced(stack: Stack, clock: Vi
 
 
 async def test_unknown_worker_is_forgotten_when_it_says_nothing(stack: Stack, clock: VirtualClock) -> None:
-    """Started by hand, replaced by hand: nothing else tells that it is gone."""
+    """Started by hand, replaced by hand: nothing else shows that it is gone."""
     answering(stack, Event.READY, in_flight=0)
     await stack.report("a", Event.READY, "by-hand", in_flight=0)
     await clock.advance(2 * QUIET_AFTER + LONG_ENOUGH)

@@ -72,7 +72,7 @@ def setting() -> Setting:
 
 
 def test_use_keeps_the_group_for_the_window_longer(setting: Setting) -> None:
-    """What is not looked at within the window is made up for."""
+    """What is skipped within the window is caught up on."""
     setting.tracker.require_worker_group(A)
     setting.report(Event.REQUEST_RECEIVED)
     assert setting.until() == UNBIND + WINDOW

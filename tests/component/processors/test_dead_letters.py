@@ -33,7 +33,7 @@ async def die(stack: Stack, headers: dict[str, object], **properties: object) ->
 
 @pytest.mark.parametrize("reason", ["expired", "rejected", "maxlen"])
 async def test_caller_receives_the_first_reason(clock: VirtualClock, broker: FakeBroker, reason: str) -> None:
-    """defects: dead-letter-answers: another header was looked for, nothing acknowledged, the correlation id dropped."""
+    """defects: dead-letter-answers: another header was read, nothing acknowledged, the correlation id dropped."""
     async with leading(clock, broker=broker) as stack:
         await die(stack, {"x-first-death-reason": reason})
         assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])

@@ -1,4 +1,4 @@
-"""What the ingress counts by route and class, and what a change of the routes tells about requests that wait."""
+"""What the ingress counts by route and class, and what a change of the routes reports about waiting requests."""
 
 from __future__ import annotations
 

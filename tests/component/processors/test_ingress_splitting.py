@@ -46,7 +46,7 @@ def waiting(stack: Stack, key: str) -> list[bytes]:
 
 
 def own_keys(stack: Stack, key: str) -> list[object]:
-    """What the requests of a group say about the key of their client."""
+    """The client keys in the requests of a group."""
     ready = stack.broker.queues[stack.names.request_queue(Key(key))].ready
     return [stored.message.headers.get(SPLIT_HEADER) for stored in ready]
 

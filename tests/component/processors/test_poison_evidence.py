@@ -1,4 +1,4 @@
-"""What a poison entry says of its deaths, with the real leader on a broker in memory, in virtual time."""
+"""The deaths in a poison entry: the real leader on a broker in memory, in virtual time."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def test_worker_refuses_a_text_until_its_time_is_over(clock: VirtualClock)
 
 
 async def worker_dies(stack: Stack, clock: VirtualClock, **details: object) -> None:
-    """The group's worker gets ready, says this of itself at last, and ends."""
+    """The group's worker gets ready, reports this last, and ends."""
     await stack.report("a", Event.STARTED)
     await stack.report("a", Event.READY, in_flight=0)
     await stack.report("a", Event.FAILED, requests=["0123456789abcdef"], **details)

@@ -34,7 +34,7 @@ from osrdyne.testing.stack import POOL, Stack, leading, settings_for
 SHORT, LONG = "20000", "500000"
 """Lifetimes in milliseconds."""
 CLEANED = 60.0
-"""Seconds by which the short ones have expired, and the queue was looked through."""
+"""Seconds by which the short ones have expired, and the queue was swept."""
 
 
 def cleaning(**settings: object) -> Settings:
@@ -85,7 +85,7 @@ class TestCleaning:
     async def test_expired_requests_are_removed_within_the_interval_without_a_listing(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """The counts of a listing are some seconds old; the queue itself says what waits now."""
+        """The counts of a listing are some seconds old; a passive declare of the queue returns the current one."""
         async with managing(clock, broker, cleanup_interval=2.0) as stack:
 
             async def fail_listing(command: Command) -> None:
@@ -331,7 +331,7 @@ class TestKills:
     async def story(
         self, clock: VirtualClock, broker: FakeBroker, number: int, *, busy: bool
     ) -> tuple[bool, list[tuple[bytes, bool]]]:
-        """Whether there was such a step; and what a worker was given, with whether it says that it may come again."""
+        """Whether there was such a step; and what a worker received, with the mark of a possible duplicate."""
         steps = count(1)
         served: list[tuple[bytes, bool]] = []
         async with managing(clock, broker) as stack:

@@ -379,7 +379,7 @@ class TestQueues:
             original = broker.queues[WAIT].changed
 
             def late() -> None:
-                """An unexpected case: a request that comes in while the probe looks."""
+                """An unexpected case: a request that arrives during the probe."""
                 broker.queues[WAIT].ready += held
                 held.clear()
                 original()

@@ -1,4 +1,4 @@
-"""What a worker says of the requests that run in it, so that its death can be laid at the right door."""
+"""The running requests in a worker's reports, by which its death is attributed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Reports:
 
 
 class Watched(list[Call]):
-    """The calls of a bench; tells when one begins."""
+    """The calls of a bench; notifies when one begins."""
 
     def __init__(self, began: Callable[[], None]) -> None:
         super().__init__()

@@ -135,7 +135,7 @@ def test_options_do_not_show_the_uri() -> None:
 
 
 class Says(TransportFactory):
-    """A broker that says these things during the log-in, whatever it is asked, and hangs up."""
+    """A broker that sends these frames during the log-in, whatever it receives, and disconnects."""
 
     def __init__(self, *frames: Frame) -> None:
         self._frames = frames

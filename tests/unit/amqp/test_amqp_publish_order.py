@@ -11,7 +11,7 @@ A, B = ("exchange", "a"), ("exchange", "b")
 
 
 class Publishes:
-    """Messages that are published until they are confirmed; `begun` tells their order."""
+    """Messages that are published until they are confirmed; `begun` holds their order."""
 
     def __init__(self) -> None:
         self.order = PublishOrder()

@@ -1,4 +1,4 @@
-"""The writer that sends together what is written together."""
+"""The writer that sends in one call what is written together."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ async def test_key_is_tried_again_after_a_while(clock: VirtualClock) -> None:
 
 
 def test_refused_key_is_suspected_for_a_while(clock: VirtualClock) -> None:
-    """Its commands share no answer with others: a second refusal would say nothing about them."""
+    """Its commands share no answer with others: a second refusal would prove nothing about them."""
     quarantine = Quarantine(clock)
     quarantine.note(A, "406")
     assert (quarantine.is_suspected(A), quarantine.is_suspected(B)) == (True, False)

@@ -1,4 +1,4 @@
-"""What `doctor` says about Java."""
+"""What `doctor` reports about Java."""
 
 from __future__ import annotations
 

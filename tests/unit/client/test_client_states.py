@@ -1,4 +1,4 @@
-"""The client without a broker: what it says when it cannot send."""
+"""The client without a broker: its errors when it cannot send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_strict_time_out_of_what_was_not_sent_is_one_error_and_no_second()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: also_reported.append(context))
     with pytest.raises(TimeoutError):
         async with _time_limit(request):
-            time.sleep(0.01)  # both of its times are over when the loop looks
+            time.sleep(0.01)  # both of its times are over at the next turn of the loop
             await asyncio.Event().wait()
     assert also_reported == []
 
@@ -55,7 +55,7 @@ async def test_invalid_uri_is_refused_without_repeating_it() -> None:
 
 
 def test_client_waits_until_a_pool_reports_that_a_request_expired() -> None:
-    """It says so `max_clock_skew` after the deadline, and RabbitMQ may be a second late."""
+    """It reports it `max_clock_skew` after the deadline, and RabbitMQ may be a second late."""
     assert RequestSettings().max_clock_skew + 1.0 + 1.0 <= ANSWER_SLACK
 
 

@@ -1,4 +1,4 @@
-"""Retries as values: what a manifest may say, how it travels, and what a worker decides by it."""
+"""Retries as values: what a manifest may contain, how it travels, and what a worker decides by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The splitter: what a manifest may say, which rule counts, and which key comes out."""
+"""The splitter: what a manifest may contain, which rule applies, and the resulting key."""
 
 from __future__ import annotations
 

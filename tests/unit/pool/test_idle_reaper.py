@@ -25,7 +25,7 @@ UNBIND, STOP = 100.0, 50.0
 
 
 class Totals:
-    """A listing that says what the test wants, when the test wants."""
+    """A listing under the control of the test."""
 
     def __init__(self) -> None:
         self.messages: dict[Key, int] = {}
@@ -47,7 +47,7 @@ class Totals:
 
 
 class Setting:
-    """A judge with what it looks at."""
+    """A judge with its inputs."""
 
     def __init__(self) -> None:
         self.totals = Totals()
@@ -96,7 +96,7 @@ async def test_nothing_is_asked_before_stop_delay(setting: Setting) -> None:
 
 
 async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
-    """lifecycle: listed-bindings-are-unknown: what was listed as unbound is no unbind-ok."""
+    """lifecycle: listed-bindings-are-unknown: a listing without the binding does not replace an unbind-ok."""
     setting.totals.messages = {A: 0}
     setting.board.update(A, exists=True)
     setting.tracker.adopt(A, GroupStatus.UNBOUND)

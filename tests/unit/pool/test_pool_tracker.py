@@ -1,4 +1,4 @@
-"""The tracker in virtual time, and against a naive model that looks at every group at every moment."""
+"""The tracker in virtual time, and against a naive model that checks every group at every moment."""
 
 from __future__ import annotations
 

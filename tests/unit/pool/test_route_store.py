@@ -66,7 +66,7 @@ async def test_only_the_last_versions_are_kept() -> None:
         await store.save(manifest("r"), author="me", at=0.0)
     versions = [kept.version for kept in await store.history()]
     assert versions == [*range(KEPT_VERSIONS + 5, 5, -1)]
-    assert len(versions) == KEPT_VERSIONS == 20  # as docs/reference/routes says
+    assert len(versions) == KEPT_VERSIONS == 20  # as in docs/reference/routes
 
 
 async def test_large_manifest_is_kept_compressed_and_its_history_is_not_read() -> None:

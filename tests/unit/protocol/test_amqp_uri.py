@@ -1,4 +1,4 @@
-"""What an AMQP URI says of users and TLS survives going into it and coming out of it."""
+"""Users and TLS options in an AMQP URI survive writing and reading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The virtual clock itself: if it lies, every test of a loop lies."""
+"""The virtual clock itself: every test of a loop depends on it."""
 
 from __future__ import annotations
 

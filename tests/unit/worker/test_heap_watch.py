@@ -11,7 +11,7 @@ FULL, HALF = HeapUse(90, 100), HeapUse(50, 100)
 
 
 class FakeHeap:
-    """A heap whose use the test says; a collection leaves `live`."""
+    """A heap whose use the test sets; a collection leaves `live`."""
 
     def __init__(self) -> None:
         self.now = HALF

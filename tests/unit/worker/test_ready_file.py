@@ -1,4 +1,4 @@
-"""The file that tells a platform that a worker takes requests."""
+"""The file that shows a platform that a worker takes requests."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from osrdyne_worker.spark.session import SparkSessions
 
 @dataclass(slots=True)
 class Spark:
-    """What Spark tells of itself: each group has one job, of one stage. Also its own context and status tracker."""
+    """What Spark reports: each group has one job, of one stage. Also its own context and status tracker."""
 
     active_tasks: dict[str, int] = field(default_factory=dict)
-    """By group, as its reports say."""
+    """By group, as in its reports."""
     wanted: set[str] = field(default_factory=set)
     """Groups whose stage some job waits for."""
     running: Callable[[], int] = lambda: 1
