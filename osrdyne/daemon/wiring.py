@@ -290,7 +290,7 @@ def wire_routing(resources: Resources, state: TermState, queues: Queues, workers
         parameters=[*resources.parameters, routes, splitter],
         management=management,
         declare=session.declare,
-        declare_waits=routes.declare_waits,
+        declare_retry_queues=routes.declare_retry_queues,
         verify_bindings=queues.loop.verify_all,
         lease=session.token,
     )

@@ -1,6 +1,6 @@
-"""What the pool shows of itself: frozen values for the HTTP API, the CLI and the metrics.
+"""Views of the pool: frozen values for the HTTP API, the CLI and the metrics, and the interfaces that return them.
 
-`PoolInspector` is implemented by the daemon and, in tests, by a fake; nothing here changes anything by itself.
+The daemon implements `PoolInspector`, and a fake does in tests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from osrdyne.protocol.names import Key
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker. Times are seconds since the epoch; `in_flight` requests it is running."""
+    """One worker. Times are seconds since the epoch; `in_flight`: requests that it runs."""
 
     worker_id: str
     key: Key
@@ -36,7 +36,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """The request queue of a group as this term knows it."""
+    """The request queue of a group as observed in this term."""
 
     name: str
     exists: bool
@@ -45,8 +45,8 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """What waits in one priority class (None: the default one) and no worker has taken. `oldest_age` in seconds, None
-    where nothing waits or nobody knows."""
+    """Waiting requests of one priority level (None: the default level). `oldest_age` in seconds, None if no request
+    waits or the age is unknown."""
 
     priority: int | None
     requests: int
@@ -55,9 +55,9 @@ class WaitingView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One worker group. `next_transition` names the next state, `next_transition_at` when (seconds since the epoch),
-    `reason` why the group is in its state and what it waits for, in a sentence for a person. `waiting`: by class, as of
-    the latest comparison with RabbitMQ."""
+    """One worker group. `next_transition` names the next state, `next_transition_at` its time (seconds since the
+    epoch); `reason` is a sentence that says why the group is in its state and what it waits for. `waiting`: by
+    level, as of the latest resync."""
 
     key: Key
     state: GroupStatus
@@ -80,7 +80,7 @@ class ComponentView:
     ok: bool
     detail: str
     fatal: bool = True
-    """Whether the daemon cannot do its work while it is not ok."""
+    """Whether the daemon cannot work while the component is not ok."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class LeadershipView:
 
 @dataclass(frozen=True, slots=True)
 class PoisonView:
-    """One entry of the poison inventory; `key`, `deliveries` and the times are None where nobody knows them.
+    """One entry of the poison inventory; `key`, `deliveries` and the times are None if they are unknown.
 
-    `deliveries` is RabbitMQ's count. `finding` says in a sentence what the deaths mean, `replays` how often a person
-    has sent the request again before. `body` is None in a list without bodies.
+    `deliveries` is RabbitMQ's count. `finding` is a sentence about what the deaths mean, `replays` the number of
+    earlier replays. `body` is None in a list without bodies.
     """
 
     id: str
@@ -122,14 +122,14 @@ class PoisonView:
 
     @property
     def unexplained(self) -> int | None:
-        """Deliveries that no known death explains."""
+        """Deliveries that are not explained by a known death."""
         return None if self.deliveries is None else max(0, self.deliveries - len(self.deaths))
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonQuery:
-    """Which entries: of these keys, of this path, that came more or less than so many seconds ago; at most `limit`
-    after the place `after`."""
+    """Which entries to list: of these keys, of this path, older or newer than so many seconds; at most `limit`
+    entries after the cursor `after`."""
 
     keys: frozenset[str] | None = None
     path: str | None = None
@@ -142,8 +142,8 @@ class PoisonQuery:
 
 @dataclass(frozen=True, slots=True)
 class PoisonPage:
-    """Entries, oldest first. `total`: how many match; `next`: the place to go on after, None at the end; `complete`:
-    False when the inventory holds more than is looked at."""
+    """Entries, oldest first. `total`: number of matching entries. `next`: cursor of the next page, None at the end.
+    `complete`: False if the inventory holds more entries than are examined."""
 
     entries: tuple[PoisonView, ...]
     total: int
@@ -153,7 +153,7 @@ class PoisonPage:
 
 @dataclass(frozen=True, slots=True)
 class PoisonOutcome:
-    """What became of the entries of an action: done, not there, or refused and why."""
+    """The result of an action by entry: done, missing, or refused with the reason."""
 
     done: tuple[str, ...]
     missing: tuple[str, ...] = ()
@@ -161,71 +161,71 @@ class PoisonOutcome:
 
 
 class PoisonInspector(Protocol):
-    """What the API asks about the poison inventory. Every method raises `LeadershipLostError` while this daemon does
+    """Access to the poison inventory for the API. Every method raises `LeadershipLostError` while this daemon does
     not lead: only the leader reads the queue."""
 
     @property
     def pool(self) -> str: ...
 
     async def poison(self, query: PoisonQuery) -> PoisonPage:
-        """Entries of the poison inventory, none consumed."""
+        """List entries of the poison inventory without consuming them."""
         ...
 
     async def poison_entry(self, entry: str) -> PoisonView:
-        """One entry with its body, by its id or a unique beginning of it. Raises `PoisonNotFoundError`."""
+        """One entry with its body, by its id or a unique prefix of it. Raises `PoisonNotFoundError`."""
         ...
 
     async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        """Send requests again, as they were, and remove their entries."""
+        """Publish the requests again as they were, and remove their entries."""
         ...
 
     async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
-        """Remove entries for good."""
+        """Remove entries permanently."""
         ...
 
 
 class ManifestInspector(Protocol):
-    """Every method raises `LeadershipLostError` while this daemon does not lead, and `PoolConflictError` in a direct
-    pool. `expected` is the version that a change expects to be in force, 0 for none; where another is, it raises
-    `VersionConflictError`."""
+    """Access to the manifests of a managed pool for the API. Every method raises `LeadershipLostError` while this
+    daemon does not lead, and `PoolConflictError` in a direct pool. `expected` is the version that a change expects
+    to be active, 0 for none; if another version is active, it raises `VersionConflictError`."""
 
     @property
     def pool(self) -> str: ...
 
     async def current_manifest(self, kind: ManifestKind) -> KeptManifest | None:
-        """The version in force; None when there has never been one."""
+        """The active version; None if there has never been one."""
         ...
 
     async def manifests(self, kind: ManifestKind) -> list[KeptManifest]:
-        """Every version that is kept, the newest first, which is in force; empty when there has never been one."""
+        """Every stored version, the newest (the active one) first; empty if there has never been one."""
         ...
 
     async def change_manifest(
         self, kind: ManifestKind, text: str, *, author: str, expected: int | None = None
     ) -> ManifestChange:
-        """Put the manifest of a text in force. Raises `InvalidDocumentError` with every error of it."""
+        """Activate the manifest in a text. Raises `InvalidDocumentError` with every error of it."""
         ...
 
     async def restore_manifest(
         self, kind: ManifestKind, version: int, *, author: str, expected: int | None = None
     ) -> ManifestChange:
-        """Put an earlier version in force again, as a new version. Raises `PoolConflictError` when it is not kept."""
+        """Activate an earlier version again, as a new version. Raises `PoolConflictError` if it is not stored."""
         ...
 
     async def clear_manifest(self, kind: ManifestKind, *, author: str, expected: int | None = None) -> ManifestChange:
-        """Return to no manifest, as a new version. Raises `PoolConflictError` where there is none."""
+        """Change to no manifest, as a new version. Raises `PoolConflictError` if there is none."""
         ...
 
     async def explain(self, arrival: Arrival) -> Explanation:
-        """What would happen to this request now."""
+        """Explain what the active routes and splitter would do with a request."""
         ...
 
 
 class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
-    """What the API asks of the daemon. Every method may be called at any time, also while not leading.
+    """What the API needs from the daemon. Every method may be called at any time, also while not leading.
 
-    The asynchronous ones but `leader` raise `LeadershipLostError` while this daemon does not lead, and
-    `InvalidKeyError` for a bad key.
+    The asynchronous methods except `leader` raise `LeadershipLostError` while this daemon does not lead, and
+    `InvalidKeyError` for an invalid key.
     """
 
     @property
@@ -234,7 +234,7 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
     def leadership(self) -> LeadershipView: ...
 
     async def leader(self) -> str | None:
-        """The address of the leader's API; None where nobody is known to lead."""
+        """The address of the leader's API; None if no leader is known."""
         ...
 
     def components(self) -> list[ComponentView]: ...
@@ -246,7 +246,7 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
     def group(self, key: Key) -> GroupView | None: ...
 
     def waiting(self) -> list[WaitingView]:
-        """What waits in queues by priority class, over all groups; empty while not leading."""
+        """Waiting requests by priority level, over all groups; empty while not leading."""
         ...
 
     def retrying(self) -> Mapping[int, int]:
@@ -258,14 +258,14 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
         ...
 
     async def stop_group(self, key: Key) -> None:
-        """Begin the group's orderly end now instead of after `unbind_delay`; nothing queued is lost.
+        """Begin the orderly end of the group now instead of after `unbind_delay`; no queued request is lost.
 
-        Raises `PoolConflictError` when the key is pinned.
+        Raises `PoolConflictError` if the key is pinned.
         """
         ...
 
     async def pin(self, key: Key) -> None:
-        """Keep the group up until `unpin`; kept in RabbitMQ, so that it outlives this daemon."""
+        """Keep the group up until `unpin`. Stored in RabbitMQ, so that it outlives this daemon."""
         ...
 
     async def unpin(self, key: Key) -> None: ...

@@ -88,7 +88,7 @@ class QueueLayout:
         """The stores that no route uses any more, by group and priority."""
         return [(key, one) for key, stores in self._stores.items() for one in sorted(stores - self._used)]
 
-    def let_go(self, key: Key, priority: int) -> None:
+    def stop_serving(self, key: Key, priority: int) -> None:
         """An unused store is empty: workers need not serve it any more."""
         self._let_go.add((key, priority))
 

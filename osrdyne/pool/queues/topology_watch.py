@@ -47,7 +47,7 @@ class KeptParameter(Protocol):
 class TopologyWatch:
     """Watches the objects of one pool in one term.
 
-    `expected` returns what has to be declared now, and `declare` declares it. `declare_waits` declares the retry
+    `expected` returns what has to be declared now, and `declare` declares it. `declare_retry_queues` declares the retry
     queues. `verify_bindings` has the bindings of all request queues checked.
     """
 
@@ -60,7 +60,7 @@ class TopologyWatch:
         parameters: Sequence[KeptParameter],
         management: ManagementClient,
         declare: Callable[[Topology], Awaitable[None]],
-        declare_waits: Callable[[], Awaitable[None]],
+        declare_retry_queues: Callable[[], Awaitable[None]],
         verify_bindings: Callable[[], None],
         lease: Lease,
     ) -> None:
@@ -70,7 +70,7 @@ class TopologyWatch:
         self._parameters = parameters
         self._management = management
         self._declare = declare
-        self._declare_waits = declare_waits
+        self._declare_retry_queues = declare_retry_queues
         self._verify_bindings = verify_bindings
         self._lease = lease
         self._interval = context.settings.lifecycle.topology_interval
@@ -139,7 +139,7 @@ class TopologyWatch:
             self._log.error("pool object exists with other arguments", error=error.message)
             return
         if waits:
-            await self._declare_waits()
+            await self._declare_retry_queues()
         for one in deviations:
             if not isinstance(one.repair, PolicySpec):
                 self._note_repair(one)

@@ -1,6 +1,6 @@
-"""The manifest of one kind that is in force in one term: read when it begins, followed, changed through the API.
+"""The active manifest of one kind in one term: loaded when the term begins, followed, and changed through the API.
 
-What is in force changes at once, for requests that come after it. Each kind says what that means for it.
+A change takes effect at once, for requests that arrive after it. Each kind defines what that means for it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestStore
 
 FOLLOW_INTERVAL = 30.0
-"""How often what is in force is compared with what is kept, seconds."""
+"""Seconds between two comparisons of the active manifest with the stored one."""
 NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to managed, and restart the daemon."
 
 
 class ActiveManifest(ABC, Generic[D]):
-    """The manifest of one kind; a direct pool has none.
+    """The active manifest of one kind; a direct pool has none.
 
-    A change may name the version that it expects to be in force, 0 for none: another one is a `VersionConflictError`.
+    A change may name the version that it expects to be active, 0 for none. If another version is active, it raises
+    `VersionConflictError`.
     """
 
     def __init__(self, context: TermContext, store: ManifestStore[D]) -> None:
@@ -36,53 +37,53 @@ class ActiveManifest(ABC, Generic[D]):
 
     @abstractmethod
     async def _use(self, manifest: D | None) -> None:
-        """Decide by this manifest from now on, or by none. Raises `BrokerError`: then the former one stays."""
+        """Apply this manifest, or none, from now on. Raises `BrokerError`: then the former one stays active."""
 
     async def load(self) -> None:
-        """At the beginning of a term: put in force what is kept."""
+        """Activate the stored manifest at the beginning of a term."""
         if self._managed:
             kept = await self._store.current()
             if kept is not None:
                 await self._activate(kept, await self._store.load_kept(kept))
 
     async def run(self) -> None:
-        """Follow what is kept, for ever."""
+        """Follow the stored manifest. Runs until cancelled."""
         while True:
             await self._clock.sleep(FOLLOW_INTERVAL)
             try:
                 await self.follow()
             except BrokerError as error:
-                self._log.warning("manifest cannot be compared with the one kept", error=str(error))
+                self._log.warning("manifest comparison failed", error=str(error))
 
     async def follow(self) -> None:
-        """Put in force what is kept, if that is something else: a leader may write while it loses the lead."""
+        """Activate the stored manifest if it differs: a leader may store one while it loses the leadership."""
         if not self._managed:
             return
         async with self._changing:
             kept = await self._store.current()
             if kept is not None and kept != self._kept:
                 self._log.warning(
-                    "another manifest is kept than was in force", version=kept.version, author=kept.author
+                    "stored manifest differs from the active one", version=kept.version, author=kept.author
                 )
                 await self._activate(kept, await self._store.load_kept(kept))
 
     @property
     def name(self) -> str:
-        """The parameter that holds the manifest."""
+        """The name of the parameter that stores the manifest."""
         return self._store.name
 
     async def is_missing(self) -> bool:
-        """Whether a manifest is in force, and RabbitMQ has none."""
+        """Whether a manifest is active and RabbitMQ has none."""
         return self._kept is not None and await self._store.is_missing()
 
     async def store_again(self) -> None:
-        """Keep the manifest in force again, unless another one was put meanwhile."""
+        """Store the active manifest again, unless another one was stored meanwhile."""
         async with self._changing:
             if self._kept is not None and await self._store.is_missing():
                 await self._store.store_again(self._kept)
 
     async def change(self, manifest: D | None, *, author: str, expected: int | None = None) -> ManifestChange:
-        """Keep a manifest and put it in force; None: from now on there is none.
+        """Store a manifest and activate it; None: no manifest from now on.
 
         Raises `PoolConflictError` in a direct pool, `VersionConflictError`, `BrokerError`.
         """
@@ -97,13 +98,13 @@ class ActiveManifest(ABC, Generic[D]):
         return ManifestChange(kept, () if manifest is None else manifest.warnings)
 
     async def change_text(self, text: str, *, author: str, expected: int | None = None) -> ManifestChange:
-        """As `change`. Raises `InvalidDocumentError` with every error of the text."""
+        """Change to the manifest in a text. Raises `InvalidDocumentError` with every error of the text."""
         self.require_managed()
-        await self._require_version(expected)  # before the work; and again when it is done
+        await self._require_version(expected)  # before loading the text, and again afterwards
         return await self.change(await self._store.load(text), author=author, expected=expected)
 
     async def clear(self, *, author: str, expected: int | None = None) -> ManifestChange:
-        """Return to no manifest. Raises `PoolConflictError` where there is none."""
+        """Change to no manifest. Raises `PoolConflictError` if there is none."""
         self.require_managed()
         current = await self._store.current()
         if current is None or current.stored is None:
@@ -111,7 +112,7 @@ class ActiveManifest(ABC, Generic[D]):
         return await self.change(None, author=author, expected=expected)
 
     async def restore(self, version: int, *, author: str, expected: int | None = None) -> ManifestChange:
-        """Put an earlier version in force again. Raises `PoolConflictError` when it is not kept."""
+        """Activate an earlier version again. Raises `PoolConflictError` if it is not stored."""
         for kept in await self.history():
             if kept.version == version:
                 try:
@@ -124,17 +125,17 @@ class ActiveManifest(ABC, Generic[D]):
         )
 
     async def current(self) -> KeptManifest | None:
-        """The version in force. Raises `PoolConflictError` in a direct pool."""
+        """The active version. Raises `PoolConflictError` in a direct pool."""
         self.require_managed()
         return await self._store.current()
 
     async def history(self) -> list[KeptManifest]:
-        """Every version that is kept, the newest first. Raises `PoolConflictError` in a direct pool."""
+        """Every stored version, the newest first. Raises `PoolConflictError` in a direct pool."""
         self.require_managed()
         return await self._store.history()
 
     def require_managed(self) -> None:
-        """Raises `PoolConflictError` in a direct pool."""
+        """Raise `PoolConflictError` in a direct pool."""
         if not self._managed:
             raise PoolConflictError(NOT_MANAGED)
 
@@ -153,4 +154,4 @@ class ActiveManifest(ABC, Generic[D]):
     async def _activate(self, kept: KeptManifest, manifest: D | None) -> None:
         await self._use(manifest)
         self._kept = kept
-        self._log.info("manifest in force", version=kept.version, author=kept.author, empty=manifest is None)
+        self._log.info("manifest activated", version=kept.version, author=kept.author, empty=manifest is None)

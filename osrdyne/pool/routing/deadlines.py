@@ -1,8 +1,8 @@
-"""The deadlines of what was passed on to each queue, in order: where does something expired wait behind the head?
+"""The deadlines of forwarded requests in each queue, in order: finds expired requests behind unexpired ones.
 
-RabbitMQ removes what has expired at the head of a queue by itself. Only where something unexpired is in front of it has
-the queue to be looked through, which costs reading and writing all of it. The ingress notes what it passes on, a
-count of the queue tells how many of the last ones wait. Pure; no clock.
+RabbitMQ removes expired requests at the head of a queue itself. Only if an unexpired request is in front of an expired
+one has the whole queue to be read and written, which is expensive. The ingress records the deadlines that it forwards,
+and the length of the queue shows how many of the latest ones still wait. Pure; no clock.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from osrdyne.protocol.names import QueueId
 Store = QueueId
 
 MAX_KNOWN = 20_000
-"""Deadlines of one queue; what was passed on before those is not known any more."""
+"""Maximum number of deadlines of one queue; earlier ones are dropped."""
 SPARE = 100
-"""How many more than twice those that wait are remembered: a listing is some seconds old."""
+"""Deadlines kept beyond twice the number of waiting requests, because a listing is some seconds old."""
 
 
 @dataclass(slots=True)
 class _Passed:
-    """What was passed on to one queue. A request without a deadline has an infinite one."""
+    """The deadlines of one queue. A request without a deadline has an infinite one."""
 
     deadlines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_KNOWN))
     latest: float = -math.inf
     first_hidden: float = math.inf
-    """The earliest deadline of one that was passed on behind one with a later deadline."""
+    """The earliest deadline of a request behind one with a later deadline."""
 
     def add(self, deadline: float) -> None:
         self.deadlines.append(deadline)
         self._follow(deadline)
 
     def follow_only(self, deadlines: Iterable[float]) -> None:
-        """Only these can still hide one of them."""
+        """Recompute `first_hidden` for these deadlines only."""
         self.latest, self.first_hidden = -math.inf, math.inf
         for deadline in deadlines:
             self._follow(deadline)
@@ -50,46 +50,47 @@ class _Passed:
 
 
 class PassedDeadlines:
-    """Of every queue of the pool, in one term. What an earlier leader passed on is not known."""
+    """The deadlines of every queue of the pool, in one term. Those that an earlier leader forwarded are unknown."""
 
     def __init__(self, *, skew_ms: int) -> None:
         self._skew_ms = skew_ms
         self._passed: dict[QueueId, _Passed] = {}
 
     def note(self, queue: QueueId, deadline_ms: int | None) -> None:
-        """A request was passed on to the queue."""
+        """Record a request that was forwarded to the queue."""
         self._passed.setdefault(queue, _Passed()).add(_finite_or_not(deadline_ms))
 
     def replace(self, queue: QueueId, deadlines_ms: Iterable[int | None]) -> None:
-        """The queue was looked through, and this is what it holds."""
+        """Replace the deadlines of a queue by those that were read from it."""
         passed = self._passed[queue] = _Passed()
         for deadline_ms in deadlines_ms:
             passed.add(_finite_or_not(deadline_ms))
 
     def queues(self) -> frozenset[QueueId]:
-        """The queues that something is known of."""
+        """The queues with known deadlines."""
         return frozenset(self._passed)
 
     def forget(self, queues: Iterable[QueueId]) -> None:
-        """Forget the queues of groups that are over."""
+        """Forget the queues of groups that have ended."""
         for queue in queues:
             self._passed.pop(queue, None)
 
     def due(self, *, now_ms: int) -> list[QueueId]:
-        """Queues in which a request has expired behind one with a later deadline, unless a worker took them. The one
-        that expired first comes first."""
+        """Queues in which a request has expired behind one with a later deadline, unless a worker took them. The
+        queue with the earliest such deadline comes first."""
         hidden = {queue: passed.first_hidden for queue, passed in self._passed.items()}
         return sorted((queue for queue in hidden if self._is_past(hidden[queue], now_ms)), key=lambda one: hidden[one])
 
     def settle(self, queue: QueueId, waiting: int, *, now_ms: int) -> None:
-        """The queue holds `waiting` requests and none has expired behind another: it is due when the next one does."""
+        """Record that the queue holds `waiting` requests and none has expired behind another: it is due when the
+        next one does."""
         passed = self._passed.get(queue)
         if passed is not None:
             ones = _last(passed.deadlines, waiting)
             passed.follow_only(one for one in ones if not self._is_past(one, now_ms))
 
     def may_hide_expired(self, queue: QueueId, waiting: int, *, now_ms: int) -> bool:
-        """Whether of `waiting` requests one has expired behind one that has not; also when that is not known."""
+        """Whether one of `waiting` requests may have expired behind an unexpired one; True if that is unknown."""
         passed = self._passed.get(queue, _Passed()).deadlines
         if waiting < 2:
             hides = False

@@ -1,8 +1,8 @@
-"""The manifests of a managed pool, of one kind and in all their versions, as global parameters of RabbitMQ.
+"""The stored manifests of a managed pool, of one kind and in all versions, as global parameters of RabbitMQ.
 
-Written by the leader only. A manifest is kept as text: RabbitMQ does not keep the order of an object's members, and in
-every kind of manifest the first of several counts. A large one is kept compressed. The history is written first: a
-crash in between leaves a version twice, which is read once.
+Written by the leader only. A manifest is stored as text, because RabbitMQ does not preserve the order of the members of
+an object, and the order of routes and rules matters. A large manifest is compressed. The history is written first: a
+crash in between stores a version twice, and it is read once.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.state.pins import Parameters
 
 KEPT_VERSIONS = 20
-"""The one in force and those before it."""
+"""The active version and those before it."""
 MAX_KEPT_BYTES = 4 * 2**20
-"""Of one manifest as it is kept."""
+"""Maximum stored size of one manifest."""
 MAX_HISTORY_BYTES = 8 * 2**20
-"""Of all versions of a kind as they are kept; the oldest go first. RabbitMQ refuses bodies of some 20 MB."""
+"""Maximum stored size of all versions of a kind; the oldest are dropped. RabbitMQ refuses bodies of about 20 MB."""
 _LOADED = 2
-"""Manifests that stay ready for use: the one in force and the one before it."""
+"""Loaded manifests that stay in memory: the active one and the one before it."""
 
 
 class ManifestKind(StrEnum):
-    """What a manifest is about; also the last word of its parameter."""
+    """The kind of a manifest; also the last word of its parameter."""
 
     ROUTES = "routes"
     SPLITTER = "splitter"
 
 
 class Document(Protocol):
-    """What was read from a manifest."""
+    """A loaded manifest."""
 
     @property
     def warnings(self) -> tuple[Problem, ...]: ...
 
     def document(self) -> dict[str, Any]:
-        """The manifest as JSON values: what is kept."""
+        """The manifest as JSON values, as it is stored."""
         ...
 
     @property
     def size(self) -> int:
-        """How many routes or rules it has."""
+        """The number of routes or rules."""
         ...
 
 
@@ -62,9 +62,9 @@ D = TypeVar("D", bound=Document)
 
 @dataclass(frozen=True, slots=True)
 class KeptManifest:
-    """One version. `at` in seconds since the epoch; `size`: how many routes or rules it has, where that is known.
+    """One version. `at`: seconds since the epoch. `size`: number of routes or rules, if known.
 
-    `stored` is its document as JSON text, compressed and in Base64 where `packed`; None: the version has no manifest.
+    `stored`: the document as JSON text, compressed and in Base64 if `packed`; None: the version has no manifest.
     """
 
     version: int
@@ -83,20 +83,20 @@ class KeptManifest:
 
     @property
     def manifest(self) -> str | None:
-        """The document as JSON text; None: the version has no manifest. Raises `ValueError` for what cannot be read."""
+        """The document as JSON text; None if the version has no manifest. Raises `ValueError` if it is damaged."""
         if not self.packed or self.stored is None:
             return self.stored
         try:
             unpacker = zlib.decompressobj()
             content = unpacker.decompress(base64.b64decode(self.stored, validate=True), 4 * MAX_CHARACTERS)
         except (zlib.error, binascii.Error) as error:
-            raise ValueError("the kept manifest is damaged") from error
+            raise ValueError("the stored manifest is damaged") from error
         if not unpacker.eof:
-            raise ValueError("the kept manifest is damaged or too large")
+            raise ValueError("the stored manifest is damaged or too large")
         return content.decode()
 
     def parameter(self) -> dict[str, Any]:
-        """The version as RabbitMQ keeps it."""
+        """The version as a parameter value."""
         value = {"version": self.version, "author": self.author, "at": self.at, "manifest": self.stored}
         extra = {"packed": True} if self.packed else {}
         return value | extra | ({} if self.size is None else {"size": self.size})
@@ -104,14 +104,14 @@ class KeptManifest:
 
 @dataclass(frozen=True, slots=True)
 class ManifestChange:
-    """What a change of a manifest did."""
+    """The result of a change of a manifest."""
 
     kept: KeptManifest
     warnings: tuple[Problem, ...] = ()
 
 
 class ManifestStore(Generic[D]):
-    """The manifests of one pool and kind. `load` reads the text of one; it raises `InvalidDocumentError`."""
+    """The manifests of one pool and kind. `load` parses the text of one and raises `InvalidDocumentError`."""
 
     def __init__(self, parameters: Parameters, *, pool: str, kind: ManifestKind, load: Callable[[str], D]) -> None:
         self.kind = kind
@@ -124,12 +124,12 @@ class ManifestStore(Generic[D]):
         self._log: Logger = get_logger(kind.value, pool=pool)
 
     async def load(self, text: str) -> D:
-        """Read a manifest; one that was in force lately is ready. Raises `InvalidDocumentError`."""
+        """Load a manifest; a recently active one is in memory. Raises `InvalidDocumentError`."""
         known = self._loaded.get(text)
         return known if known is not None else await off_loop(len(text), self._read_whole, text)
 
     async def load_kept(self, kept: KeptManifest) -> D | None:
-        """The manifest of a version; None where it has none. Raises `InvalidDocumentError`."""
+        """The manifest of a version; None if it has none. Raises `InvalidDocumentError`."""
         try:
             text = await off_loop(len(kept.stored or ""), lambda: kept.manifest)
         except ValueError as error:
@@ -141,32 +141,32 @@ class ManifestStore(Generic[D]):
         return manifest
 
     async def current(self) -> KeptManifest | None:
-        """The version in force; None when there has never been one. It is asked for again and again, and read when it
-        is another one than before."""
+        """The active version; None if there has never been one. Called often, so a version is loaded only when it
+        has changed."""
         value = await self._parameters.get_global_parameter(self._current)
         kept = _read(value)
         if kept is not None and (kept == self._current_checked or await self._is_manifest(kept)):
             self._current_checked = kept
             return kept
         if value is not None:
-            self._log.error("the kept manifest cannot be read, the pool does without", parameter=self._current)
+            self._log.error("stored manifest is invalid, ignoring it", parameter=self._current)
         return None
 
     @property
     def name(self) -> str:
-        """The parameter that holds the version in force."""
+        """The name of the parameter that stores the active version."""
         return self._current
 
     async def is_missing(self) -> bool:
-        """Whether nothing at all is kept as the version in force."""
+        """Whether RabbitMQ stores no active version."""
         return await self._parameters.get_global_parameter(self._current) is None
 
     async def store_again(self, kept: KeptManifest) -> None:
-        """Keep this version as the one in force."""
+        """Store this version as the active one."""
         await self._parameters.put_global_parameter(self._current, kept.parameter())
 
     async def history(self) -> list[KeptManifest]:
-        """Every version that is kept, the newest first; the one in force is the first. Earlier ones are not read."""
+        """Every stored version, the newest (the active one) first. Earlier versions are not loaded."""
         current = await self.current()
         found = {} if current is None else {current.version: current}
         value = await self._parameters.get_global_parameter(self._history)
@@ -176,30 +176,30 @@ class ManifestStore(Generic[D]):
         return sorted(found.values(), key=lambda kept: -kept.version)[:KEPT_VERSIONS]
 
     async def save(self, manifest: D | None, *, author: str, at: float) -> KeptManifest:
-        """Make a manifest the one in force, as a version of its own; None: from now on there is none.
+        """Store a manifest as a new version and make it the active one; None: no manifest.
 
-        Raises `InvalidDocumentError` for one that is too large to be kept.
+        Raises `InvalidDocumentError` if it is too large.
         """
         before = await self.history()
         version = before[0].version + 1 if before else 1
         size = 0 if manifest is None else manifest.size
-        # The size of the text is not known yet; a hundred routes or rules have less than 32 KiB.
+        # The size of the text is not known yet; a hundred routes or rules take less than 32 KiB.
         text, new = await off_loop(SMALL // 100 * size, _keep, version, author, at, manifest)
         if len(new.stored or "") > MAX_KEPT_BYTES:
             raise InvalidDocumentError(
-                [Problem(f"it takes more than {size_text(MAX_KEPT_BYTES)} to keep it, compressed: that is the limit")]
+                [Problem(f"its compressed size exceeds the limit of {size_text(MAX_KEPT_BYTES)}")]
             )
         kept = [one.parameter() for one in _fitting(new, before)]
         await self._parameters.put_global_parameter(self._history, kept)
         await self._parameters.put_global_parameter(self._current, new.parameter())
         self._current_checked = new
         if text is not None and manifest is not None:
-            self._remember(text, manifest)  # what is kept loads to the same
+            self._remember(text, manifest)  # the stored text loads to the same manifest
         return new
 
     def _read_whole(self, text: str) -> D:
         manifest = self._load(text)
-        _ = manifest.warnings  # some are looked for when they are asked for, which takes long, too
+        _ = manifest.warnings  # some warnings are computed on access, which takes long, too
         return manifest
 
     def _remember(self, text: str, manifest: D) -> None:
@@ -209,7 +209,7 @@ class ManifestStore(Generic[D]):
             self._loaded.popitem(last=False)
 
     async def _is_manifest(self, kept: KeptManifest) -> bool:
-        """Not so where another program wrote the parameter."""
+        """Whether the parameter holds a manifest; another program may have written it."""
         try:
             await self.load_kept(kept)
         except InvalidDocumentError:
@@ -224,7 +224,7 @@ def _keep(version: int, author: str, at: float, manifest: Document | None) -> tu
 
 
 def _fitting(new: KeptManifest, before: list[KeptManifest]) -> list[KeptManifest]:
-    """The versions before the new one that are kept with it, the newest first."""
+    """The earlier versions that are stored with the new one, the newest first."""
     left, fitting = MAX_HISTORY_BYTES - len(new.stored or ""), []
     for kept in before[: KEPT_VERSIONS - 1]:
         left -= len(kept.stored or "")
@@ -235,7 +235,7 @@ def _fitting(new: KeptManifest, before: list[KeptManifest]) -> list[KeptManifest
 
 
 def _read(value: object) -> KeptManifest | None:
-    """A version as kept; None for anything else."""
+    """Parse a stored version; None if malformed."""
     if not isinstance(value, dict):
         return None
     match value:

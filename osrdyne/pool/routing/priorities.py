@@ -27,25 +27,25 @@ from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key, QueueName
 
 POLL_INTERVAL = 10.0
-"""How often it is looked who has to be told, seconds."""
-TELL_AGAIN_AFTER = 60.0
-"""Seconds until a worker is told the same again: a control message may get lost."""
+"""Seconds between two passes that send workers their queues."""
+SEND_AGAIN_AFTER = 60.0
+"""Seconds until the same list of queues is sent again, because a control message may get lost."""
 NEEDED_FOR = 60.0
-"""How long a class is kept that no route uses and that requests came back for, seconds."""
+"""Seconds for which a level that no route uses is kept after a request of it came back."""
 SILENT_FOR = 60.0
-"""How long a worker that serves may go without a report of what it runs before it is warned about, seconds."""
+"""Seconds that a serving worker may go without reporting what it runs before a warning is logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What a worker was told last, and when (monotonic)."""
+    """The latest list of queues sent to a worker, and when (monotonic)."""
 
     queues: list[QueueName]
     at: float
 
 
 class PriorityLevels:
-    """The classes in use."""
+    """The priority levels in use."""
 
     def __init__(
         self,
@@ -68,8 +68,9 @@ class PriorityLevels:
         self._sent: dict[str, _Sent] = {}
         self._silent_since: dict[str, float] = {}
         self.silent: Mapping[str, Key] = {}
-        """Workers that have never reported what they run although their group has several queues, with their keys. Such
-        a worker may consume only the queue that it was started with; requests with a priority then wait and expire."""
+        """Workers that have never reported what they run although their group has several queues, with their keys.
+        Such a worker may consume only the queue that it was started with; requests with a priority then wait and
+        expire."""
         self._changed = Wakeup(context.clock)
         self._log: Logger = get_logger("priorities")
 
@@ -79,18 +80,18 @@ class PriorityLevels:
         return self._of_routes
 
     def use(self, priorities: Iterable[int]) -> None:
-        """From now on every group has a queue for each of these; their exchanges exist. Whoever waits until a group is
-        bound waits until it has them."""
+        """Give every group a queue for each of these levels; their exchanges exist. Requests that wait until a group
+        is bound also wait for the new queues."""
         self._of_routes = frozenset(priorities)
         self._apply()
 
     def require(self, priority: int | None) -> None:
-        """A request of this class is under way, which perhaps no route uses any more."""
+        """Keep a level in use because a request of it came back, though perhaps no route uses it any more."""
         if priority is None or priority in self._of_routes:
             return
         self._needed_again[priority] = self._clock.monotonic()
         if priority not in self._layout.used:
-            self._log.info("a class is needed again, requests of it have come back", priority=priority)
+            self._log.info("priority level required again by returned requests", priority=priority)
             self._apply()
 
     def _apply(self) -> None:
@@ -107,9 +108,10 @@ class PriorityLevels:
         self._apply()
 
     async def run(self) -> None:
-        """Tell workers the queues of their group: new ones, all when that changes, and again at times, for ever."""
+        """Send workers the queues of their group: to new workers, after a change, and at intervals. Runs until
+        cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell_who_changes(), name="queues for workers that report")
+            group.create_task(self._send_on_change(), name="send queues to reporting workers")
             while True:
                 self._forget_what_is_not_needed()
                 workers = self._worker_reports.all()
@@ -117,12 +119,12 @@ class PriorityLevels:
                     one.worker_id: self._sent[one.worker_id] for one in workers if one.worker_id in self._sent
                 }
                 for key in {worker.key for worker in workers}:
-                    await self._tell(key)
+                    await self._send(key)
                 self._find_silent(workers)
                 await self._changed.wait(POLL_INTERVAL)
 
     def _find_silent(self, workers: Iterable[WorkerReportState]) -> None:
-        """Warn once of each worker that has had its queues for a while and speaks only the minimal protocol."""
+        """Warn once of each worker that has had its queues for a while and implements only the minimal protocol."""
         now = self._clock.monotonic()
         suspected = {
             worker.worker_id: worker.key
@@ -133,40 +135,41 @@ class PriorityLevels:
         silent = {one: key for one, key in suspected.items() if now - self._silent_since[one] >= SILENT_FOR}
         for worker_id in silent.keys() - self.silent.keys():
             self._log.warning(
-                "worker does not report for the priorities of its group: it may not consume their queues",
+                "worker may not consume the priority queues of its group",
                 key=silent[worker_id],
                 worker_id=worker_id,
                 remedy="Use the worker runtime of osrdyne, or routes without a priority.",
             )
         self.silent = silent
 
-    async def _tell_who_changes(self) -> None:
+    async def _send_on_change(self) -> None:
         changes = self._worker_reports.feed.subscribe()
         while True:
             for key in await changes.wait():
                 for worker in self._worker_reports.of_key(key):
-                    if worker.state is WorkerState.LOADING:  # perhaps a process that was started anew with an old name
+                    if worker.state is WorkerState.LOADING:  # perhaps a new process that was started with an old name
                         self._sent.pop(worker.worker_id, None)
-                await self._tell(key)
+                await self._send(key)
 
-    async def _tell(self, key: Key) -> None:
-        """Tell the workers of a group, if one of them does not know, or was told long ago."""
+    async def _send(self, key: Key) -> None:
+        """Send the workers of a group their queues, if one of them does not have the current list or got it long
+        ago."""
         if not (self._layout.managed or self._layout.has_levels(key)):
             return
         workers = [worker.worker_id for worker in self._worker_reports.of_key(key)]
         queues, now = self._layout.served(key), self._clock.monotonic()
-        if all(self._knows(worker, queues, now) for worker in workers):
+        if all(self._has(worker, queues, now) for worker in workers):
             return
         if await self._control.send_queues(key, queues):
             self._sent |= {worker: _Sent(queues, now) for worker in workers}
 
-    def _knows(self, worker: str, queues: list[QueueName], now: float) -> bool:
-        told = self._sent.get(worker)
-        return told is not None and told.queues == queues and now - told.at < TELL_AGAIN_AFTER
+    def _has(self, worker: str, queues: list[QueueName], now: float) -> bool:
+        sent = self._sent.get(worker)
+        return sent is not None and sent.queues == queues and now - sent.at < SEND_AGAIN_AFTER
 
 
 class UnusedLevels:
-    """The stores on their way out. `reconcile`: have the request queues loop look at a group."""
+    """Deletes the queues of levels that no route uses any more."""
 
     def __init__(
         self,
@@ -189,41 +192,41 @@ class UnusedLevels:
         self._log: Logger = get_logger("priorities")
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Check at intervals. Runs until cancelled."""
         while True:
             await self._clock.sleep(POLL_INTERVAL)
             try:
                 await self.reconcile()
             except BrokerError as error:
-                self._log.warning("unused queues cannot be looked at", error=str(error))
+                self._log.warning("unused priority queues not checked", error=str(error))
 
     async def reconcile(self) -> None:
-        """One pass."""
+        """Check the unused levels once."""
         unused = self._layout.unused()
         if len(unused) != self._count:
             self._count = len(unused)
-            self._log.info("serving queues that no route uses until they are empty", queues=self._count)
+            self._log.info("serving unused priority queues until they are empty", queues=self._count)
         for key, priority in unused:
             if priority not in self._queue_status[key].disposable and self._layout.serve_again(key, priority):
-                await self._tell(key)
+                await self._send(key)
         if any(self._settled_at(key) <= self._clock.monotonic() for key, _ in unused):
             await self._dispose_of_empty_ones()
 
     def _settled_at(self, key: Key) -> float:
-        """From when on nothing can come into an unused store of the group; never while the group is not bound: its
-        end takes all of its queues."""
+        """Since when nothing can arrive in an unused queue of the group; never while the group is not bound, because
+        its end deletes all of its queues."""
         facts = self._queue_status[key]
         return facts.bound_at + self._settle_delay if facts.is_bound and facts.bound_at is not None else float("inf")
 
     async def _dispose_of_empty_ones(self) -> None:
         totals = await self._listings.list_level_totals()
-        for key, priority in self._layout.unused():  # may be others by now
+        for key, priority in self._layout.unused():  # the levels may have changed meanwhile
             total, disposable = totals.get((key, priority)), self._queue_status[key].disposable
             if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:
                 continue
-            self._layout.let_go(key, priority)
+            self._layout.stop_serving(key, priority)
             self._queue_loop.dispose(key, priority)
-            await self._tell(key)
+            await self._send(key)
 
-    async def _tell(self, key: Key) -> None:
+    async def _send(self, key: Key) -> None:
         await self._control.send_queues(key, self._layout.served(key))

@@ -1,9 +1,9 @@
-"""Wait queues, where failed requests wait for their next attempt.
+"""Retry queues, where failed requests wait for their next attempt.
 
 `plan_retry_queue` decides about a queue that no route uses any more. `ReturnedRequests` records into which request
-queues RabbitMQ may have put requests back after their wait. `RetryQueuesLoop` declares a wait queue for each delay of
+queues RabbitMQ may have put requests back after their wait. `RetryQueuesLoop` declares a retry queue for each delay of
 the active routes, keeps it for as long as a request accepted earlier may need it, and then deletes it once it is empty.
-Workers publish to the wait queues and RabbitMQ expires requests out of them; this module never reads a request.
+Workers publish to the retry queues and RabbitMQ expires requests out of them; this module never reads a request.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from osrdyne.pool.ports import RetryQueues
 from osrdyne.protocol.names import QueueId
 
 MARGIN = 10.0
-"""Seconds that a report may be late, and a request on its way out of a wait queue."""
+"""Seconds that a report, or a request on its way out of a retry queue, may be late."""
 MAX_KNOWN = 10_000
 
 
 class ReturnedRequests:
-    """Queues into which requests may have come back from a wait queue, in one term. Times are monotonic.
+    """Queues into which requests may have come back from a retry queue, in one term. Times are monotonic.
 
-    A worker reports that it has sent a request to a wait queue; it comes back to the queue that it was taken from,
+    A worker reports that it has sent a request to a retry queue; it comes back to the queue from which it was taken,
     after the longest delay of its route at the latest. Reports may get lost. Requests that wait since before this term
-    are known from the first listings of the wait queues. Used by the queue cleaner.
+    are known from the first listings of the retry queues. Used by the sweeper of expired requests.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class ReturnedRequests:
         self._from_before = math.inf
 
     def note_sent(self, queue: QueueId, *, at: float, delay: float) -> None:
-        """A request of this queue waits for `delay` seconds at most."""
+        """Record that a request of this queue waits for at most `delay` seconds."""
         if len(self._until) >= MAX_KNOWN:
             self._until = {one: until for one, until in self._until.items() if until >= at}
         self._until[queue] = max(self._until.get(queue, -math.inf), at + delay + MARGIN)
 
     def note_from_before(self, until: float) -> None:
-        """What waits since before this term has come back by then."""
+        """Record when requests that wait since before this term will have come back."""
         self._from_before = until + MARGIN
 
     @property
@@ -53,16 +53,16 @@ class ReturnedRequests:
         return self._from_before < math.inf
 
     def may_have_come(self, queue: QueueId, *, since: float) -> bool:
-        """Whether one may have come back to this queue since."""
+        """Whether a request may have come back to this queue since then."""
         return since < max(self._from_before, self._until.get(queue, -math.inf))
 
 
 POLL_INTERVAL = 60.0
-"""Seconds between two looks at the wait queues that there are."""
+"""Seconds between two passes over the retry queues."""
 
 
-class WaitStep(StrEnum):
-    """What is next for a wait queue that no route uses."""
+class RetryQueueStep(StrEnum):
+    """The next step for a retry queue that no route uses."""
 
     KEEP = "keep"
     UNBIND = "unbind"
@@ -71,7 +71,7 @@ class WaitStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Since when, in this term, no route uses a delay, and when its queue was unbound; both monotonic."""
+    """Since when no route uses a delay in this term, and when its queue was unbound; both monotonic."""
 
     since: float
     unbound_at: float | None = None
@@ -79,25 +79,29 @@ class Unused:
 
 def plan_retry_queue(
     unused: Unused, totals: QueueTotals, *, now: float, needed_for: float, settle_delay: float
-) -> WaitStep:
-    """The next step. `needed_for`: how long a request that was accepted before may need the queue.
+) -> RetryQueueStep:
+    """Return the next step. `needed_for`: how long a request that was accepted before may need the queue.
 
-    Deleted is only what was empty in a sample from after the settle time: RabbitMQ counts there also what it has taken
-    out of the queue and not yet delivered (lifecycle: settle, total-for-hidden-messages).
+    A queue is deleted only if it was empty in a sample from after the settle time. Such a sample includes requests that
+    RabbitMQ has taken out of the queue and not yet delivered (lifecycle: settle, total-for-hidden-messages).
     """
     if now < unused.since + needed_for:
-        return WaitStep.KEEP
+        return RetryQueueStep.KEEP
     if unused.unbound_at is None:
-        return WaitStep.UNBIND
+        return RetryQueueStep.UNBIND
     is_empty = totals.is_running and totals.messages == 0
-    return WaitStep.DELETE if is_empty and totals.sampled_after >= unused.unbound_at + settle_delay else WaitStep.KEEP
+    return (
+        RetryQueueStep.DELETE
+        if is_empty and totals.sampled_after >= unused.unbound_at + settle_delay
+        else RetryQueueStep.KEEP
+    )
 
 
 class RetryQueuesLoop:
-    """The wait queues of one pool in one term. A direct pool uses none, and may have some from before.
+    """The retry queues of one pool in one term. A direct pool uses none, and may have some from before.
 
-    `refused`: the delays in use whose queue is not ours to use, and why. It is tried again at every look. `waiting`:
-    how many requests wait, by delay, at the latest look.
+    `refused`: used delays whose queue exists with other arguments, with the reason; retried in every pass. `waiting`:
+    the number of waiting requests by delay, as of the latest pass.
     """
 
     def __init__(self, context: TermContext, queues: RetryQueues) -> None:
@@ -117,16 +121,16 @@ class RetryQueuesLoop:
         self._log: Logger = get_logger("retry_queues")
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
-        """Have these queues, whoever is going to use them. Raises `BrokerConflictError` for one that is not ours to
-        use, unless that is known of a delay in use."""
+        """Declare these queues, for routes that are not active yet. Raises `BrokerConflictError` if one exists with
+        other arguments, unless that is known of a used delay."""
         async with self._changing:
             refused = await self._queues.declare(delays_ms, priorities)
         for delay_ms in sorted(refused.keys() - self.refused.keys()):
             raise BrokerConflictError(refused[delay_ms])
 
     async def use(self, delays_ms: Collection[int], priorities: Collection[int]) -> None:
-        """From now on there is a queue for each of these delays but those that are refused, and the way back to these
-        classes."""
+        """Use a queue for each of these delays except refused ones, and the bindings by which requests return to
+        these priority levels."""
         async with self._changing:
             self.refused = await self._queues.declare(delays_ms, priorities)
             now = self._clock.monotonic()
@@ -136,31 +140,31 @@ class RetryQueuesLoop:
 
     @property
     def declared(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The delays that have a queue, and the classes that requests come back to."""
+        """The delays that have a queue, and the levels to which requests return."""
         return self._used.difference(self.refused), self._levels
 
     async def declare_again(self) -> None:
-        """Something of it was found missing."""
+        """Declare all used queues again, because an object was found missing."""
         async with self._changing:
             self.refused = await self._queues.declare(self._used, self._levels)
 
     async def use_none(self) -> None:
-        """The pool is a direct one: what waits from before passes the controller when it comes back."""
+        """Prepare a direct pool: requests that wait from before pass through the controller when they come back."""
         await self._queues.leave_default_class()
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Look after the queues that there are, for ever. `on_change` is called when what is refused may have
+        """Maintain the existing queues. Runs until cancelled. Calls `on_change` when the refused delays may have
         changed."""
         while True:
             try:
                 await self.reconcile()
                 on_change()
             except BrokerError as error:
-                self._log.warning("wait queues cannot be looked at", error=str(error))
+                self._log.warning("retry queues not checked", error=str(error))
             await self._clock.sleep(POLL_INTERVAL)
 
     async def reconcile(self) -> None:
-        """One pass."""
+        """Check the retry queues once."""
         used_before = self._used
         listed = await self._queues.list()
         self._note_from_before(listed)
@@ -169,7 +173,7 @@ class RetryQueuesLoop:
         async with self._changing:
             missing = (used_before & self._used) - listed.keys() - self.refused.keys()
             if missing:
-                self._log.error("wait queue is gone, somebody else deleted it", delays_ms=sorted(missing))
+                self._log.error("retry queue was deleted by another client", delays_ms=sorted(missing))
             if missing or self.refused:
                 self.refused = await self._queues.declare(self._used, self._levels)
             now = self._clock.monotonic()
@@ -179,7 +183,7 @@ class RetryQueuesLoop:
                 await self._take_step(delay_ms, unused, listed[delay_ms])
 
     def _note_from_before(self, listed: Mapping[int, QueueTotals]) -> None:
-        """By a listing that is not from before this term."""
+        """Record the waits from before this term, by a listing that was sampled in this term."""
         if self.returned.knows_from_before or any(one.sampled_after < self._since for one in listed.values()):
             return
         waits = [delay_ms / 1000 for delay_ms, totals in listed.items() if totals.messages != 0]
@@ -194,11 +198,11 @@ class RetryQueuesLoop:
             settle_delay=self._settle_delay,
         )
         match step:
-            case WaitStep.KEEP:
+            case RetryQueueStep.KEEP:
                 pass
-            case WaitStep.UNBIND:
+            case RetryQueueStep.UNBIND:
                 await self._queues.unbind(delay_ms)
                 self._unused[delay_ms] = replace(unused, unbound_at=self._clock.monotonic())
-            case WaitStep.DELETE:
+            case RetryQueueStep.DELETE:
                 outcome = await self._queues.delete_if_proven_empty(delay_ms)
-                self._log.info("wait queue that no route uses", delay_ms=delay_ms, outcome=outcome.value)
+                self._log.info("unused retry queue processed", delay_ms=delay_ms, outcome=outcome.value)

@@ -1,6 +1,6 @@
-"""The routes of a managed pool in one term, how they change, and what changes with them.
+"""The active routes of a managed pool in one term.
 
-Built by the term. Requests that were accepted before a change keep their class and deadline.
+Requests that were accepted before a change keep their priority level and deadline.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _NO_ROUTES = Manifest()
 
 @dataclass(frozen=True, slots=True)
 class RouteChange(ManifestChange):
-    """What a change of the routes did: also which priorities came and went. `pending`: requests of priorities that no
-    route uses, that wait in the queues of their groups and will be served."""
+    """The result of a change of the routes: also the priorities added and removed. `pending`: requests of priorities
+    that no route uses any more, which wait in the queues of their groups and will be served."""
 
     added: tuple[int, ...] = ()
     removed: tuple[int, ...] = ()
@@ -51,8 +51,8 @@ class RouteChange(ManifestChange):
 
 
 class ActiveRoutes(ActiveManifest[Manifest]):
-    """The routes of one term; a direct pool has none. `declare` puts exchanges on the broker, `count_ready` asks it how
-    many requests wait in a queue, `keep_for` sets for how many seconds request queues keep a request."""
+    """The active routes; a direct pool has none. `declare` declares exchanges, `count_ready` counts the waiting
+    requests of a priority level, `apply_policy` sets the maximum age of requests in their queues, in seconds."""
 
     def __init__(
         self,
@@ -73,36 +73,34 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         self._retries = retries
         self.ttl_limits = TtlLimits(requests.ttl, requests.longest_ttl)
         self.longest_ttl = self.ttl_limits.default
-        """Seconds that no request outlives which was accepted in this term, or is accepted by the active routes. It
-        never falls in a term: requests of former routes may still wait."""
+        """Maximum lifetime in seconds of any request that was accepted in this term, or is accepted by the active
+        routes. It never falls within a term, because requests of former routes may still wait."""
         self._apply_policy = apply_policy
         self._declare = declare
         self._count_ready = count_ready
         self._metrics = context.metrics
         self.table: RouteTable | None = None
         self.retries_off: Mapping[str, str] = {}
-        """The routes whose requests are not tried again although they should be, and why."""
+        """The routes whose requests are currently not retried, with the reason."""
         self._manifest: Manifest | None = None
 
     @property
     def retrying(self) -> Mapping[int, int]:
-        """How many requests wait for their next attempt, by delay in milliseconds; up to a minute old."""
+        """Requests that wait for their next attempt, by delay in milliseconds; up to a minute old."""
         return self._retries.waiting
 
     @property
     def longest_wait(self) -> float:
-        """Seconds for which an accepted request may wait for its next attempt: no longer than it may live. 0: none
+        """Maximum seconds that an accepted request may wait for its next attempt, at most its lifetime. 0 if none
         waits."""
         in_use = self.table is not None and bool(self.table.manifest.retry_delays)
         return self.longest_ttl if in_use or any(self.retrying.values()) else 0.0
 
     def note_retried(self, key: Key, priority: int | None, route: str | None) -> None:
-        """A worker has sent a request of this group, class and route to wait for its next attempt."""
+        """Record that a worker has sent a request of this group, level and route to a retry queue."""
         routes = () if self._manifest is None else self._manifest.routes
         delays_ms = different_delays(one.retry for one in routes if one.name == route) or {*self.retrying}
-        delay = min(
-            max(delays_ms, default=math.inf) / 1000, self.longest_ttl
-        )  # it waits for no longer than it may live
+        delay = min(max(delays_ms, default=math.inf) / 1000, self.longest_ttl)  # it waits for at most its lifetime
         self._retries.returned.note_sent((key, priority), at=self._clock.monotonic(), delay=delay)
 
     def may_have_returned(self, queue: QueueId, since: float) -> bool:
@@ -110,18 +108,18 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         return self.longest_wait > 0 and self._retries.returned.may_have_come(queue, since=since)
 
     def expected_topology(self) -> Topology:
-        """What has to be declared for the pool and the routes in force, besides request queues."""
+        """The objects that have to be declared for the pool and the active routes, except request queues."""
         delays_ms, classes = self._retries.declared
         return expected_topology(
             self._layout.names, managed=self._layout.managed, priorities=classes, delays_ms=delays_ms
         )
 
-    async def declare_waits(self) -> None:
-        """Declare the queues where requests wait for their next attempt again: one was found missing."""
+    async def declare_retry_queues(self) -> None:
+        """Declare the retry queues again, because one was found missing."""
         await self._retries.declare_again()
 
     async def load(self) -> None:
-        """Before any group is looked at: the manifest in force and its exchanges."""
+        """Activate the stored manifest and declare its exchanges, before any group is handled."""
         if self._layout.managed:
             await self._declare(self._layout.exchanges)
             await self._retries.use((), ())
@@ -130,23 +128,23 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         await super().load()
 
     async def run(self) -> None:
-        """Tell workers their queues, look after wait queues, and follow what is kept, for ever; a direct pool may have
-        queues of both kinds from before."""
+        """Send workers their queues, maintain the retry queues, and follow the stored manifest. Runs until
+        cancelled. A direct pool may have queues of both kinds from before."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.levels.run(), name="queues for workers")
-            group.create_task(self._retries.run(self._look_at_retries), name="unused wait queues")
+            group.create_task(self.levels.run(), name="priority levels")
+            group.create_task(self._retries.run(self._update_retries), name="retry queues")
             if self._layout.managed:
                 await super().run()
 
     async def require_level(self, priority: int | None) -> None:
-        """A request of this class is under way, which perhaps no route has used in the life of the broker: a worker may
-        name any. Raises `BrokerConflictError`."""
+        """Keep the level of a returning request in use. A worker may name a level that no route has used since
+        RabbitMQ was set up. Raises `BrokerConflictError`."""
         if priority is not None and priority not in self._layout.used:
             await self._declare(self._layout.exchanges_for((priority,)))
         self.levels.require(priority)
 
     async def _require_ttl(self, manifest: Manifest) -> None:
-        """Let queues keep requests for as long as these routes allow, before the first such request is accepted."""
+        """Have queues keep requests for as long as these routes allow, before the first such request is accepted."""
         longest = longest_ttl(manifest, self.ttl_limits)
         if longest > self.longest_ttl:
             await self._apply_policy(longest)
@@ -161,24 +159,25 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         if manifest is None:
             self._manifest, self.retries_off, self.table = None, {}, None
         else:
-            # Most of the work on many routes; it is done again only where a wait queue was refused meanwhile.
+            # Building the table is most of the work for many routes; it is repeated only if a retry queue was refused
+            # meanwhile.
             off = _retries_off(manifest, self._retries.refused)
             table = await off_loop(manifest.size * SMALL // 100, RouteTable, manifest.without_retries(off))
             self._decide_by(manifest, table if off == _retries_off(manifest, self._retries.refused) else None)
         self._metrics.know_routes(route.name for route in routes.routes)
 
     def _decide_by(self, manifest: Manifest, table: RouteTable | None = None) -> None:
-        """Without the retries for which there is no queue."""
+        """Decide by these routes, without the retries whose queue was refused."""
         off = _retries_off(manifest, self._retries.refused)
         for name in off.keys() - self.retries_off.keys():
-            self._log.error("requests of a route are not tried again", route=name, reason=off[name])
+            self._log.error("retries of a route are off", route=name, reason=off[name])
         for name in self.retries_off.keys() - off.keys():
-            self._log.info("requests of a route are tried again, or need not be", route=name)
+            self._log.info("retries of a route are on again", route=name)
         self._manifest, self.retries_off = manifest, off
         self.table = RouteTable(manifest.without_retries(off)) if table is None else table
 
-    def _look_at_retries(self) -> None:
-        """What wait queues there are may have changed."""
+    def _update_retries(self) -> None:
+        """Rebuild the table if the refused retry queues have changed."""
         if self._manifest is not None and _retries_off(self._manifest, self._retries.refused) != self.retries_off:
             self._decide_by(self._manifest)
 
@@ -186,13 +185,11 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         before = self.levels.of_routes
         routes = _NO_ROUTES if manifest is None else manifest
         await self._require_ttl(routes)
-        # First what may be refused: a manifest that is kept and cannot be had would end each term that follows.
+        # What may be refused comes first: a stored manifest that cannot be activated would end each following term.
         await self._declare(self._layout.exchanges_for(routes.priorities))
         await self._retries.declare(routes.retry_delays, routes.priorities)
         change = await super()._change(manifest, author=author)
-        off = (
-            Problem(f"not tried again for now. {why}", path=f"routes.{name}") for name, why in self.retries_off.items()
-        )
+        off = (Problem(f"not retried for now. {why}", path=f"routes.{name}") for name, why in self.retries_off.items())
         return RouteChange(
             change.kept,
             (*change.warnings, *warn_of_capped_ttls(routes, self.ttl_limits), *off),
@@ -206,13 +203,13 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         for key, priority in self._layout.unused():
             try:
                 pending[priority] += await self._count_ready(key, priority)
-            except BrokerError as error:  # the change is made; what cannot be told of it is no reason to say it failed
-                self._log.warning("requests cannot be counted", key=key, priority=priority, error=str(error))
+            except BrokerError as error:  # the change is made; a missing count does not make it fail
+                self._log.warning("pending requests not counted", key=key, priority=priority, error=str(error))
         return {priority: count for priority, count in sorted(pending.items()) if count}
 
 
 def _retries_off(manifest: Manifest, refused: Mapping[int, str]) -> dict[str, str]:
-    """The routes that need a delay that is refused, and why it is."""
+    """The routes that need a refused delay, with the reason."""
     return {
         route.name: refused[min(delays)]
         for route in manifest.routes

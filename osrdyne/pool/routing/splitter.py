@@ -1,7 +1,7 @@
-"""The splitter of a managed pool in one term. Built by the term.
+"""The active splitter of a managed pool in one term.
 
-A change holds for requests that come after it: those that were accepted before stay with their group. The turns of
-static rules begin anew with each change and each term.
+A change applies to requests that arrive after it: those that were accepted before stay with their group. The sequence
+of static rules begins anew with each change and each term.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from osrdyne.pool.state.pins import Parameters
 
 
 class ActiveSplitter(ActiveManifest[SplitterManifest]):
-    """The splitter of one term; `splitter` is None where no rule is in force."""
+    """The active splitter; `splitter` is None if there are no rules."""
 
     def __init__(self, context: TermContext, parameters: Parameters) -> None:
         pool = context.names.pool

@@ -335,13 +335,13 @@ async def forward_held_up_until_the_deletion(world: World) -> None:
     async def hold_up() -> None:
         await go_on.wait()
 
-    async def let_go() -> None:
+    async def stop_serving() -> None:
         go_on.set()
         await world.pass_on()
 
     await world.lead()
     world.once(forward_in(world), hold_up)
-    world.once(before("delete"), let_go)
+    world.once(before("delete"), stop_serving)
     world.broker.transit = 0.5
     world.send(b"1")
     await world.clock.advance(5)

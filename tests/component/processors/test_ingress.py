@@ -14,7 +14,7 @@ from osrdyne.broker.topology.declarations import Exchange
 from osrdyne.errors import BrokerSilentError, PoolConflictError, QueueFullError, StartFailedError
 from osrdyne.ingress.routes.manifest import load_manifest
 from osrdyne.pool.routing.active_manifest import FOLLOW_INTERVAL
-from osrdyne.pool.routing.priorities import SILENT_FOR, TELL_AGAIN_AFTER
+from osrdyne.pool.routing.priorities import SEND_AGAIN_AFTER, SILENT_FOR
 from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.processors.prefetch import PREFETCH
 from osrdyne.protocol.activity import Event
@@ -375,7 +375,7 @@ class TestChange:
                 await stack.report("a", event)
                 await clock.advance(1.0)
             assert broker.count("publish", "pool-ctl-xchg") - before == 1
-            await clock.advance(TELL_AGAIN_AFTER)
+            await clock.advance(SEND_AGAIN_AFTER)
             assert broker.count("publish", "pool-ctl-xchg") - before == 2
             await stack.report("a", Event.STARTED)  # a process that was started anew with the same name
             assert broker.count("publish", "pool-ctl-xchg") - before == 3

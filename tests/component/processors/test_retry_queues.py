@@ -16,7 +16,7 @@ from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
-from osrdyne.pool.routing.retries import POLL_INTERVAL, Unused, WaitStep, plan_retry_queue
+from osrdyne.pool.routing.retries import POLL_INTERVAL, RetryQueueStep, Unused, plan_retry_queue
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import HOPS_HEADER
 from osrdyne.protocol.names import Key, PoolNames
@@ -397,17 +397,17 @@ def totals(messages: int | None, sampled_after: float, *, state: str = "running"
 @pytest.mark.parametrize(
     ("unused", "found", "step"),
     [
-        (Unused(950.0), totals(0, 1000.0), WaitStep.KEEP),
-        (Unused(900.0), totals(5, 1000.0), WaitStep.UNBIND),
-        (Unused(900.0, 995.0), totals(0, 1000.0), WaitStep.KEEP),
-        (Unused(900.0, 990.0), totals(0, 1000.0), WaitStep.DELETE),
-        (Unused(900.0, 990.0), totals(1, 1000.0), WaitStep.KEEP),
-        (Unused(900.0, 990.0), totals(None, 1000.0), WaitStep.KEEP),
-        (Unused(900.0, 990.0), totals(0, 1000.0, state="down"), WaitStep.KEEP),
+        (Unused(950.0), totals(0, 1000.0), RetryQueueStep.KEEP),
+        (Unused(900.0), totals(5, 1000.0), RetryQueueStep.UNBIND),
+        (Unused(900.0, 995.0), totals(0, 1000.0), RetryQueueStep.KEEP),
+        (Unused(900.0, 990.0), totals(0, 1000.0), RetryQueueStep.DELETE),
+        (Unused(900.0, 990.0), totals(1, 1000.0), RetryQueueStep.KEEP),
+        (Unused(900.0, 990.0), totals(None, 1000.0), RetryQueueStep.KEEP),
+        (Unused(900.0, 990.0), totals(0, 1000.0, state="down"), RetryQueueStep.KEEP),
     ],
     ids=["needed", "not needed", "unsettled", "empty", "not empty", "unknown", "down"],
 )
-def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: WaitStep) -> None:
+def test_plan_of_an_unused_wait_queue(unused: Unused, found: QueueTotals, step: RetryQueueStep) -> None:
     assert plan_retry_queue(unused, found, now=1000.0, needed_for=100.0, settle_delay=10.0) is step
 
 

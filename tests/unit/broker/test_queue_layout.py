@@ -53,7 +53,7 @@ def test_group_keeps_a_store_that_is_not_used_any_more() -> None:
 def test_workers_let_go_of_an_unused_store_until_it_is_used_again() -> None:
     layout = QueueLayout(NAMES, managed=True)
     layout.note(A, 1)
-    layout.let_go(A, 1)
+    layout.stop_serving(A, 1)
     assert (layout.unused(), layout.served(A)) == ([(A, 1)], ["p-req-a"])
     layout.use([1])
     assert (layout.unused(), layout.served(A)) == ([], ["p-req-a_Pri1", "p-req-a"])

@@ -95,7 +95,7 @@ async def test_manifest_that_is_too_large_to_be_kept_is_refused_and_changes_noth
     store = RouteStore(parameters, pool="p")
     noise = secrets.token_bytes(3 * 2**20).hex()
     large = Manifest((replace(manifest("r").routes[0], text=noise),) * 101)
-    with pytest.raises(InvalidDocumentError, match="more than 4MiB"):
+    with pytest.raises(InvalidDocumentError, match="exceeds the limit of 4MiB"):
         await store.save(large, author="me", at=0.0)
     assert parameters.values == {}
 
