@@ -64,6 +64,15 @@ def test_every_decision_is_in_the_index() -> None:
     assert [name for name in decisions if f"({name})" not in index] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_page_is_rendered_as_it_is_meant(page: str) -> None:
+    """The site renders neither code blocks in lists nor lists that are nested by less than four spaces."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert re.findall(r"^ +```.*", text, re.MULTILINE) == []
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^ {1,3}(?:[-*+]|\d+\.) .*", outside, re.MULTILINE) == []
+
+
 def test_variants_that_the_design_names_exist() -> None:
     """[`nosettle`] beside a step names the row of the model that leaves the step out."""
     known = {
