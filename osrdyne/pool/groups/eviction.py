@@ -105,8 +105,8 @@ class GroupEviction:
 
     def _is_at_rest(self, key: Key) -> bool:
         """Whether every worker of the group reports that it is idle; a group without workers is idle, too."""
-        facts = self._worker_status[key]
-        if facts.stopping or facts.starting:
+        observed = self._worker_status[key]
+        if observed.stopping or observed.starting:
             return False
-        reports = [self._worker_reports[instance.worker_id] for instance in facts.instances]
+        reports = [self._worker_reports[instance.worker_id] for instance in observed.instances]
         return all(report is not None and report.state in AT_REST and not report.in_flight for report in reports)

@@ -258,8 +258,8 @@ class RequestQueuesLoop:
 
         Until the answer the key counts as not bound, so that no request is forwarded to a missing binding.
         """
-        facts = self._queue_status[key]
-        if facts.is_bound and max(facts.bound_at or 0.0, facts.checked_at or 0.0) < since:
+        observed = self._queue_status[key]
+        if observed.is_bound and max(observed.bound_at or 0.0, observed.checked_at or 0.0) < since:
             self._queue_status.update(key, unverified=True)
             self.reconcile(key)
 

@@ -19,7 +19,7 @@ class QueueStep(StrEnum):
     BIND = "bind"
     UNBIND = "unbind"
     DELETE = "delete"
-    DISPOSE = "dispose of a store"
+    DISPOSE = "dispose"
     WAIT_FOR_STOP = "wait for stop"
     WAIT_FOR_SETTLE = "wait for settle"
     WAIT_FOR_WORKERS = "wait for workers"
@@ -47,7 +47,7 @@ def plan_queue(
     if not queue.exists:
         return QueueStep.DONE
     if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
-        return QueueStep.UNBIND  # always sent, whatever is believed (lifecycle: always-unbind)
+        return QueueStep.UNBIND  # always sent, whatever the observed binding (lifecycle: always-unbind)
     if desired is GroupStatus.UNBOUND:
         return QueueStep.DONE
     if now < queue.unbound_at + settle_delay:

@@ -215,8 +215,12 @@ class UnusedLevels:
     def _settled_at(self, key: Key) -> float:
         """Since when nothing can arrive in an unused queue of the group; never while the group is not bound, because
         its end deletes all of its queues."""
-        facts = self._queue_status[key]
-        return facts.bound_at + self._settle_delay if facts.is_bound and facts.bound_at is not None else float("inf")
+        observed = self._queue_status[key]
+        return (
+            observed.bound_at + self._settle_delay
+            if observed.is_bound and observed.bound_at is not None
+            else float("inf")
+        )
 
     async def _dispose_of_empty_ones(self) -> None:
         totals = await self._listings.list_level_totals()

@@ -109,9 +109,9 @@ class ActiveRoutes(ActiveManifest[Manifest]):
 
     def expected_topology(self) -> Topology:
         """The objects that have to be declared for the pool and the active routes, except request queues."""
-        delays_ms, classes = self._retries.declared
+        delays_ms, levels = self._retries.declared
         return expected_topology(
-            self._layout.names, managed=self._layout.managed, priorities=classes, delays_ms=delays_ms
+            self._layout.names, managed=self._layout.managed, priorities=levels, delays_ms=delays_ms
         )
 
     async def declare_retry_queues(self) -> None:

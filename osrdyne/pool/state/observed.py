@@ -80,21 +80,21 @@ class QueueStatuses:
     """The status of all request queues of a term."""
 
     def __init__(self) -> None:
-        self._facts: dict[Key, ObservedQueue] = {}
+        self._statuses: dict[Key, ObservedQueue] = {}
         self._waiters: dict[Key, dict[asyncio.Future[None], None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
         self.awaited: ChangeFeed[Key] = ChangeFeed()
         """Keys whose binding a request has begun to wait for."""
 
     def __getitem__(self, key: Key) -> ObservedQueue:
-        return self._facts.get(key, _NO_QUEUE)
+        return self._statuses.get(key, _NO_QUEUE)
 
     def keys(self) -> list[Key]:
-        return list(self._facts)
+        return list(self._statuses)
 
     def existing(self) -> set[Key]:
         """Keys whose queue exists, as far as this term knows."""
-        return {key for key, facts in self._facts.items() if facts.exists}
+        return {key for key, status in self._statuses.items() if status.exists}
 
     def is_awaited(self, key: Key) -> bool:
         """Whether a request waits for the binding."""
@@ -103,18 +103,18 @@ class QueueStatuses:
     def update(self, key: Key, **changes: Any) -> None:
         """Replace fields of the key's status and wake the requests that wait for it. Of a queue that does not exist,
         only the fault is kept."""
-        facts = replace(self[key], **changes)
-        if not facts.exists:
-            facts = ObservedQueue(fault=facts.fault)
-        if facts == self[key]:
+        status = replace(self[key], **changes)
+        if not status.exists:
+            status = ObservedQueue(fault=status.fault)
+        if status == self[key]:
             return
-        if facts == _NO_QUEUE:
-            self._facts.pop(key, None)
+        if status == _NO_QUEUE:
+            self._statuses.pop(key, None)
         else:
-            self._facts[key] = facts
-        if facts.is_bound or facts.fault is not None:
+            self._statuses[key] = status
+        if status.is_bound or status.fault is not None:
             for waiter in self._waiters.pop(key, ()):
-                _end_wait(waiter, None if facts.is_bound else facts.fault)
+                _end_wait(waiter, None if status.is_bound else status.fault)
         self.feed.notify(key)
 
     async def wait_bound(self, key: Key, *, limit: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -123,11 +123,11 @@ class QueueStatuses:
 
         Waiting requests continue in their order, and before any request that arrives once the queue is bound.
         """
-        facts = self[key]
-        if facts.is_bound:
+        status = self[key]
+        if status.is_bound:
             return
-        if facts.fault is not None:
-            raise facts.fault.with_traceback(
+        if status.fault is not None:
+            raise status.fault.with_traceback(
                 None
             )  # raised many times, it would otherwise keep every frame it passed through
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -154,22 +154,22 @@ class WorkerStatuses:
     """The status of the workers of all groups of a term."""
 
     def __init__(self) -> None:
-        self._facts: dict[Key, ObservedWorkers] = {}
+        self._statuses: dict[Key, ObservedWorkers] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
 
     def __getitem__(self, key: Key) -> ObservedWorkers:
-        return self._facts.get(key, _NO_WORKERS)
+        return self._statuses.get(key, _NO_WORKERS)
 
     def keys(self) -> list[Key]:
-        return list(self._facts)
+        return list(self._statuses)
 
-    def set(self, key: Key, facts: ObservedWorkers) -> None:
-        if facts == self[key]:
+    def set(self, key: Key, status: ObservedWorkers) -> None:
+        if status == self[key]:
             return
-        if facts == _NO_WORKERS:
-            self._facts.pop(key, None)
+        if status == _NO_WORKERS:
+            self._statuses.pop(key, None)
         else:
-            self._facts[key] = facts
+            self._statuses[key] = status
         self.feed.notify(key)
 
 

@@ -210,17 +210,17 @@ class WorkerGroupsLoop:
                 if not entries:
                     self._worker_reports.forget_group(key)
                     self._actions.forget_trouble(key)
-            self._update_place(key, wanted=desired is not None, up=bool(entries))
-            facts = self._group_facts(key, entries)
-            actions = plan_group(desired, facts, slots=self._autoscaler.desired(key), now=self._clock.monotonic())
+            self._update_place(key, is_desired=desired is not None, up=bool(entries))
+            observed = self._observe(key, entries)
+            actions = plan_group(desired, observed, slots=self._autoscaler.desired(key), now=self._clock.monotonic())
             self._take_on(key, actions, group)
         self._publish(key)
 
-    def _update_place(self, key: Key, *, wanted: bool, up: bool) -> None:
+    def _update_place(self, key: Key, *, is_desired: bool, up: bool) -> None:
         """Take or free the group's place under `max_groups`; a group with instances has one, whatever the limit."""
-        if up or (wanted and self._tracker.is_pinned(key)):
+        if up or (is_desired and self._tracker.is_pinned(key)):
             self._admission.admit(key)
-        elif wanted:
+        elif is_desired:
             self._admission.expect(key)
         else:
             for promoted in self._admission.release(key):
@@ -258,7 +258,7 @@ class WorkerGroupsLoop:
             self._unread.discard(key)
             self.relist()
 
-    def _group_facts(self, key: Key, entries: list[InventoryEntry]) -> ObservedGroup:
+    def _observe(self, key: Key, entries: list[InventoryEntry]) -> ObservedGroup:
         failure = self._restarts[key].failure
         running = any(entry.instance.state is InstanceState.RUNNING for entry in entries)
         if failure is not None and (running or self._tracker.is_pinned(key)):
@@ -350,7 +350,7 @@ class WorkerGroupsLoop:
         """Write the status of the group's workers."""
         acting: Iterable[GroupAction] = self._acting.get(key, ())
         instances = tuple(entry.instance for entry in self._instances.of_key(key))
-        facts = ObservedWorkers(
+        observed = ObservedWorkers(
             instances=instances,
             stopping=any(isinstance(action, Stop) for action in acting)
             or any(instance.state is InstanceState.STOPPING for instance in instances),
@@ -358,10 +358,10 @@ class WorkerGroupsLoop:
             failure=self._restarts[key].failure,
             waiting_for=self._waiting_for(key),
         )
-        if facts.is_empty and self._queue_status[key].exists:
+        if observed.is_empty and self._queue_status[key].exists:
             known = self._worker_status[key].empty_since
-            facts = replace(facts, empty_since=self._clock.monotonic() if known is None else known)
-        self._worker_status.set(key, facts)
+            observed = replace(observed, empty_since=self._clock.monotonic() if known is None else known)
+        self._worker_status.set(key, observed)
 
     def _waiting_for(self, key: Key) -> str | None:
         if self._tracker.status(key) is not None and not self._admission.is_admitted(key):

@@ -95,36 +95,38 @@ class ObservedGroup:
     drains: bool = True
 
 
-def plan_group(desired: GroupStatus | None, facts: ObservedGroup, *, slots: int, now: float) -> list[GroupAction]:
+def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: int, now: float) -> list[GroupAction]:
     """Return the next actions for one group's workers (lifecycle: resync, start-when-slot-is-free,
     unique-instance-names, stop-by-instance)."""
-    exited = [instance for instance in facts.instances if instance.state is InstanceState.EXITED]
-    running = [instance for instance in facts.instances if instance.state is InstanceState.RUNNING]
+    exited = [instance for instance in observed.instances if instance.state is InstanceState.EXITED]
+    running = [instance for instance in observed.instances if instance.state is InstanceState.RUNNING]
     actions: list[GroupAction] = [Remove(instance) for instance in exited]
     # A planned group has no action in progress: the component that began these stops, perhaps an earlier leader, is
     # gone.
-    stuck = [instance for instance in facts.instances if instance.state is InstanceState.STOPPING]
+    stuck = [instance for instance in observed.instances if instance.state is InstanceState.STOPPING]
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
     if desired is None:
         return actions + [Stop(instance.instance_id, "the group is not desired") for instance in running]
-    useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in facts.overdue}
-    useless |= {instance.instance_id: why for instance in running if (why := facts.hanging.get(instance.instance_id))}
+    useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in observed.overdue}
+    useless |= {
+        instance.instance_id: why for instance in running if (why := observed.hanging.get(instance.instance_id))
+    }
     for instance in _surplus(running):
         useless.setdefault(instance.instance_id, "surplus")
     actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
     useful = [instance for instance in running if instance.instance_id not in useless]
-    actions += _plan_draining(useful, facts, now=now)
-    if not facts.queue_exists or facts.is_ending:
+    actions += _plan_draining(useful, observed, now=now)
+    if not observed.queue_exists or observed.is_ending:
         return actions  # no worker is started that would be stopped before it has loaded its data
-    staying = [instance for instance in useful if instance.instance_id not in facts.draining]
-    return actions + _plan_number(desired, staying, facts, slots=slots, now=now)
+    staying = [instance for instance in useful if instance.instance_id not in observed.draining]
+    return actions + _plan_number(desired, staying, observed, slots=slots, now=now)
 
 
-def _plan_draining(running: Sequence[Instance], facts: ObservedGroup, *, now: float) -> list[GroupAction]:
+def _plan_draining(running: Sequence[Instance], observed: ObservedGroup, *, now: float) -> list[GroupAction]:
     """Ask draining workers again, because control messages may get lost, and stop those whose time is over."""
     actions: list[GroupAction] = []
     for instance in running:
-        draining = facts.draining.get(instance.instance_id)
+        draining = observed.draining.get(instance.instance_id)
         if draining is not None and now >= draining.until:
             actions.append(Stop(instance.instance_id, draining.why))
         elif draining is not None and now >= draining.ask_again_at:
@@ -133,7 +135,7 @@ def _plan_draining(running: Sequence[Instance], facts: ObservedGroup, *, now: fl
 
 
 def _plan_number(
-    desired: GroupStatus, staying: Sequence[Instance], facts: ObservedGroup, *, slots: int, now: float
+    desired: GroupStatus, staying: Sequence[Instance], observed: ObservedGroup, *, slots: int, now: float
 ) -> list[GroupAction]:
     """Converge on the desired number of workers, all with the present settings.
 
@@ -141,45 +143,45 @@ def _plan_number(
     when that is ready the old worker is drained; then the next. A platform that manages the workers of a group itself
     (Kubernetes) gets the new settings and does the same.
     """
-    outdated = [instance for instance in staying if instance.instance_id in facts.outdated]
-    current = [instance for instance in staying if instance.instance_id not in facts.outdated]
-    settled = all(instance.instance_id in facts.serving for instance in current)
+    outdated = [instance for instance in staying if instance.instance_id in observed.outdated]
+    current = [instance for instance in staying if instance.instance_id not in observed.outdated]
+    settled = all(instance.instance_id in observed.serving for instance in current)
     replacing = bool(outdated) and desired is GroupStatus.ACTIVE
     excess = len(staying) - slots
     if excess > 0:
         if replacing and not settled:
             return []
-        ends = sorted(staying, key=lambda instance: _stop_order(instance, facts))[:excess]
-        return [_end(instance, facts) for instance in ends]
-    if replacing and not facts.drains:
+        ends = sorted(staying, key=lambda instance: _stop_order(instance, observed))[:excess]
+        return [_end(instance, observed) for instance in ends]
+    if replacing and not observed.drains:
         return [Update(instance.instance_id) for instance in outdated]
     # Hanging workers count, so that no successor works beside one; draining workers do not.
-    places = sum(instance.instance_id not in facts.draining for instance in facts.instances)
+    places = sum(instance.instance_id not in observed.draining for instance in observed.instances)
     missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)
-    taken = {instance.slot for instance in facts.instances}
+    taken = {instance.slot for instance in observed.instances}
     free = (slot for slot in itertools.count() if slot not in taken)
-    return [_plan_start(facts, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
+    return [_plan_start(observed, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
 
 
-def _stop_order(instance: Instance, facts: ObservedGroup) -> tuple[bool, bool, bool, int]:
+def _stop_order(instance: Instance, observed: ObservedGroup) -> tuple[bool, bool, bool, int]:
     """Outdated workers first, then those that do not serve, then idle ones, then the latest."""
     name = instance.instance_id
-    return (name not in facts.outdated, name in facts.serving, name in facts.busy, -instance.slot)
+    return (name not in observed.outdated, name in observed.serving, name in observed.busy, -instance.slot)
 
 
-def _end(instance: Instance, facts: ObservedGroup) -> GroupAction:
-    why = REPLACED if instance.instance_id in facts.outdated else NOT_NEEDED
-    return Drain(instance.instance_id, why) if facts.drains else Stop(instance.instance_id, why)
+def _end(instance: Instance, observed: ObservedGroup) -> GroupAction:
+    why = REPLACED if instance.instance_id in observed.outdated else NOT_NEEDED
+    return Drain(instance.instance_id, why) if observed.drains else Stop(instance.instance_id, why)
 
 
-def _plan_start(facts: ObservedGroup, slot: int, number: int, *, now: float) -> GroupAction:
-    if not facts.admitted:
+def _plan_start(observed: ObservedGroup, slot: int, number: int, *, now: float) -> GroupAction:
+    if not observed.admitted:
         return Wait("max_groups groups are up")
-    if facts.failure is not None:
+    if observed.failure is not None:
         return Wait("the start failed; the next request after the back-off tries again")
-    if facts.back_off_until is not None and now < facts.back_off_until:
-        return Wait("the last worker ended; backing off", facts.back_off_until)
-    if number >= facts.room:
+    if observed.back_off_until is not None and now < observed.back_off_until:
+        return Wait("the last worker ended; backing off", observed.back_off_until)
+    if number >= observed.room:
         return Wait("max_concurrent_starts workers are starting", for_room=True)
     return Start(slot)
 
