@@ -8,7 +8,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -38,9 +37,9 @@ def pages_of(entry: Any) -> list[str]:
     raise TypeError(entry)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in LONG])
-def test_page_is_short_enough_to_read(page: str) -> None:
-    assert words(page) <= MAX_WORDS, "split the page by subject"
+def test_pages_are_short_enough_to_read() -> None:
+    """A page that is too long is split by subject."""
+    assert {page: words(page) for page in PAGES if page not in LONG and words(page) > MAX_WORDS} == {}
 
 
 def test_pages_that_may_be_long_exist() -> None:
@@ -64,13 +63,17 @@ def test_every_decision_is_in_the_index() -> None:
     assert [name for name in decisions if f"({name})" not in index] == []
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_page_is_rendered_as_it_is_meant(page: str) -> None:
+def test_pages_are_rendered_as_they_are_meant() -> None:
     """The site renders neither code blocks in lists nor lists that are nested by less than four spaces."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    assert re.findall(r"^ +```.*", text, re.MULTILINE) == []
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"^ {1,3}(?:[-*+]|\d+\.) .*", outside, re.MULTILINE) == []
+    wrong = {}
+    for page in PAGES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        lines = re.findall(r"^ +```.*", text, re.MULTILINE)
+        lines += re.findall(r"^ {1,3}(?:[-*+]|\d+\.) .*", outside, re.MULTILINE)
+        if lines:
+            wrong[page] = lines
+    assert wrong == {}
 
 
 def test_variants_that_the_design_names_exist() -> None:
@@ -84,6 +87,18 @@ def test_variants_that_the_design_names_exist() -> None:
     }
     assert len(named) > 20
     assert named <= known, named - known
+
+
+def test_steps_that_the_model_names_exist() -> None:
+    """A row of the model ends with the steps that it shows, in brackets."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "design").glob("lifecycle*.md"))
+    steps = set(re.findall(r"^### ([a-z-]+)$", text, re.MULTILINE))
+    rows = tomllib.loads((ROOT / "tests" / "model" / "variants.toml").read_text("utf-8"))["run"]
+    named = {
+        name for row in rows for found in re.findall(r"\(([a-z, -]+)\)$", row["shows"]) for name in found.split(", ")
+    }
+    assert len(named) > 15
+    assert named <= steps, named - steps
 
 
 def test_modules_that_pages_name_exist() -> None:
