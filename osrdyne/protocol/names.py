@@ -241,7 +241,7 @@ class PoolNames:
                 return key
         return None
 
-    def key_of_store(self, queue: str, arguments: dict[str, object]) -> tuple[Key, int] | None:
+    def key_of_level_queue(self, queue: str, arguments: dict[str, object]) -> tuple[Key, int] | None:
         """Key and priority of a request queue of a priority class; None for any other queue. As `key_of_queue`."""
         match = _STORE.search(queue)
         if match is None or not queue.startswith(self.request_queue_prefix):

@@ -108,9 +108,9 @@ async def test_request_without_a_queue_in_its_class_is_an_orphan(leader: Leader)
 
 
 async def test_pool_that_became_direct_gets_what_has_waited_as_orphans(leader: Leader) -> None:
-    await leader.waits.leave_default_class()  # nothing of it is there yet
+    await leader.waits.leave_default_level()  # nothing of it is there yet
     await leader.waits.declare([SHORT], [])
-    await leader.waits.leave_default_class()
+    await leader.waits.leave_default_level()
     queue = f"{leader.names.pool}-req-key"
     await leader.channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
     await leader.channel.bind_queue(queue, leader.names.work_exchange(), "key")

@@ -17,7 +17,7 @@ from osrdyne.protocol.names import Key, PoolNames
 @dataclass(frozen=True, slots=True)
 class ListedQueue:
     """The queues of a group as listed; `ready` and `messages` (None: unknown) may be seconds old. `ready_by_level`:
-    by priority, None is the default class. `whole`: every known queue of the group is listed. `sampled_after`:
+    by priority, None is the default level. `whole`: every known queue of the group is listed. `sampled_after`:
     monotonic time; the figures are no older."""
 
     key: Key
@@ -39,8 +39,9 @@ class MessageTotal:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What the queues of a group hold, in a sample taken after `sampled_after` (monotonic). `waiting`: requests that no
-    worker has taken; `messages`: those and the unacknowledged ones, None where a queue does not tell."""
+    """The content of a group's queues, in a sample taken after `sampled_after` (monotonic). `waiting`: requests that
+    no worker has taken; `messages`: all requests, including unacknowledged ones, None if a queue does not report
+    them."""
 
     waiting: int = 0
     messages: int | None = None
@@ -53,7 +54,7 @@ class Backlog:
 
 
 class RequestQueueListing:
-    """Lists the request queues of one pool; queues of anybody else are passed over."""
+    """Lists the request queues of one pool, and ignores all other queues."""
 
     def __init__(self, management: ManagementClient, names: PoolNames, layout: QueueLayout | None = None) -> None:
         self._management = management
@@ -65,8 +66,8 @@ class RequestQueueListing:
         found: dict[Key, dict[int | None, QueueTotals]] = {}
         for queue in await self._management.list_queues(self._names.request_queue_prefix):
             known = self._group_of(queue)
-            # One with other arguments is not ours to use; `declare` reports the conflict when its name is needed
-            # (lifecycle: token-channel-never-fails).
+            # A queue with other arguments belongs to another program; `declare` reports the conflict when its name is
+            # needed (lifecycle: token-channel-never-fails).
             if known is not None and dict(queue.arguments) == request_queue_arguments(known[0]):
                 found.setdefault(known[0], {})[known[1]] = queue
         return {
@@ -79,10 +80,10 @@ class RequestQueueListing:
         }
 
     def _group_of(self, queue: QueueTotals) -> tuple[Key, int | None] | None:
-        """Key and priority of a request queue. A direct pool has stores if it was a managed one before."""
+        """Key and priority of a request queue. A direct pool has queues of levels if it was a managed pool before."""
         arguments = dict(queue.arguments)
         key = self._names.key_of_queue(queue.name, arguments)
-        return self._names.key_of_store(queue.name, arguments) if key is None else (key, None)
+        return self._names.key_of_level_queue(queue.name, arguments) if key is None else (key, None)
 
     async def list_request_queues(self) -> list[ListedQueue]:
         """Every group that has a queue, with whether all that it uses are bound by its key."""
@@ -112,10 +113,10 @@ class RequestQueueListing:
         ]
 
     async def list_message_totals(self) -> dict[Key, MessageTotal]:
-        """Messages by key, ready and unacknowledged and on their way to a dead letter queue.
+        """Messages by key: ready, unacknowledged, and on their way to a dead letter queue.
 
-        Queues that are not running say zero whatever they hold, so their groups are left out; and so are groups with a
-        known queue that is not listed, because nothing is known of what it holds.
+        Queues that are not running report zero whatever they hold, so their groups are left out, as are groups with a
+        known queue that is not listed.
         """
         return {
             key: MessageTotal(messages, min(totals.sampled_after for _, totals in queues))
@@ -132,7 +133,7 @@ class RequestQueueListing:
         return [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
 
     async def list_level_totals(self) -> dict[tuple[Key, int], MessageTotal]:
-        """The same for each store, by key and priority."""
+        """The same for each queue of a priority level, by key and priority."""
         return {
             (key, queue.priority): MessageTotal(totals.messages, totals.sampled_after)
             for key, queues in (await self._list()).items()
@@ -149,7 +150,7 @@ class RequestQueueListing:
         }
 
     async def list_backlogs(self) -> dict[Key, Backlog]:
-        """What the queues of each group hold; some seconds old."""
+        """The content of each group's queues; some seconds old."""
         return {
             key: Backlog(
                 waiting=sum(totals.ready or 0 for _, totals in queues),
@@ -161,7 +162,7 @@ class RequestQueueListing:
 
 
 def _sum(queues: Iterable[QueueTotals]) -> int | None:
-    """All messages of these queues; None when one of them does not tell."""
+    """The messages of these queues; None if one of them does not report them."""
     messages = 0
     for queue in queues:
         if not queue.is_running or queue.messages is None:

@@ -72,10 +72,10 @@ class RequestQueueCommands:
         self._log: Logger = get_logger("request_queues", pool=layout.names.pool)
 
     async def declare(self, key: Key) -> None:
-        """Make sure that the queues of the group exist. Raises `BrokerConflictError` when one is not ours to use.
+        """Declare the queues of the group. Raises `BrokerConflictError` if one exists with other arguments.
 
-        RabbitMQ compares an existing queue itself, except for the argument that holds the key. That one counts only
-        where the key is too long to be part of the queue's name; then the queue is looked up first.
+        RabbitMQ compares the arguments of an existing queue itself, except for the one that holds the key. That
+        argument matters only if the key is too long to be part of the queue's name; then the queue is looked up first.
         """
         for queue in self._layout.queues(key):
             if queue.used:
@@ -168,7 +168,7 @@ class RequestQueueCommands:
                 await self._clock.sleep(LOOK_UP_RETRY.delay(failures))
 
     async def bind(self, key: Key) -> None:
-        """Bind the queues of the group, and unbind those that are not used any more. The classes in use may have
+        """Bind the queues of the group, and unbind those that are not used any more. The levels in use may have
         changed since `declare`, and may change meanwhile."""
         await self._replace_stillborn(key)
         if self._layout.managed:
@@ -255,7 +255,8 @@ class RequestQueueCommands:
         await self._replace_stillborn(key)
         for queue in self._layout.queues(key):
             if queue.priority is not None and self._layout.is_new(key, queue.priority):
-                continue  # a class came into use after the group was unbound: what has this name is not ours
+                # The level came into use after the group was unbound: such a queue belongs to another program.
+                continue
             outcome = await self._delete(key, queue)
             if outcome is not DeleteOutcome.DELETED:
                 return outcome
@@ -264,7 +265,7 @@ class RequestQueueCommands:
         return DeleteOutcome.DELETED
 
     async def delete_level(self, key: Key, priority: int) -> DeleteOutcome:
-        """Delete the store of a bound group that no route uses any more, if none of its messages is held."""
+        """Delete the queue of a level that no route uses any more, if it holds no message."""
         for queue in self._layout.queues(key):
             if queue.priority == priority and not queue.used:
                 outcome = await self._delete(key, queue)
@@ -315,7 +316,7 @@ class RequestQueueCommands:
         )
 
     async def count_ready(self, key: Key, priority: int | None) -> int:
-        """Requests that wait in the queue of this class now; 0 when there is none."""
+        """Requests that wait in the queue of this level now; 0 if it does not exist."""
         return (await self._look_up(self._names.request_queue(key, priority))).ready
 
     async def is_consumed(self, key: Key, *, beside: int) -> bool:

@@ -29,17 +29,17 @@ from osrdyne.protocol.retries import CLASS_HEADER, DELAY_HEADER, class_name
 
 
 def retry_exchanges(names: PoolNames, priorities: Iterable[int]) -> Topology:
-    """The exchanges before and behind the wait queues, and the way back to these classes and the default one. What
-    finds no class, or no queue in it, becomes an orphan, as any request."""
+    """The exchanges before and behind the retry queues, with the bindings by which requests return to these levels
+    and the default level. A request whose level or queue does not exist becomes an orphan, like any request."""
     behind = names.retried_exchange
-    classes = [None, *sorted(priorities)]
+    levels = [None, *sorted(priorities)]
     return Topology(
         (
             Exchange(names.retry_exchange, "headers"),
             Exchange(behind, "headers", {"alternate-exchange": names.orphan_exchange}),
             *(
                 ExchangeBinding(names.work_exchange(one), behind, _when(CLASS_HEADER, class_name(one)))
-                for one in classes
+                for one in levels
             ),
         )
     )
@@ -84,7 +84,7 @@ def _when(header: str, value: str) -> dict[str, object]:
 
 
 class RetryQueueCommands:
-    """The wait queues of one pool, for one term."""
+    """The retry queues of one pool, for one term."""
 
     def __init__(
         self,
@@ -107,10 +107,11 @@ class RetryQueueCommands:
         self._log: Logger = get_logger("retry_queues", pool=names.pool)
 
     async def declare(self, delays_ms: Collection[int], priorities: Collection[int]) -> dict[int, str]:
-        """Have a queue for each of these delays, and the way back to these classes, whose exchanges exist.
+        """Declare a queue for each of these delays, and the bindings by which requests return to these levels, whose
+        exchanges exist.
 
-        The delays whose queue is not ours to use, and why; the others have theirs. Raises `BrokerConflictError` when
-        an exchange is not ours to use.
+        Returns the delays whose queue exists with other arguments, with the reason; the others have theirs. Raises
+        `BrokerConflictError` if an exchange exists with other arguments.
         """
         await self._declare(retry_exchanges(self._names, priorities))
         refused: dict[int, str] = {}
@@ -125,22 +126,22 @@ class RetryQueueCommands:
             await self._declare(retry_bindings(self._names, usable))
         return refused
 
-    async def leave_default_class(self) -> None:
-        """In a direct pool: what has waited becomes an orphan, as what finds no class does. It would go on coming into
-        a queue that is unbound from the clients' exchange, and about to be deleted (lifecycle: ready-brings-back)."""
+    async def leave_default_level(self) -> None:
+        """Prepare a direct pool: waiting requests become orphans when they return. Otherwise they would return to a
+        queue that is unbound from the clients' exchange and about to be deleted (lifecycle: ready-brings-back)."""
         destination, arguments = self._names.work_exchange(), _when(CLASS_HEADER, class_name(None))
         await self._token.do(
             lambda channel: channel.unbind_exchange(destination, self._names.retried_exchange, arguments=arguments)
         )
 
     async def list(self) -> dict[int, QueueTotals]:
-        """The wait queues that there are, by their delays."""
+        """The existing retry queues, by their delays."""
         listed = await self._management.list_queues(self._names.retry_queue_prefix)
         delays = ((self._names.delay_of_retry_queue(queue.name), queue) for queue in listed)
         return {delay_ms: queue for delay_ms, queue in delays if delay_ms is not None}
 
     async def unbind(self, delay_ms: int) -> None:
-        """From then on nothing comes into it."""
+        """Unbind the queue: no request is routed to it any more."""
         queue, exchange = self._names.retry_queue(delay_ms), self._names.retry_exchange
         arguments = _when(DELAY_HEADER, str(delay_ms))
         await self._token.do(lambda channel: channel.unbind_queue(queue, exchange, arguments=arguments))

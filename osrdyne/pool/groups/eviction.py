@@ -54,7 +54,7 @@ class GroupEviction:
     async def run(self) -> None:
         """Evict whenever a group begins to wait, and at intervals while any does. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the room maker")
+            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="queue depths for eviction")
             await self._evict_while_groups_wait()
 
     async def _wake_on(self, totals: Subscription[Key]) -> None:

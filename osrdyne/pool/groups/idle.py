@@ -47,7 +47,7 @@ class IdleReaper:
     async def run(self) -> None:
         """Examine the groups that become due. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="totals for the idle judge")
+            group.create_task(self._wake_on(self._depths.feed.subscribe()), name="queue depths for the idle reaper")
             while True:
                 due = bool(self._tracker.stop_due_keys())
                 await self._tracker.stop_due.wait(self._interval if due else None)

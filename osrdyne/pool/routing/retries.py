@@ -150,7 +150,7 @@ class RetryQueuesLoop:
 
     async def use_none(self) -> None:
         """Prepare a direct pool: requests that wait from before pass through the controller when they come back."""
-        await self._queues.leave_default_class()
+        await self._queues.leave_default_level()
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Maintain the existing queues. Runs until cancelled. Calls `on_change` when the refused delays may have

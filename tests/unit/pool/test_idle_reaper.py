@@ -1,4 +1,4 @@
-"""The idle judge: a group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total)."""
+"""The idle reaper: a group ends on evidence, never on the clock alone (lifecycle: idle-needs-a-fresh-total)."""
 
 from __future__ import annotations
 

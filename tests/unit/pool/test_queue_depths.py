@@ -1,4 +1,4 @@
-"""Fresh totals: evidence no older than asked for, one listing for all who wait (lifecycle: idle-needs-a-fresh-total,
+"""Queue depths: evidence no older than asked for, one listing for all who wait (lifecycle: idle-needs-a-fresh-total,
 total-for-hidden-messages)."""
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_queue_name_fits_the_broker_and_leads_back_to_its_key(pool: str, key: st
     queue = names.request_queue(Key(key), priority)
     assert len(queue.encode()) <= MAX_NAME_BYTES
     assert names.key_of_queue(queue, {KEY_ARGUMENT: key}) == (key if priority is None else None)
-    assert names.key_of_store(queue, {KEY_ARGUMENT: key}) == (None if priority is None else (key, priority))
+    assert names.key_of_level_queue(queue, {KEY_ARGUMENT: key}) == (None if priority is None else (key, priority))
 
 
 def test_key_argument_that_lies_is_not_believed() -> None:
@@ -94,7 +94,7 @@ def test_key_argument_that_lies_is_not_believed() -> None:
     queue = names.request_queue(Key("é" * 127))
     for value in ("other", 7, b"x", "\udcff", "x" * 300):
         assert names.key_of_queue(queue, {KEY_ARGUMENT: value}) is None
-        assert names.key_of_store(names.request_queue(Key("é" * 127), 3), {KEY_ARGUMENT: value}) is None
+        assert names.key_of_level_queue(names.request_queue(Key("é" * 127), 3), {KEY_ARGUMENT: value}) is None
 
 
 @given(POOLS, KEYS, st.none() | st.sampled_from(PRIORITIES))

@@ -1,4 +1,4 @@
-"""Start records, instances, and the boards of facts."""
+"""Restart back-off, the inventory of instances, and the observed status of queues and workers."""
 
 from __future__ import annotations
 
