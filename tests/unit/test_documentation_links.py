@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,3 +26,15 @@ def test_page_has_one_title_and_it_comes_first() -> None:
         titles = re.findall(r"^# .+", text, re.MULTILINE)
         assert len(titles) == 1, page
         assert text.startswith(titles[0]), page
+
+
+def test_every_page_that_a_source_names_exists() -> None:
+    """Comments, messages and example configurations name pages by their path; `*` stands for several."""
+    missing = set()
+    for name in subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0"):
+        path = ROOT / name
+        if name.startswith("docs/") or not path.is_file():
+            continue
+        named = re.findall(r"\bdocs/[\w./*-]*[\w*]", path.read_text(encoding="utf-8", errors="ignore"))
+        missing |= {f"{name}: {page}" for page in named if not any(ROOT.glob(page))}
+    assert missing == set()

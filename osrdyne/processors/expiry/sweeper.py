@@ -14,7 +14,7 @@ A crash before the acknowledgement returns everything to the head of the queue, 
 has changed. After it, the copies stand behind their originals: a request may be in the queue twice, its copy is marked
 as a possible duplicate, none is lost and none overtakes another. A request that was dead-lettered and returned is
 answered again with the same status. A failure ends the same way, by closing the channel; RabbitMQ may count it as a
-delivery, so that a queue is tried a few times only. Source: docs/ingress.md.
+delivery, so that a queue is tried a few times only. Source: docs/reference/routes/expiry.md.
 """
 
 from __future__ import annotations
