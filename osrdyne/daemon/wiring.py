@@ -21,7 +21,7 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.drivers.base import Driver
-from osrdyne.pool.context import TermContext
+from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.groups.eviction import GroupEviction
 from osrdyne.pool.groups.idle import IdleReaper
 from osrdyne.pool.queues.depths import QueueDepths
@@ -41,7 +41,6 @@ from osrdyne.pool.state.groups import Delays
 from osrdyne.pool.state.instances import InstanceInventory
 from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.restart_backoff import RestartBackoffs
-from osrdyne.pool.state.term_state import TermState
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.pool.workers.actions import WorkerActions

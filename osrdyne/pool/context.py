@@ -1,20 +1,50 @@
-"""The shared dependencies of one leader's term. The term builds it, and each component takes it as `context`."""
+"""What the components of one leader's term share: its dependencies and its in-memory state. Built by the wiring."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock
+from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import Settings
 from osrdyne.metrics import Metrics
+from osrdyne.pool.state.admission import Admission
+from osrdyne.pool.state.backlog import PriorityBacklog
+from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
+from osrdyne.pool.state.instances import InstanceInventory
+from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
+from osrdyne.pool.state.restart_backoff import RestartBackoffs
+from osrdyne.pool.state.tracker import PoolStateTracker
+from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import PoolNames
 
 
 @dataclass(frozen=True, slots=True)
 class TermContext:
-    """The names of the pool's objects in RabbitMQ, the settings, the clock and the metrics."""
+    """The shared dependencies: the names of the pool's objects in RabbitMQ, settings, clock and metrics."""
 
     names: PoolNames
     settings: Settings
     clock: Clock
     metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermState:
+    """The in-memory state: what is desired, observed and remembered. A new term starts with an empty one. Each part has
+    one writer, which its module names.
+
+    A component that uses more than four parts takes the whole; the others take the parts they use.
+    """
+
+    tracker: PoolStateTracker
+    admission: Admission
+    layout: QueueLayout
+    queue_status: QueueStatuses
+    worker_status: WorkerStatuses
+    worker_reports: WorkerRegistry
+    instances: InstanceInventory
+    restarts: RestartBackoffs
+    crashes: DeathRegister
+    poison_texts: PoisonTexts
+    backlog: PriorityBacklog

@@ -19,12 +19,11 @@ from osrdyne.errors import (
     StartFailedError,
 )
 from osrdyne.logs import Logger, get_logger
-from osrdyne.pool.context import TermContext
+from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
 from osrdyne.pool.state import restart_backoff
 from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.state.instances import Draining, InventoryEntry
-from osrdyne.pool.state.term_state import TermState
 from osrdyne.pool.state.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
