@@ -72,7 +72,7 @@ class GroupEviction:
         """Evict once."""
         waiting = len(self._admission.waiting())
         if not waiting:
-            self._seen_busy.clear()
+            self._seen_busy.clear()  # of groups that may have ended since
             return
         candidates = [
             self._candidate(key, record)
@@ -85,10 +85,10 @@ class GroupEviction:
 
     def _candidate(self, key: Key, record: GroupRecord) -> Candidate:
         stays = self._tracker.is_pinned(key) or self._tracker.is_held(key)
-        self._ask_queue(key, record)
+        self._check_queue(key, record)
         return Candidate(key, record, busy=not self._is_at_rest(key), stays=stays)
 
-    def _ask_queue(self, key: Key, record: GroupRecord) -> None:
+    def _check_queue(self, key: Key, record: GroupRecord) -> None:
         """Look at the queue of a group whose workers do not report completion: they stay busy after their first
         request, and only the queue shows when they are idle. Done for groups that could be evicted otherwise."""
         busy = [worker for worker in self._worker_reports.of_key(key) if worker.state is WorkerState.BUSY]
@@ -101,6 +101,7 @@ class GroupEviction:
         if messages == 0:
             self._worker_reports.note_empty_queue(key, sampled_after=after)
         elif messages:
+            # Ask for a newer sample next time: this one has proven that the group is busy.
             self._seen_busy[key] = self._clock.monotonic()
 
     def _is_at_rest(self, key: Key) -> bool:

@@ -66,13 +66,14 @@ class IdleReaper:
             if not self._queue_status[key].exists:
                 self._tracker.end(key)  # no queue, so nothing can be lost
                 continue
-            messages = self._messages(key)
+            messages = self._messages(key)  # None: not known yet, the next pass asks again
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
             elif messages and self._tracker.is_retired(key) and self._worker_status[key].instances:
                 # Its workers finish the requests, then the total is requested again.
                 self._seen_busy[key] = self._clock.monotonic()
             elif messages:
+                # Activity reports were lost, or a request arrived just before the unbind: serve it.
                 self._tracker.require_worker_group(key)
                 self._log.info("group is not idle", key=key, messages=messages)
 

@@ -31,7 +31,7 @@ class QueueDepths:
     def __init__(self, context: TermContext, listings: QueueListings) -> None:
         self._listings = listings
         self._clock = context.clock
-        self._wanted: dict[Key, float] = {}
+        self._requested: dict[Key, float] = {}
         self._known: dict[Key, MessageTotal] = {}
         self._wakeup = Wakeup(context.clock)
         self.feed: ChangeFeed[Key] = ChangeFeed()
@@ -46,8 +46,8 @@ class QueueDepths:
         known = self._known.get(key)
         if known is not None and known.sampled_after >= after:
             return known.messages
-        if self._wanted.get(key) != after:
-            self._wanted[key] = after
+        if self._requested.get(key) != after:
+            self._requested[key] = after
             self._wakeup.set()
         return None
 
@@ -57,6 +57,7 @@ class QueueDepths:
         while True:
             while (wait := self._due_in()) is None or wait > 0:
                 await self._wakeup.wait(wait)
+            # One listing serves all requests that arrive meanwhile, and RabbitMQ rests in between.
             await self._clock.sleep(max(GATHER_DELAY, LISTING_SHARE * took))
             began = self._clock.monotonic()
             try:
@@ -72,9 +73,9 @@ class QueueDepths:
 
     def _due_in(self) -> float | None:
         """Seconds until a listing can answer a request; None if there is none."""
-        if not self._wanted:
+        if not self._requested:
             return None
-        return min(self._wanted.values()) + TOTALS_MAX_AGE - self._clock.monotonic()
+        return min(self._requested.values()) + TOTALS_MAX_AGE - self._clock.monotonic()
 
     def _take(self, listed: dict[Key, MessageTotal]) -> None:
         """Keep the totals that answer a request. A due queue that is not listed is dropped until it is requested
@@ -82,14 +83,15 @@ class QueueDepths:
         latest = self._clock.monotonic() - TOTALS_MAX_AGE
         answered = {
             key: listed[key]
-            for key, after in self._wanted.items()
+            for key, after in self._requested.items()
             if key in listed and listed[key].sampled_after >= after
         }
-        self._wanted = {
+        self._requested = {
             key: after
-            for key, after in self._wanted.items()
+            for key, after in self._requested.items()
             if key not in answered and (key in listed or after > latest)
         }
+        # Earlier totals are dropped: the next request names a later moment.
         self._known = answered
         for key in answered:
             self.feed.notify(key)

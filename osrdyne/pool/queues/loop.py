@@ -63,6 +63,7 @@ class RequestQueuesLoop:
         self._metrics = context.metrics
         self._asked: ChangeFeed[Key] = ChangeFeed()
         self._actors: dict[Key, Wakeup] = {}
+        # Keys that this term has found, those of them that wait for a turn, and those whose turn it is.
         self._found: set[Key] = set()
         self._background: dict[Key, None] = {}
         self._in_background: set[Key] = set()
@@ -79,7 +80,7 @@ class RequestQueuesLoop:
         ]
         async with asyncio.TaskGroup() as self._group:
             self._group.create_task(
-                self._hurry_on(self._queue_status.awaited.subscribe()), name="awaited request queues"
+                self._start_awaited(self._queue_status.awaited.subscribe()), name="awaited request queues"
             )
             for source in sources:
                 self._group.create_task(self._wake_on(source), name="request queue changes")
@@ -92,11 +93,11 @@ class RequestQueuesLoop:
     def _wake(self, key: Key) -> None:
         woken = self._actors.get(key)
         if woken is not None:
-            woken.set()
+            woken.set()  # its actor plans again; a second one would send commands out of order
         elif self._next_step(key) is not QueueStep.DONE:
             if key in self._found and not self._queue_status.is_awaited(key):
                 self._background[key] = None
-                self._go_on_in_background()
+                self._start_background()
             else:
                 self._start(key)
 
@@ -105,7 +106,7 @@ class RequestQueuesLoop:
         self._actors[key] = Wakeup(self._clock)
         self._group.create_task(self._act(key), name=f"queue of {key!r}")
 
-    async def _hurry_on(self, awaited: Subscription[Key]) -> None:
+    async def _start_awaited(self, awaited: Subscription[Key]) -> None:
         """Start the actors of keys for which a request waits, without waiting for their turn."""
         while True:
             for key in await awaited.wait():
@@ -116,9 +117,9 @@ class RequestQueuesLoop:
         """End a key's turn in the background; it ends with the first command."""
         if key in self._in_background:
             self._in_background.discard(key)
-            self._go_on_in_background()
+            self._start_background()
 
-    def _go_on_in_background(self) -> None:
+    def _start_background(self) -> None:
         """Start the next keys that wait for their turn."""
         while self._background and len(self._in_background) < BACKGROUND:
             key = next(iter(self._background))
@@ -129,6 +130,7 @@ class RequestQueuesLoop:
 
     def _next_step(self, key: Key) -> QueueStep:
         desired, queue, workers = self._tracker.status(key), self._queue_status[key], self._worker_status[key]
+        # A total is requested only for a queue that is to be deleted: each request costs a listing.
         after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if desired is None else None
         return plan_queue(
             desired,
@@ -146,7 +148,7 @@ class RequestQueuesLoop:
         try:
             while (step := self._next_step(key)) is not QueueStep.DONE:
                 try:
-                    wait = await self._take(step, key, failures)
+                    wait = await self._take_step(step, key, failures)
                 except BrokerConflictError as error:
                     failures += 1
                     self._queue_status.update(key, fault=error)
@@ -164,7 +166,7 @@ class RequestQueuesLoop:
         finally:
             del self._actors[key]
 
-    async def _take(self, step: QueueStep, key: Key, failures: int) -> float | None:
+    async def _take_step(self, step: QueueStep, key: Key, failures: int) -> float | None:
         """Take one step. Returns None to plan again at once, otherwise the seconds to wait for a change."""
         match step:
             case QueueStep.DECLARE:
@@ -178,6 +180,7 @@ class RequestQueuesLoop:
             case QueueStep.BIND:
                 await self._queue_commands.bind(key)
                 now = self._clock.monotonic()
+                # The bind also took unused levels from their exchanges; each is disposed of on evidence of its own.
                 self._queue_status.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
                 # Withdrawn before it is sent (lifecycle: bound-is-reported-late).
@@ -229,6 +232,7 @@ class RequestQueuesLoop:
             self._log.info("request queue deleted", key=key)
             return None
         self._keep(key, outcome)
+        # A group that is desired again has another next step; otherwise the consumer or the probe needs time.
         return None if self._tracker.status(key) is not None else DELETE_RETRY.delay(failures + 1)
 
     async def _dispose(self, key: Key, failures: int) -> float | None:

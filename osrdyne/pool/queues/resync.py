@@ -60,6 +60,7 @@ class Resync:
             self._queue_commands.adopt(queue.key, queue.ready_by_level)
             self._queue_loop.adopt(queue.key)
             if not queue.bound:
+                # Declared shortly before its node was killed, it may never get a leader (decision 0020).
                 self._queue_commands.suspect(queue.key)
             self._tracker.adopt(queue.key, seed_status(queue))
             if queue.messages == 0:
@@ -102,12 +103,13 @@ class Resync:
         known = self._queue_status.existing()
         bound = {key for key in known if self._queue_status[key].is_bound}
         busy = self._queue_loop.busy_keys()
-        self._changed.take()
+        self._changed.take()  # from here on, changes are newer than the listing
         listing = await self._listings.list_request_queues()
         for take in self._on_listing:
             take(listing)
         listed = {queue.key: queue for queue in listing}
         busy |= self._queue_loop.busy_keys().union(self._changed.take())
+        # A listing may still show a queue whose deletion is in progress: keys with a command are left out.
         for key in listed.keys() - busy:
             self._queue_commands.adopt(key, listed[key].ready_by_level)
         for key in listed.keys() - known - busy:

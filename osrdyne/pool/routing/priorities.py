@@ -95,6 +95,7 @@ class PriorityLevels:
             self._apply()
 
     def _apply(self) -> None:
+        # Levels of returning requests stay for a while, although no route uses them any more.
         used = self._of_routes.union(self._needed_again)
         if used == self._layout.used:
             return

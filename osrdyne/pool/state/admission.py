@@ -91,7 +91,7 @@ class Admission:
             return Verdict.WAITING
         if not self.census.has_room_for(key):
             return Verdict.TOO_MANY_KEYS
-        if self._has_room() and not self._waiting:
+        if self._has_room() and not self._waiting:  # a new group does not overtake waiting ones
             return self.admit(key)
         if len(self._waiting) >= self._max_waiting:
             return Verdict.NO_ROOM

@@ -62,7 +62,7 @@ class InstanceInventory:
     def __init__(self) -> None:
         self._entries: dict[InstanceId, InventoryEntry] = {}
         self._by_key: dict[Key, list[InstanceId]] = {}
-        self._may_load: set[InstanceId] = set()
+        self._may_load: set[InstanceId] = set()  # a superset of the loading instances, so that none is missed
 
     def get(self, instance_id: InstanceId) -> InventoryEntry | None:
         return self._entries.get(instance_id)

@@ -207,7 +207,7 @@ class PoolStateTracker:
                 continue  # gone, or replaced by an earlier entry
             group.check_at = math.inf
             if self._stays(key):
-                continue
+                continue  # `release` and `unpin` schedule the next check
             record = group.record()
             if not groups.is_due(record, now=now):
                 self._arm(key, group, record.due_at)

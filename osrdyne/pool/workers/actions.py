@@ -137,6 +137,7 @@ class WorkerActions:
             self._instances.note(instance, now=self._clock.monotonic())
         if any(instance.slot == slot for instance in found):
             return True
+        # Something that is not a worker has the name, and an operator has to remove it.
         if self._is_new_trouble(key, str(error)):
             self._log.error("worker name conflict", key=key, slot=slot, error=str(error))
         return False
@@ -262,8 +263,8 @@ class WorkerActions:
         """Record the end of a worker: nothing if it was intended, otherwise a failed start or a crash."""
         instance, why = entry.instance, entry.stopped_for
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
-            why = entry.draining.why
-        reported = self._worker_reports[instance.worker_id]
+            why = entry.draining.why  # it drained and ended as it was asked to
+        reported = self._worker_reports[instance.worker_id]  # read before it is forgotten: it is the evidence
         self._worker_reports.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
         ended_by_itself = why is None or entry.hangs is not None

@@ -93,11 +93,12 @@ def judge(
     judged = [worker for worker in workers if is_expected_to_work(worker)]
     silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < suspicion.since}
     if silent:
+        # Undecided until all questions are asked and the latest has had time to be answered.
         return silent if suspicion.asked >= ASKED and now - suspicion.asked_at > patience / 2 else None
     if suspicion.waiting_since is None or any(worker.worked_at >= suspicion.waiting_since for worker in judged):
         return {}
     if suspicion.waiting_at - suspicion.waiting_since < patience:
-        return None
+        return None  # requests have not waited for long enough
     return {worker.worker_id: IDLE_ANYWAY for worker in judged}
 
 
@@ -171,7 +172,7 @@ class WorkerLiveness:
             if (why := deviates(worker, self._tracker.generation)) is not None
         }
         self._deviations = {name: self._deviations.get(name) or Deviation() for name in found}
-        asked: set[Key] = set()
+        asked: set[Key] = set()  # one message resumes all workers of a group
         for name, (worker, why) in found.items():
             deviation = self._deviations[name]
             if self._clock.monotonic() - deviation.asked_at < self._patience / 2:

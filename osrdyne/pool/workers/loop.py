@@ -70,6 +70,7 @@ class WorkerGroupsLoop:
         self._starts_under_way = 0
         self._room = 0
         self._relist = False
+        # Keys with actions since the latest listing began, and those of them whose listing was ignored.
         self._touched: set[Key] = set()
         self._unread: set[Key] = set()
         self._wakeup = Wakeup(context.clock)
@@ -115,6 +116,7 @@ class WorkerGroupsLoop:
             # Before anything is bound: a stop by an earlier leader may be in progress (lifecycle: bind-waits-for-stop).
             self._publish(key)
             self.reconcile(key)
+        # What was ignored is listed again once the actions are over.
         self._unread |= self._touched & self._acting.keys()
         if self._touched - self._acting.keys():
             self.relist()
@@ -156,7 +158,7 @@ class WorkerGroupsLoop:
 
     async def _converge(self, group: asyncio.TaskGroup) -> None:
         failures = 0
-        rested = self._clock.monotonic()
+        rested = self._clock.monotonic()  # no listing before, even on request
         next_listing = rested + self._limits.resync_interval
         while True:
             began = self._clock.monotonic()
@@ -183,6 +185,7 @@ class WorkerGroupsLoop:
     def _plan_keys(self, group: asyncio.TaskGroup) -> None:
         """Plan the keys that wait for a start in their order, then the other keys that changed."""
         dirty, self._dirty = self._dirty, {}
+        # First for all keys: a worker that has become ready makes room for another start.
         for key in dirty:
             self._note_served(key)
             self._note_mismarked(key)
@@ -192,7 +195,7 @@ class WorkerGroupsLoop:
             if key in dirty or self._room > 0:
                 self._plan(key, group)
             else:
-                self._waiting_for_room[key] = None
+                self._waiting_for_room[key] = None  # keeps its position
         for key in dirty:
             if key not in waiting:
                 self._plan(key, group)
@@ -205,6 +208,7 @@ class WorkerGroupsLoop:
             desired = self._tracker.status(key)
             entries = self._instances.of_key(key)
             if desired is None:
+                # The next request begins without the failures of the past.
                 self._restarts.clear(key)
                 if not entries:
                     self._worker_reports.forget_group(key)
@@ -212,7 +216,7 @@ class WorkerGroupsLoop:
             self._update_place(key, is_desired=desired is not None, up=bool(entries))
             observed = self._observe(key, entries)
             actions = plan_group(desired, observed, slots=self._autoscaler.desired(key), now=self._clock.monotonic())
-            self._take_on(key, actions, group)
+            self._begin(key, actions, group)
         self._publish(key)
 
     def _update_place(self, key: Key, *, is_desired: bool, up: bool) -> None:
@@ -225,7 +229,7 @@ class WorkerGroupsLoop:
             for promoted in self._admission.release(key):
                 self.reconcile(promoted)
 
-    def _take_on(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
+    def _begin(self, key: Key, actions: list[GroupAction], group: asyncio.TaskGroup) -> None:
         """Record what is waited for, and start the actions: stops before starts, so that a slot is free."""
         waits = [action for action in actions if isinstance(action, Wait)]
         ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
@@ -239,6 +243,7 @@ class WorkerGroupsLoop:
         if chosen:
             self._acting[key] = chosen
             self._touched.add(key)
+            # A start counts until the inventory counts its worker as loading.
             under_way = len(starts) if chosen is starts else 0
             self._starts_under_way += under_way
             self._room -= under_way
@@ -299,6 +304,7 @@ class WorkerGroupsLoop:
         overdue = set()
         for entry in entries:
             since = self._unready_since(entry)
+            # A draining worker may never have been ready, and ends anyway.
             if entry.instance.state is InstanceState.RUNNING and since is not None and entry.draining is None:
                 limit = since + self._limits.start_timeout
                 if limit <= self._clock.monotonic():
