@@ -1,8 +1,8 @@
 """Plain AMQP: connections, channels, consumers and a confirmed publisher, shared by controller, client and worker.
 
-Built on aiormq, the protocol layer below aio-pika (decision 0001). There is no automatic reconnection and no
-re-declaration here on purpose: who owns a connection decides what losing it means. Importing the package applies the
-documented patches of `pamqp_patches`.
+Built on aio-pika's plain connections and channels, and on the aiormq channel below them where messages pass (decision
+0042). There is no automatic reconnection and no re-declaration: the owner of a connection decides what its loss means.
+Importing the package applies the patches of `pamqp_patches`.
 """
 
 from __future__ import annotations

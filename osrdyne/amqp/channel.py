@@ -1,4 +1,8 @@
-"""One AMQP channel. Errors are those of `osrdyne.errors`; any of them but `PublishRefusedError` closes the channel."""
+"""One AMQP channel. It raises the errors of `osrdyne.errors`; any of them but `PublishRefusedError` closes the channel.
+
+aio-pika opens the channel, declares, binds, deletes and cancels. Messages go through the aiormq channel below it,
+because what aio-pika makes of a message is not what was received (decision 0042).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiormq
+from aio_pika.abc import AbstractChannel
 from aiormq.abc import DeliveredMessage
 from pamqp import commands as spec
 
@@ -41,44 +46,42 @@ class QueueInfo:
 class Channel:
     """A channel of a `Connection`, with time-outs from the connection's options."""
 
-    def __init__(self, connection: Connection, underlay: aiormq.Channel) -> None:
+    def __init__(self, connection: Connection, channel: AbstractChannel, underlay: aiormq.Channel) -> None:
         self._connection = connection
+        self._channel = channel
         self._underlay = underlay
         self._timeout = connection.options.rpc_timeout
         self._consumers: dict[str, Consumer] = {}
-        self._receivers: dict[str, Consumer] = {}  # also those that are being cancelled
         self._consumer_numbers = itertools.count(1)
         self._order = PublishOrder()
+        self._closed_here = False
+        self._end: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        channel.close_callbacks.add(self._on_closed)
+        # aio-pika does not pass this notice on: https://github.com/mosquito/aiormq/issues/116
         underlay.on_consumer_cancel_callbacks.add(self._on_broker_cancel)
-        underlay.closing.add_done_callback(self._on_closed)
-        # aiormq starts a task for every delivery, which here would only put it into a queue.
-        underlay._on_deliver_frame = self._on_deliver_frame  # type: ignore[method-assign]
 
     @property
     def is_closed(self) -> bool:
-        return self._underlay.is_closed
+        return self._channel.is_closed
 
     async def wait_closed(self) -> BaseException | None:
-        """Wait until the channel is closed; the reason, or None for a close of ours."""
-        closing = self._underlay.closing
-        await asyncio.wait({closing})
-        return None if closing.cancelled() else closing.exception()
+        """Wait until the channel is closed; return the reason, or None if this side closed it."""
+        return await asyncio.shield(self._end)
 
-    async def _on_deliver_frame(self, frame: spec.Basic.Deliver) -> None:
-        header = await self._underlay._Channel__get_content_header()  # type: ignore[attr-defined]
-        message = await self._underlay._read_content(frame, header)
-        consumer = self._receivers.get(frame.consumer_tag or "")
-        if consumer is not None:
-            consumer.put(Delivery.from_aiormq(self, message))
+    def _on_closed(self, _: object, reason: BaseException | None) -> None:
+        if not self._end.done():
+            self._end.set_result(None if self._closed_here or self._connection.closed_here else reason)
+        self._end_consumers()
 
-    def _on_closed(self, _: object) -> None:
+    def _end_consumers(self) -> None:
         for consumer in self._consumers.values():
             consumer.end(BrokerUnavailableError(f"The channel that consumed {consumer.queue} was closed."))
         self._consumers.clear()
-        self._receivers.clear()
 
     async def _on_broker_cancel(self, frame: spec.Basic.Cancel) -> None:
-        consumer = self._forget(frame.consumer_tag or "")
+        # aiormq hands each delivery over in a task. Those that arrived before this notice run first.
+        await asyncio.sleep(0)
+        consumer = self._consumers.pop(frame.consumer_tag or "", None)
         if consumer is not None:
             consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
 
@@ -95,7 +98,7 @@ class Channel:
         """Declare a queue. Raises `BrokerConflictError` when it exists with other arguments, and
         `BrokerNotFoundError` when `passive` and it does not exist; both close the channel."""
         with translated(f"{'look up' if passive else 'declare'} queue {name}"):
-            answer = await self._underlay.queue_declare(
+            queue = await self._channel.declare_queue(
                 name,
                 passive=passive,
                 durable=durable,
@@ -104,49 +107,35 @@ class Channel:
                 arguments=_table(arguments),
                 timeout=self._timeout,
             )
+        answer = queue.declaration_result
         return QueueInfo(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
 
     async def declare_exchange(
         self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False
     ) -> None:
         with translated(f"declare exchange {name}"):
-            await self._underlay.exchange_declare(
-                name,
-                exchange_type=kind,
-                durable=True,
-                passive=passive,
-                arguments=_table(arguments),
-                timeout=self._timeout,
+            await self._channel.declare_exchange(
+                name, kind, durable=True, passive=passive, arguments=_table(arguments), timeout=self._timeout
             )
 
     async def bind_queue(
         self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
         with translated(f"bind queue {queue} to {exchange}"):
-            await self._underlay.queue_bind(
-                queue,
-                exchange,
-                routing_key=routing_key,
-                arguments=_table(arguments),
-                timeout=self._timeout,
-            )
+            bound = await self._channel.get_queue(queue, ensure=False)
+            await bound.bind(exchange, routing_key, arguments=_table(arguments), timeout=self._timeout)
 
     async def unbind_queue(
         self, queue: str, exchange: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
-        """Remove a binding; one that does not exist is not an error."""
+        """Remove a binding; a missing one is not an error."""
         with translated(f"unbind queue {queue} from {exchange}"):
-            await self._underlay.queue_unbind(
-                queue,
-                exchange,
-                routing_key=routing_key,
-                arguments=_table(arguments),
-                timeout=self._timeout,
-            )
+            bound = await self._channel.get_queue(queue, ensure=False)
+            await bound.unbind(exchange, routing_key, arguments=_table(arguments), timeout=self._timeout)
 
     async def begin_bind_queue(self, queue: str, exchange: str, routing_key: str) -> None:
-        """Have a queue bound without waiting for it: the answer to what this channel is asked next shows that it is."""
-        with translated(f"bind queue {queue} to {exchange}"):
+        """Request a binding without waiting for it: the next answer on this channel shows that it exists."""
+        with translated(f"bind queue {queue} to {exchange}"):  # aio-pika's queues bind only with an answer
             await self._underlay.queue_bind(
                 queue, exchange, routing_key=routing_key, nowait=True, timeout=self._timeout
             )
@@ -154,42 +143,32 @@ class Channel:
     async def bind_exchange(
         self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
-        """What `source` takes goes on to `destination`, where the binding matches."""
+        """Route messages of `source` on to `destination`, where the binding matches."""
         with translated(f"bind exchange {destination} to {source}"):
-            await self._underlay.exchange_bind(
-                destination,
-                source,
-                routing_key=routing_key,
-                arguments=_table(arguments),
-                timeout=self._timeout,
-            )
+            bound = await self._channel.get_exchange(destination, ensure=False)
+            await bound.bind(source, routing_key, arguments=_table(arguments), timeout=self._timeout)
 
     async def unbind_exchange(
         self, destination: str, source: str, routing_key: str = "", *, arguments: Mapping[str, object] | None = None
     ) -> None:
-        """Remove a binding; one that does not exist is not an error, nor is an exchange that does not."""
+        """Remove a binding; a missing one is not an error, nor is a missing exchange."""
         with translated(f"unbind exchange {destination} from {source}"):
-            await self._underlay.exchange_unbind(
-                destination,
-                source,
-                routing_key=routing_key,
-                arguments=_table(arguments),
-                timeout=self._timeout,
-            )
+            bound = await self._channel.get_exchange(destination, ensure=False)
+            await bound.unbind(source, routing_key, arguments=_table(arguments), timeout=self._timeout)
 
     async def delete_queue(self, name: str) -> int:
-        """Delete a queue and everything in it; the number of messages that were ready. A missing one is not an error.
+        """Delete a queue and everything in it; return how many messages were ready. A missing one is not an error.
 
         Never sends if-empty or if-unused: quorum queues close the connection on them (broker: prove-before-delete).
         """
         with translated(f"delete queue {name}"):
-            answer = await self._underlay.queue_delete(name, timeout=self._timeout)
+            answer = await self._channel.queue_delete(name, timeout=self._timeout)
         return answer.message_count or 0
 
     async def begin_delete_queue(self, name: str) -> None:
-        """Have a queue deleted without waiting for it; what this channel is asked next waits until that is done."""
+        """Request the deletion of a queue without waiting for it; the next answer on this channel comes after it."""
         with translated(f"delete queue {name}"):
-            await self._underlay.queue_delete(name, nowait=True, timeout=self._timeout)
+            await self._channel.queue_delete(name, nowait=True, timeout=self._timeout)
 
     async def consume(
         self,
@@ -210,25 +189,28 @@ class Channel:
     async def _start(
         self, consumer: Consumer, tag: str, *, prefetch: int, no_ack: bool, arguments: Mapping[str, object]
     ) -> None:
+        async def deliver(message: DeliveredMessage) -> None:
+            consumer.put(Delivery.from_aiormq(self, message))
+
         # Before the broker knows it: deliveries may follow at once, and its cancel.
-        self._consumers[tag] = self._receivers[tag] = consumer
+        self._consumers[tag] = consumer
         try:
             with translated(f"consume queue {consumer.queue}"):
                 if not no_ack:
-                    await self._underlay.basic_qos(prefetch_count=prefetch, timeout=self._timeout)
+                    await self._channel.set_qos(prefetch, timeout=self._timeout)
                 await self._underlay.basic_consume(
                     consumer.queue,
-                    _never_called,
+                    deliver,
                     no_ack=no_ack,
                     arguments=_table(arguments),
                     consumer_tag=tag,
                     timeout=self._timeout,
                 )
         except BaseException:
-            self._forget(tag)
+            self._consumers.pop(tag, None)
             raise
         if self.is_closed:
-            self._on_closed(None)
+            self._end_consumers()
 
     async def take_more(self, consumer: Consumer, *, prefetch: int) -> None:
         """Let a consumer have `prefetch` deliveries on top of those that it holds, by consuming anew.
@@ -241,11 +223,8 @@ class Channel:
             return  # cancelled already
         consumer.tag = self._new_tag()
         self._consumers[consumer.tag] = consumer  # should the broker cancel it, or the channel close, in between
-        try:
-            with translated(f"consume queue {consumer.queue} anew"):
-                await self._underlay.basic_cancel(old, timeout=self._timeout)
-        finally:
-            self._receivers.pop(old, None)
+        with translated(f"consume queue {consumer.queue} anew"):
+            await self._basic_cancel(consumer.queue, old)
         if not consumer.ended:
             await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=False, arguments={})
 
@@ -254,19 +233,18 @@ class Channel:
         try:
             if self._consumers.pop(consumer.tag, None) is not None and not self.is_closed:
                 with translated(f"cancel the consumer of {consumer.queue}"):
-                    await self._underlay.basic_cancel(consumer.tag, timeout=self._timeout)
+                    await self._basic_cancel(consumer.queue, consumer.tag)
         finally:
-            self._forget(consumer.tag)
             consumer.end()
 
-    def _forget(self, tag: str) -> Consumer | None:
-        self._receivers.pop(tag, None)
-        return self._consumers.pop(tag, None)
+    async def _basic_cancel(self, queue: str, tag: str) -> None:
+        consumed = await self._channel.get_queue(queue, ensure=False)
+        await consumed.cancel(tag, timeout=self._timeout)
 
     async def ping(self) -> None:
-        """Ask the broker something that cannot fail (the prefetch of consumers to come) and wait for the answer."""
+        """Send a request that cannot fail (the prefetch of consumers to come) and wait for the answer."""
         with translated("ask RabbitMQ for a sign of life"):
-            await self._underlay.basic_qos(prefetch_count=0, timeout=self._timeout)
+            await self._channel.set_qos(0, timeout=self._timeout)
 
     async def get(self, queue: str) -> Delivery | None:
         """Take one message, or None when the queue is empty."""
@@ -277,9 +255,9 @@ class Channel:
         return Delivery.from_aiormq(self, message)
 
     async def ack(self, tag: int, *, multiple: bool = False) -> None:
-        """Settle one delivery, or with `multiple` every one up to it.
+        """Acknowledge one delivery, or with `multiple` every one up to it.
 
-        RabbitMQ may still hold back acknowledgements one by one when it closes the channel, and they are forgotten;
+        RabbitMQ may still hold acknowledgements of single deliveries when it closes the channel, and it forgets them;
         those of one call take effect together.
         """
         with translated("acknowledge a message"):
@@ -294,27 +272,27 @@ class Channel:
             await self._underlay.basic_reject(tag, requeue=requeue, wait=False)
 
     async def publish(self, message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
-        """Publish; on a channel with confirms, return once the broker has taken the message over.
+        """Publish; on a channel with confirms, return once the broker has confirmed the message.
 
-        Messages to one place leave in the order of the calls. Raises `PublishRefusedError` when it was refused, or
-        `mandatory` and unroutable (the channel lives on), and `BrokerUnavailableError` when no answer came: then nobody
-        knows whether the broker has it. While the broker blocks publishers (an alarm), no time-out runs. Raises
-        `MessageTooLargeError`, and sends nothing, when the headers are too large for the broker.
+        Messages to one destination leave in the order of the calls. Raises `PublishRefusedError` when the broker
+        refused it, or it was `mandatory` and unroutable (the channel stays open), and `BrokerUnavailableError` when no
+        answer came: the broker may have the message or not. While the broker blocks publishers (an alarm), no time-out
+        runs. Raises `MessageTooLargeError`, and sends nothing, when the headers are too large for the broker.
         """
         properties = message.properties()
         self._check_size(message, properties)
         where = f"publish to {exchange or 'queue'} {routing_key!r}" if not exchange else f"publish to {exchange}"
         with translated(where):
-            place = (exchange, routing_key)
-            if self._order.is_free(message.message_id, place):
+            destination = (exchange, routing_key)
+            if self._order.is_free(message.message_id, destination):
                 return await self._publish(message, properties, exchange, routing_key, mandatory)
-            async with self._order.ticket(message.message_id, place):
+            async with self._order.ticket(message.message_id, destination):
                 await self._publish(message, properties, exchange, routing_key, mandatory)
 
     async def _publish(
         self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
     ) -> None:
-        """Raises `TimeoutError` when the broker is silent for too long without having blocked us."""
+        """Publish now. Raises `TimeoutError` when no confirm comes in time and the broker has not blocked us."""
         with ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
             await self._underlay.basic_publish(
                 message.body,
@@ -326,7 +304,7 @@ class Channel:
             )
 
     def _check_size(self, message: Message, properties: spec.Basic.Properties) -> None:
-        """A header that is larger than a frame costs the connection (501), and everybody who publishes on it."""
+        """Refuse a header that does not fit into a frame: RabbitMQ would end the connection (501)."""
         limit = (self._underlay.connection.connection_tune.frame_max or _FRAME_MAX) - _FRAME_OVERHEAD_BYTES
         if message.headers_at_most() + _OTHER_PROPERTIES_AT_MOST <= limit:
             return  # nearly always, and much cheaper than to encode them
@@ -339,19 +317,16 @@ class Channel:
         for consumer in self._consumers.values():
             consumer.end()
         self._consumers.clear()
-        self._receivers.clear()
         if not self.is_closed:
+            self._closed_here = True
             try:
                 with translated("close a channel"):
+                    # aio-pika's close would observe the connection once more, and for good.
                     await self._underlay.close(timeout=self._timeout)
             except BrokerUnavailableError:
                 return
 
 
-async def _never_called(_: DeliveredMessage) -> None:
-    """What aiormq is told to call; `Channel._on_deliver_frame` takes its place."""
-
-
 def _table(arguments: Mapping[str, object] | None) -> dict[str, Any]:
-    """A copy for aiormq, which declares fewer types for the values of a table than it encodes."""
+    """Copy a table for the library, which declares fewer types for its values than it encodes."""
     return dict(arguments or {})

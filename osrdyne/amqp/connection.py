@@ -1,4 +1,4 @@
-"""One AMQP connection, plain: when it is lost it stays lost, and its owner is told."""
+"""One AMQP connection, plain: a lost connection stays lost, and its owner decides what that means."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
+import aio_pika
 import aiormq
-from aiormq.connection import FrameReceiver, exception_by_code
-from pamqp import commands as spec
+from aio_pika.abc import UnderlayConnection
+from aio_pika.exceptions import AMQPConnectionError, ConnectionClosed, InvalidFrameError
+from aiormq.abc import AbstractChannel, AbstractConnection
+from aiormq.connection import TransportFactory, exception_by_code
 from yarl import URL
 
 from osrdyne.amqp.channel import Channel
@@ -21,8 +24,7 @@ from osrdyne.logs import mask_uri
 from osrdyne.protocol.uri import tls_of
 
 _NO_LIMIT = 65_535
-_ACCESS_REFUSED = 403
-"""aiormq understands this one: the wrong password."""
+_CLOSE_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,39 +43,85 @@ class ConnectionOptions:
 
 
 class _Underlay(aiormq.Connection):
-    """aiormq's connection, that tells why the broker closes it during the log-in.
+    """aiormq's connection below aio-pika's. Its channels buffer frames without a limit: one of them that reads slowly
+    does not delay the others, nor the heartbeats."""
 
-    aiormq takes `connection.close` for a frame out of place there, and drops code and text: "no such virtual host",
-    "too many connections", "the virtual host is down" and "RabbitMQ stops" would all be the same.
-    """
+    _observer: asyncio.Future[Any] | None = None
 
-    @staticmethod
-    async def _rpc(
-        request: Any, writer: asyncio.StreamWriter, frame_receiver: FrameReceiver, wait_response: bool = True
-    ) -> Any:
-        return await aiormq.Connection._rpc(request, writer, _HearsClose(frame_receiver), wait_response)  # type: ignore[arg-type]
+    @property
+    def closing(self) -> asyncio.Future[Any]:
+        self._observer = super().closing
+        return self._observer
+
+    async def channel(
+        self,
+        channel_number: int | None = None,
+        publisher_confirms: bool = True,
+        frame_buffer_size: int = 0,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> AbstractChannel:
+        # For each channel aio-pika has just begun to observe the end of the connection, and it goes on after the end
+        # of the channel, 4 KiB each time (https://github.com/mosquito/aio-pika/issues/490).
+        observer, self._observer = self._observer, None
+        assert observer is not None
+        try:
+            channel = await super().channel(channel_number, publisher_confirms, frame_buffer_size, timeout, **kwargs)
+        except BaseException:
+            observer.cancel()
+            raise
+        channel.closing.add_done_callback(lambda _: observer.cancel())
+        return channel
 
 
-class _HearsClose:
-    def __init__(self, frames: FrameReceiver) -> None:
-        self._frames = frames
+class _UnderlayConnection(UnderlayConnection):
+    @classmethod
+    async def make_connection(cls, url: URL, timeout: float | None = None, **kwargs: Any) -> AbstractConnection:
+        connection = _Underlay(url, **kwargs)
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.connect()
+                await connection.ready()
+        except BaseException:
+            if connection.is_opened:
+                await connection.close()
+            raise
+        return connection
 
-    async def get_frame(self) -> Any:
-        received = await self._frames.get_frame()
-        frame = received[-1]
-        if isinstance(frame, spec.Connection.Close) and frame.reply_code != _ACCESS_REFUSED:
-            raise exception_by_code(frame)
-        return received
+
+class _PlainConnection(aio_pika.Connection):
+    """aio-pika's plain connection over an `_Underlay` and the given transport."""
+
+    def __init__(self, url: URL, *, ssl_context: ssl.SSLContext | None, transport_factory: TransportFactory) -> None:
+        super().__init__(url, ssl_context=ssl_context)
+        self.kwargs["transport_factory"] = transport_factory
+
+    async def connect(self, timeout: float | None = None) -> None:
+        self.transport = await _UnderlayConnection.connect(self.url, self._on_closed, timeout=timeout, **self.kwargs)
+        self.connected.set()
+
+    def __del__(self) -> None:
+        """Do nothing: aio-pika's finalizer starts a task in whichever thread collects a lost connection."""
+
+    async def _on_closed(self, closing: asyncio.Future[Any]) -> None:
+        self.connected.clear()
+        await self.close_callbacks(None if closing.cancelled() else closing.exception())
 
 
 class Connection:
     """An open connection; see `connect`."""
 
-    def __init__(self, options: ConnectionOptions, underlay: aiormq.Connection) -> None:
+    def __init__(
+        self, options: ConnectionOptions, connection: aio_pika.Connection, transport: CoalescingTransport
+    ) -> None:
+        assert connection.transport is not None, "the connection must be open"
         self.options = options
-        self._underlay = underlay
-        # aiormq keeps the broker's connection.blocked notice in a private event; there is no public question for it.
-        self._unblocked: asyncio.Event = underlay._Connection__connection_unblocked  # type: ignore[attr-defined]
+        self.closed_here = False
+        """Whether this side has closed the connection."""
+        self._connection = connection
+        self._transport = transport
+        # aio-pika shows neither whether the broker blocks the connection nor its version, limits and end.
+        self._underlay = connection.transport.connection
 
     @property
     def is_closed(self) -> bool:
@@ -82,78 +130,103 @@ class Connection:
     @property
     def is_blocked(self) -> bool:
         """Whether the broker has announced that it reads nothing from this connection (memory or disk alarm)."""
-        return not self._unblocked.is_set() and not self.is_closed
+        if self.is_closed:
+            return False
+        # The only public question about it: `ready` suspends while the connection is blocked, and returns otherwise.
+        ready = self._underlay.ready()
+        try:
+            ready.send(None)
+        except StopIteration:
+            return False
+        finally:
+            ready.close()
+        return True
 
     async def wait_unblocked(self) -> None:
         """Return once the broker reads from this connection again, or the connection is closed."""
-        unblocked = asyncio.ensure_future(self._unblocked.wait())
+        ready = asyncio.ensure_future(self._underlay.ready())
         closed = self._underlay.closing
         try:
-            await asyncio.wait({unblocked, closed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, closed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            unblocked.cancel()
+            ready.cancel()
             closed.cancel()
 
     @property
     def server_version(self) -> str:
-        """The broker's version as it says, "3.10.8"."""
+        """The broker's version as it announces it, e.g. "3.10.8"."""
         version = self._underlay.server_properties.get("version")
         return version if isinstance(version, str) else ""
 
     @property
     def max_channels(self) -> int:
-        """How many channels may be open at once; one more, and the broker ends the connection."""
+        """How many channels may be open at once; the broker ends a connection that opens one more."""
         return self._underlay.connection_tune.channel_max or _NO_LIMIT
 
     async def wait_closed(self) -> BaseException | None:
-        """Wait until the connection is closed; the reason, or None when it was closed by us."""
+        """Wait until the connection is closed; return the reason, or None if this side closed it."""
         closing = self._underlay.closing
         await asyncio.wait({closing})
-        return None if closing.cancelled() else closing.exception()
+        return None if self.closed_here or closing.cancelled() else closing.exception()
 
     async def channel(self, *, confirms: bool = False) -> Channel:
         """Open a channel; with `confirms`, publishes wait for the broker's confirm."""
         with translated("open a channel"):
-            underlay = await self._underlay.channel(
-                publisher_confirms=confirms, timeout=self.options.rpc_timeout, frame_buffer_size=0
-            )
+            async with asyncio.timeout(self.options.rpc_timeout):
+                # aio-pika waits for the end of a block, but not for the end of a connection that is lost meanwhile.
+                while self.is_blocked:
+                    await self.wait_unblocked()
+                if self.is_closed:
+                    raise BrokerUnavailableError("Could not open a channel: the connection to RabbitMQ is closed.")
+                channel = self._connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+                await channel.initialize()
+            underlay = await channel.get_underlay_channel()
         assert isinstance(underlay, aiormq.Channel)
-        return Channel(self, underlay)
+        return Channel(self, channel, underlay)
 
     async def close(self) -> None:
         """Close the connection; never raises, never takes longer than a few seconds."""
-        try:
-            with translated("close the connection"):
-                await self._underlay.close(timeout=5)
-        except BrokerError:
-            return
+        self.closed_here |= not self.is_closed
+        # In a task: aio-pika waits for its own callback even when it is cancelled.
+        closing = asyncio.ensure_future(self._connection.close(asyncio.CancelledError))
+        closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        done, _ = await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
+        if not done:
+            self._transport.abort()
+            await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
 
 
 async def connect(options: ConnectionOptions) -> Connection:
     """Open a connection.
 
     Raises `BrokerUnavailableError` when RabbitMQ cannot be reached, `BrokerAccessError` when it refuses the
-    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI or names a file for TLS that
-    is of no use.
+    credentials or the virtual host, `ConfigurationError` when the URI is not an AMQP URI or names a TLS file that
+    cannot be used.
     """
     url = _parse_uri(options.uri).with_query(heartbeat=str(options.heartbeat), name=options.name)
     context = _context(options) if url.scheme == "amqps" else None
-    underlay = _Underlay(url, context=context, transport_factory=CoalescingTransport())
+    transport = CoalescingTransport()
+    connection = _PlainConnection(url, ssl_context=context, transport_factory=transport)
     try:
-        await _open(underlay, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
+        await _open(connection, transport, options.connect_timeout, where=mask_uri(str(url.with_query(None))))
     except BaseException:
-        if underlay.is_opened:
-            await underlay.close()
+        await connection.close()
         raise
-    return Connection(options, underlay)
+    transport.end_login()
+    return Connection(options, connection, transport)
 
 
-async def _open(underlay: aiormq.Connection, connect_timeout: float, *, where: str) -> None:
+async def _open(
+    connection: aio_pika.Connection, transport: CoalescingTransport, connect_timeout: float, *, where: str
+) -> None:
     try:
         with translated(f"connect to {where}"):
-            async with asyncio.timeout(connect_timeout):
-                await underlay.connect()
-                await underlay.ready()
+            try:
+                await connection.connect(timeout=connect_timeout)
+            except (ConnectionClosed, InvalidFrameError) as error:
+                if (close := transport.refusal()) is not None:
+                    raise exception_by_code(close) from error
+                raise
     except BrokerError as error:
         if _was_cut_off(error.__cause__):
             raise BrokerUnavailableError(
@@ -164,8 +237,9 @@ async def _open(underlay: aiormq.Connection, connect_timeout: float, *, where: s
 
 
 def _was_cut_off(error: BaseException | None) -> bool:
-    """Whether the peer hung up without a word, which is all that one side may see of a refused TLS handshake."""
-    return isinstance(error, aiormq.AMQPConnectionError) and isinstance(
+    """Whether the peer closed the socket without a reason, which is all that one side may see of a refused TLS
+    handshake."""
+    return isinstance(error, AMQPConnectionError) and isinstance(
         error.__cause__, ConnectionResetError | asyncio.IncompleteReadError
     )
 

@@ -13,24 +13,26 @@ class Consumer:
     """Deliveries of one queue, in the broker's order.
 
     `async for delivery in consumer` ends by raising `BrokerUnavailableError` when there will be no more deliveries
-    for a reason on the broker's side, and plainly after `close`.
+    for a reason on the broker's side, and without an error after `Channel.cancel`.
     """
 
     def __init__(self, queue: str, *, tag: str = "") -> None:
         self.queue = queue
         self.tag = tag
         self._deliveries: asyncio.Queue[Delivery | None] = asyncio.Queue()
-        self._fault: OsrdyneError | None = None
+        self._error: OsrdyneError | None = None
         self._ended = False
 
     def put(self, delivery: Delivery) -> None:
-        self._deliveries.put_nowait(delivery)
+        """Hand a delivery to the reader; one after the end is dropped, and stays unacknowledged."""
+        if not self._ended:
+            self._deliveries.put_nowait(delivery)
 
-    def end(self, fault: OsrdyneError | None = None) -> None:
-        """No more deliveries will come; what has come already is still handed out."""
+    def end(self, error: OsrdyneError | None = None) -> None:
+        """Accept no more deliveries; those that have arrived are still handed out."""
         if not self._ended:
             self._ended = True
-            self._fault = fault
+            self._error = error
             self._deliveries.put_nowait(None)
 
     @property
@@ -38,15 +40,15 @@ class Consumer:
         return self._ended
 
     def waiting(self) -> int:
-        """Deliveries that have arrived and that nobody has taken yet."""
+        """Return how many deliveries have arrived and were not read yet."""
         return self._deliveries.qsize() - (1 if self._ended else 0)
 
     async def get(self) -> Delivery:
-        """The next delivery; raises `BrokerUnavailableError` when there will be none."""
+        """Return the next delivery; raises `BrokerUnavailableError` when there will be none."""
         delivery = await self._deliveries.get()
         if delivery is None:
             self._deliveries.put_nowait(None)
-            raise self._fault or BrokerUnavailableError(f"The consumer of {self.queue} was closed.")
+            raise self._error or BrokerUnavailableError(f"The consumer of {self.queue} was closed.")
         return delivery
 
     def __aiter__(self) -> Consumer:
@@ -56,6 +58,6 @@ class Consumer:
         try:
             return await self.get()
         except BrokerUnavailableError:
-            if self._fault is None:
+            if self._error is None:
                 raise StopAsyncIteration from None
             raise

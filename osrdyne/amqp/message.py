@@ -43,10 +43,10 @@ class Message:
     priority: int | None = None
     persistent: bool = True
     user_id: str | None = None
-    """RabbitMQ closes the channel that names another user than its own, so that a reader may believe it."""
+    """RabbitMQ closes the channel that names another user than its own, so readers can trust it."""
 
     def headers_at_most(self) -> float:
-        """A quick upper bound of the bytes that the headers take on the wire; infinite when it is not that simple."""
+        """Return a quick upper bound of the headers' bytes on the wire; infinity for nested values."""
         size = 0
         for name, value in self.headers.items():
             size += _ROOM_FOR_ONE_HEADER + _BYTES_OF_A_CHARACTER * len(name)
@@ -78,7 +78,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """A message received, with the means to settle it. Settling twice, or on a closed channel, is an error of ours."""
+    """A received message and the means to settle it, exactly as RabbitMQ delivered it.
+
+    aio-pika's `IncomingMessage` is not used: it drops empty texts, cuts expirations to other values and replaces a
+    missing priority (decision 0042).
+    """
 
     channel: Channel = field(repr=False)
     tag: int
@@ -108,16 +112,16 @@ class Delivery:
         await self.channel.ack(self.tag)
 
     async def nack(self, *, requeue: bool = True) -> None:
-        """Give it back without blame (not counted as a failure on RabbitMQ 4.3)."""
+        """Return it to the queue; RabbitMQ 4.3 does not count that as a failure."""
         await self.channel.nack(self.tag, requeue=requeue)
 
     async def reject(self, *, requeue: bool = True) -> None:
-        """Give it back as a failure: it counts towards the delivery limit on every version (broker:
+        """Return it to the queue as a failure: it counts towards the delivery limit on every version (broker:
         count-failures-by-reject)."""
         await self.channel.reject(self.tag, requeue=requeue)
 
     def to_request(self, *, now_ms: int, key: str | None = None) -> Request:
-        """Interpret the delivery as a request; `key` replaces the routing key (in a dead letter they differ)."""
+        """Parse the delivery as a request; `key` replaces the routing key (in a dead letter they differ)."""
         properties = self.properties
         return request_from_wire(
             key=self.routing_key if key is None else key,
@@ -134,16 +138,15 @@ class Delivery:
         )
 
     def to_message(self, *, headers: Mapping[str, object], expiration: str | None) -> Message:
-        """A copy to be republished: `user-id` and the broker's own headers are left out (broker: strip-on-republish),
-        and those that
-        make it deliver to further queues, which would act with our permissions instead of the first publisher's."""
+        """Copy it for republishing, without `user-id` and the broker's own headers (broker: strip-on-republish), and
+        without those that deliver to further queues, which would act with the permissions of this connection."""
         properties = self.properties
         left_out = BROKER_HEADERS | ROUTING_HEADERS
         return Message(
             body=self.body,
             headers={name: value for name, value in headers.items() if name not in left_out},
             correlation_id=properties.correlation_id,
-            # RabbitMQ makes an address of the bare name, or refuses the message: on ours it would be our own address.
+            # RabbitMQ refuses the bare name, or makes an address of it, which would be that of this connection.
             reply_to=None if properties.reply_to == DIRECT_REPLY_TO_QUEUE else properties.reply_to,
             content_type=properties.content_type,
             content_encoding=properties.content_encoding,

@@ -87,7 +87,9 @@ class Client:
 
     @property
     def status(self) -> ConnectionStatus:
-        return self._client.status
+        if not self._finalizer.alive:
+            return ConnectionStatus.CLOSED
+        return self._wait(_status(self._client))
 
     @property
     def ignored_replies(self) -> int:
@@ -167,6 +169,11 @@ class Client:
             coroutine.close()
             raise ClientClosedError("The client is closed.")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+
+async def _status(client: AsyncClient) -> ConnectionStatus:
+    """Read the status on the client's own loop: whether RabbitMQ blocks a connection is not thread-safe."""
+    return client.status
 
 
 async def _pump(replies: AsyncGenerator[Reply, None], arrived: queue.SimpleQueue[Reply | None]) -> None:

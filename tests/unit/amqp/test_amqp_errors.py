@@ -11,7 +11,6 @@ from unittest.mock import AsyncMock, Mock
 
 import aiormq
 import pytest
-from aiormq.connection import TransportFactory
 from aiormq.exceptions import ChannelInvalidStateError, ConnectionInternalError
 from pamqp import commands as spec
 from pamqp.base import Frame
@@ -22,6 +21,7 @@ from osrdyne.amqp.connection import ConnectionOptions, connect
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.amqp.errors import translate_error, translated
 from osrdyne.amqp.message import Delivery
+from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
@@ -134,21 +134,22 @@ def test_options_do_not_show_the_uri() -> None:
     assert "s3cret" not in repr(ConnectionOptions("amqp://u:s3cret@h"))
 
 
-class Says(TransportFactory):
-    """A broker that sends these frames during the log-in, whatever it receives, and disconnects."""
+class Scripted(CoalescingTransport):
+    """A broker that sends these frames during the log-in, whatever it is asked, and closes the socket."""
 
     def __init__(self, *frames: Frame) -> None:
+        super().__init__()
         self._frames = frames
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader = asyncio.StreamReader()
+        reader = self.new_reader()
         reader.feed_data(b"".join(marshal(frame, 0) for frame in self._frames))
         reader.feed_eof()
         return reader, Mock(spec=asyncio.StreamWriter, wait_closed=AsyncMock())
 
 
 async def test_broker_that_hangs_up_at_once_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Says)
+    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Scripted)
     with pytest.raises(BrokerUnavailableError, match="closed the connection"):
         await connect(ConnectionOptions("amqp://u@h"))
 
@@ -170,7 +171,7 @@ TUNE = spec.Connection.Tune()
 async def test_reason_for_a_close_during_the_log_in_is_reported(
     frames: tuple[Frame, ...], code: int, text: str, kind: type[OsrdyneError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = Says(*frames, spec.Connection.Close(code, text, 0, 0))
+    broker = Scripted(*frames, spec.Connection.Close(code, text, 0, 0))
     monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", lambda: broker)
     with pytest.raises(kind, match=text.partition(" ")[0]) as caught:
         await connect(ConnectionOptions("amqp://u@h"))
@@ -188,6 +189,15 @@ class TestConsumer:
         consumer.end()
         assert consumer.waiting() == 2
         assert [delivery.tag async for delivery in consumer] == [1, 2]
+
+    async def test_delivery_after_the_end_is_dropped(self) -> None:
+        consumer = Consumer("q")
+        consumer.put(self.delivery(1))
+        consumer.end()
+        consumer.put(self.delivery(2))
+        assert consumer.waiting() == 1
+        assert [delivery.tag async for delivery in consumer] == [1]
+        assert [delivery.tag async for delivery in consumer] == []
 
     async def test_end_with_a_fault_raises_it_to_every_reader_from_then_on(self) -> None:
         consumer = Consumer("q")

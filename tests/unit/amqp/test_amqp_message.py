@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from aio_pika import IncomingMessage
+from aiormq.abc import DeliveredMessage
 from hypothesis import given
 from hypothesis import strategies as st
+from pamqp import commands as spec
 from pamqp import encode
+from pamqp.header import ContentHeader
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.testing.amqp import FakeChannel
@@ -46,3 +52,27 @@ def test_copy_never_asks_for_answers_to_ourselves(reply_to: str, sent_on: str | 
     properties = Message(reply_to=reply_to).properties()
     delivery = Delivery(FakeChannel(FakeBroker(VirtualClock())), 1, "x", "a", False, b"", properties)
     assert delivery.to_message(headers={}, expiration=None).reply_to == sent_on
+
+
+@pytest.mark.parametrize(
+    ("properties", "changed"),
+    [
+        ({"expiration": "1001"}, {"expiration": "1000"}),
+        ({"correlation_id": ""}, {"correlation_id": None}),
+        ({"priority": None}, {"priority": 0}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_delivery_has_the_properties_as_received(properties: dict[str, Any], changed: dict[str, Any]) -> None:
+    """aio-pika's message class has not; once it has, deliveries can be built on it (decision 0042)."""
+    received = spec.Basic.Properties(**properties)
+    message = DeliveredMessage(
+        delivery=spec.Basic.Deliver("c1", 1, False, "", "q"),
+        header=ContentHeader(properties=received),
+        body=b"",
+        channel=Mock(is_closed=False),
+    )
+    delivery = Delivery.from_aiormq(Mock(), message)
+    assert {name: delivery.properties[name] for name in properties} == properties
+    theirs = IncomingMessage(message).properties
+    assert {name: theirs[name] for name in properties} == changed

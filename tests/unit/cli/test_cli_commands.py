@@ -395,7 +395,7 @@ def test_routes_history_and_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "unused"),
     [
-        (["version"], {"structlog", "httpx", "aiormq", "osrdyne.config.models"}),
+        (["version"], {"structlog", "httpx", "aio_pika", "aiormq", "osrdyne.config.models"}),
         (["--debug", "routes", "eval", "--help"], {"osrdyne.daemon.daemon", "fastapi", "osrdyne.cli.dev"}),
     ],
 )

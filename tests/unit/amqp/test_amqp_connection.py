@@ -1,0 +1,326 @@
+"""Connection and channel against a scripted broker in memory: notices, limits, and a broker that says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any
+
+import pytest
+from aio_pika.tools import OneShotCallback
+from pamqp import commands as spec
+from pamqp.base import Frame
+from pamqp.body import ContentBody
+from pamqp.frame import marshal, unmarshal
+from pamqp.header import ContentHeader, ProtocolHeader
+from yarl import URL
+
+from osrdyne import amqp
+from osrdyne.amqp import Channel, Connection, ConnectionOptions
+from osrdyne.amqp.transport import CoalescingTransport, LoginReader
+from osrdyne.errors import BrokerSilentError, BrokerUnavailableError
+
+PATIENCE = 120.0
+ANSWERS: dict[type[object], Callable[[Any], Frame]] = {
+    spec.Connection.StartOk: lambda _: spec.Connection.Tune(channel_max=7, frame_max=131_072, heartbeat=0),
+    spec.Connection.Open: lambda _: spec.Connection.OpenOk(),
+    spec.Connection.Close: lambda _: spec.Connection.CloseOk(),
+    spec.Channel.Open: lambda _: spec.Channel.OpenOk(),
+    spec.Channel.Close: lambda _: spec.Channel.CloseOk(),
+    spec.Confirm.Select: lambda _: spec.Confirm.SelectOk(),
+    spec.Basic.Qos: lambda _: spec.Basic.QosOk(),
+    spec.Basic.Consume: lambda request: spec.Basic.ConsumeOk(request.consumer_tag),
+    spec.Basic.Cancel: lambda request: spec.Basic.CancelOk(request.consumer_tag),
+}
+SERVER_PROPERTIES: dict[str, Any] = {
+    "capabilities": {"publisher_confirms": True, "basic.nack": True, "consumer_cancel_notify": True},
+    "version": "4.9.0",
+}
+
+
+class ScriptedBroker(CoalescingTransport):
+    """Answers every request at once, until it is `silent`, and sends what the test says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent = False
+        self.received: list[object] = []
+        self.protocol: asyncio.StreamReaderProtocol | None = None
+        self._reader: LoginReader | None = None
+
+    async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = self.new_reader()
+        self.protocol = protocol = asyncio.StreamReaderProtocol(reader)
+        transport = _Socket(self, protocol)
+        protocol.connection_made(transport)
+        self._socket = transport
+        return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+
+    def send(self, *frames: Any, channel: int = 1) -> None:
+        """Send frames so that they arrive together."""
+        assert self._reader is not None
+        self._reader.feed_data(b"".join(marshal(frame, channel) for frame in frames))
+
+    def receive(self, data: bytes) -> None:
+        if data == ProtocolHeader().marshal():
+            start = spec.Connection.Start(mechanisms="PLAIN", server_properties=SERVER_PROPERTIES)
+            self.send(start, channel=0)
+            return
+        while data:
+            used, channel, frame = unmarshal(data)
+            data = data[used:]
+            self.received.append(frame)
+            if not self.silent and type(frame) in ANSWERS:
+                self.send(ANSWERS[type(frame)](frame), channel=channel)
+
+
+class _Socket(asyncio.Transport):
+    def __init__(self, broker: ScriptedBroker, protocol: asyncio.StreamReaderProtocol) -> None:
+        super().__init__()
+        self._broker = broker
+        self._protocol = protocol
+        self._closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._closed:
+            self._broker.receive(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self._closed
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
+
+    abort = close
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> ScriptedBroker:
+    scripted = ScriptedBroker()
+    monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", lambda: scripted)
+    return scripted
+
+
+@pytest.fixture
+async def connection(broker: ScriptedBroker) -> AsyncIterator[Connection]:
+    opened = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0, rpc_timeout=0.2))
+    yield opened
+    broker.silent = False
+    await opened.close()
+
+
+@pytest.fixture
+async def channel(connection: Connection) -> Channel:
+    return await connection.channel(confirms=True)
+
+
+def deliveries(tag: str, bodies: Iterable[bytes]) -> list[Any]:
+    frames: list[Any] = []
+    for number, body in enumerate(bodies, start=1):
+        frames += [
+            spec.Basic.Deliver(tag, number, False, "", "q"),
+            ContentHeader(body_size=len(body), properties=spec.Basic.Properties()),
+            ContentBody(body),
+        ]
+    return frames
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_server_properties_and_limits_are_those_of_the_log_in(connection: Connection) -> None:
+    assert (connection.server_version, connection.max_channels) == ("4.9.0", 7)
+
+
+async def test_blocked_notice_is_seen_until_it_is_withdrawn(broker: ScriptedBroker, connection: Connection) -> None:
+    seen = [connection.is_blocked]
+    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    await settled()
+    waiting = asyncio.create_task(connection.wait_unblocked())
+    await settled()
+    seen += [connection.is_blocked, waiting.done()]
+    broker.send(spec.Connection.Unblocked(), channel=0)
+    await asyncio.wait_for(waiting, PATIENCE)
+    assert [*seen, connection.is_blocked] == [False, True, False, False]
+
+
+async def test_channel_is_opened_after_the_block(broker: ScriptedBroker, connection: Connection) -> None:
+    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    await settled()
+    opening = asyncio.create_task(connection.channel())
+    await settled()
+    assert not any(isinstance(frame, spec.Channel.Open) for frame in broker.received)
+    broker.send(spec.Connection.Unblocked(), channel=0)
+    assert not (await asyncio.wait_for(opening, PATIENCE)).is_closed
+
+
+async def test_lost_connection_ends_the_opening_of_a_channel_while_blocked(
+    broker: ScriptedBroker, connection: Connection
+) -> None:
+    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    await settled()
+    opening = asyncio.create_task(connection.channel())
+    await settled()
+    broker.send(spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
+    with pytest.raises(BrokerUnavailableError) as caught:
+        await asyncio.wait_for(opening, PATIENCE)
+    assert not isinstance(caught.value, BrokerSilentError)
+    assert not connection.is_blocked
+
+
+async def test_deliveries_that_arrive_together_with_the_cancel_notice_come_first(
+    broker: ScriptedBroker, channel: Channel
+) -> None:
+    consumer = await channel.consume("q")
+    broker.send(*deliveries(consumer.tag, [b"1", b"2"]), spec.Basic.Cancel(consumer.tag))
+    assert [(await consumer.get()).body for _ in range(2)] == [b"1", b"2"]
+    with pytest.raises(BrokerUnavailableError, match="cancelled the consumer of q"):
+        await consumer.get()
+    assert not channel.is_closed
+
+
+async def test_deliveries_that_arrive_before_the_answer_to_a_cancel_are_handed_out(
+    broker: ScriptedBroker, channel: Channel
+) -> None:
+    consumer = await channel.consume("q")
+    broker.send(*deliveries(consumer.tag, [b"1", b"2"]))
+    await channel.cancel(consumer)
+    assert [delivery.body async for delivery in consumer] == [b"1", b"2"]
+
+
+async def test_consumer_with_new_prefetch_keeps_the_order(broker: ScriptedBroker, channel: Channel) -> None:
+    consumer = await channel.consume("q", prefetch=2)
+    broker.send(*deliveries(consumer.tag, [b"1", b"2"]))
+    await channel.take_more(consumer, prefetch=2)
+    broker.send(*deliveries(consumer.tag, [b"3"]))
+    assert [(await consumer.get()).body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+async def test_closed_channel_reports_the_reason_of_the_broker(broker: ScriptedBroker, channel: Channel) -> None:
+    consumer = await channel.consume("q")
+    broker.send(spec.Channel.Close(406, "PRECONDITION_FAILED - unknown delivery tag 9", 60, 80))
+    reason = await asyncio.wait_for(channel.wait_closed(), PATIENCE)
+    assert "unknown delivery tag" in str(reason)
+    with pytest.raises(BrokerUnavailableError, match="was closed"):
+        await consumer.get()
+
+
+@pytest.mark.parametrize("what", ["channel", "connection"])
+async def test_own_close_has_no_reason(connection: Connection, channel: Channel, what: str) -> None:
+    await (channel if what == "channel" else connection).close()
+    assert await asyncio.wait_for(channel.wait_closed(), PATIENCE) is None
+    if what == "connection":
+        assert await asyncio.wait_for(connection.wait_closed(), PATIENCE) is None
+
+
+REQUESTS: dict[str, Callable[[Channel], Coroutine[Any, Any, Any]]] = {
+    "declare queue": lambda channel: channel.declare_queue("q"),
+    "declare exchange": lambda channel: channel.declare_exchange("x", "direct"),
+    "bind queue": lambda channel: channel.bind_queue("q", "x"),
+    "unbind queue": lambda channel: channel.unbind_queue("q", "x"),
+    "bind exchange": lambda channel: channel.bind_exchange("x", "y"),
+    "unbind exchange": lambda channel: channel.unbind_exchange("x", "y"),
+    "delete queue": lambda channel: channel.delete_queue("q"),
+    "consume": lambda channel: channel.consume("q"),
+    "ping": lambda channel: channel.ping(),
+    "get": lambda channel: channel.get("q"),
+    "publish": lambda channel: channel.publish(amqp.Message(), exchange="", routing_key="q"),
+    "close": lambda channel: channel.close(),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+async def test_request_without_an_answer_is_given_up_in_time(
+    broker: ScriptedBroker, channel: Channel, name: str
+) -> None:
+    broker.silent = True
+    request = asyncio.wait_for(REQUESTS[name](channel), PATIENCE)
+    if name == "close":  # never raises
+        await request
+    else:
+        with pytest.raises(BrokerSilentError, match="in time"):
+            await request
+
+
+async def test_channel_without_an_answer_is_given_up_in_time(broker: ScriptedBroker, connection: Connection) -> None:
+    broker.silent = True
+    with pytest.raises(BrokerSilentError, match="open a channel"):
+        await asyncio.wait_for(connection.channel(), PATIENCE)
+
+
+async def test_close_ends_though_the_broker_neither_reads_nor_answers(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("osrdyne.amqp.connection._CLOSE_TIMEOUT", 0.05)
+    connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=7200))
+    broker.silent = True
+    assert broker.protocol is not None
+    broker.protocol.pause_writing()  # aiormq waits three heartbeats for it to end
+    async with asyncio.timeout(PATIENCE):
+        await connection.close()
+        assert await connection.wait_closed() is None
+    assert connection.is_closed
+
+
+async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBroker, connection: Connection) -> None:
+    """aio-pika observes the connection for each channel: https://github.com/mosquito/aio-pika/issues/490."""
+
+    def observers() -> int:
+        gc.collect()
+        return sum(isinstance(one, OneShotCallback) for one in gc.get_objects())
+
+    before = observers()
+    for number in range(40):
+        channel = await connection.channel()
+        if number % 2:
+            await channel.close()
+        else:
+            broker.send(spec.Channel.Close(404, "NOT_FOUND", 50, 10))
+            await channel.wait_closed()
+        await settled()
+        del channel
+    assert observers() - before < 5
+
+
+async def test_lost_connection_is_collected_without_a_task(broker: ScriptedBroker) -> None:
+    connection = await amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0))
+    broker.send(spec.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
+    assert "CONNECTION_FORCED" in str(await asyncio.wait_for(connection.wait_closed(), PATIENCE))
+    await settled()
+    lost = weakref.ref(connection._connection)
+    before = asyncio.all_tasks()
+    del connection
+    gc.collect()
+    assert lost() is None
+    assert asyncio.all_tasks() == before
+
+
+async def test_cancelled_connect_leaves_no_socket(broker: ScriptedBroker) -> None:
+    broker.silent = True
+    connecting = asyncio.create_task(amqp.connect(ConnectionOptions("amqp://u@h", heartbeat=0)))
+    await settled()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert broker._socket is not None
+    assert broker._socket.is_closing()
+
+
+async def test_bytes_of_the_log_in_are_not_kept(broker: ScriptedBroker, connection: Connection) -> None:
+    assert broker.refusal() is None
+    broker.send(spec.Connection.Blocked("low on memory"), channel=0)
+    await settled()
+    assert broker._reader is not None
+    assert broker._reader.login is None

@@ -1,0 +1,97 @@
+"""Only `osrdyne.amqp` uses the AMQP libraries, and only by their public names (decision 0042)."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import osrdyne.amqp
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = ROOT / "osrdyne" / "amqp"
+LIBRARIES = {"aio_pika", "aiormq"}
+MODULES = [importlib.import_module(f"osrdyne.amqp.{module.name}") for module in pkgutil.iter_modules([str(PACKAGE)])]
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_only_the_package_imports_the_libraries() -> None:
+    files = [file for folder in ("osrdyne", "workers") for file in (ROOT / folder).rglob("*.py")]
+    users = {
+        file.parent
+        for file in files
+        if LIBRARIES & {name.partition(".")[0] for name in imported(ast.parse(file.read_text()))}
+    }
+    assert users == {PACKAGE}
+
+
+@pytest.mark.parametrize(
+    "file",
+    # The patches replace functions of pamqp, and say when each can go.
+    [file for file in sorted(PACKAGE.glob("*.py")) if file.name != "pamqp_patches.py"],
+    ids=lambda file: file.stem,
+)
+def test_module_reads_no_private_name_of_another_object(file: Path) -> None:
+    private = [
+        f"{file.name}:{node.lineno} {ast.unparse(node)}"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"})
+    ]
+    assert private == []
+
+
+def subclasses_of_the_libraries() -> Iterator[type]:
+    for module in MODULES:
+        for _, found in inspect.getmembers(module, inspect.isclass):
+            if found.__module__.startswith(osrdyne.amqp.__name__) and any(
+                base.__module__.partition(".")[0] in LIBRARIES for base in found.__mro__
+            ):
+                yield found
+
+
+def test_subclass_overrides_no_private_name() -> None:
+    subclasses = set(subclasses_of_the_libraries())
+    assert {found.__name__ for found in subclasses} >= {"CoalescingTransport", "_PlainConnection", "_Underlay"}
+    overridden = [
+        f"{found.__name__}.{name}"
+        for found in subclasses
+        for name in vars(found)
+        if name.startswith("_") and not name.endswith("__") and name != "_abc_impl"
+        for base in found.__mro__[1:]
+        if name in vars(base) and base.__module__.partition(".")[0] in LIBRARIES
+    ]
+    assert overridden == []
+
+
+def test_subclass_reads_no_private_name_of_its_base() -> None:
+    """`self._name` in a subclass is one that the subclass itself defines or assigns."""
+    foreign = []
+    for found in set(subclasses_of_the_libraries()):
+        tree = ast.parse(inspect.getsource(found).lstrip())
+        own = {
+            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        } | set(vars(found))
+        foreign += [
+            f"{found.__name__}: {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_")
+            and not node.attr.endswith("__")
+            and node.attr not in own
+        ]
+    assert foreign == []
