@@ -217,12 +217,12 @@ def test_token_file_keeps_digests_only_and_every_one_of_many_at_once(
     ("content", "said"),
     [
         ("{", "line 1, column 2"),
-        ("[]", r'\{"tokens": \[…\]\} is expected'),
+        ("[]", r'\{"tokens": \[…\]\} expected'),
         ('{"tokens": [{"name": "a"}]}', r"tokens\[0\]: an object with"),
         (render_tokens(TOKENS).replace('"read"', '"admin"'), r"tokens\[0\]\.role: must be read or operate"),
-        (render_tokens(TOKENS).replace("+00:00", ""), "a time with its zone"),
+        (render_tokens(TOKENS).replace("+00:00", ""), "a time with a time zone"),
         (render_tokens([TOKENS[0], TOKENS[0]]), "two tokens have the name 'reader'"),
-        ("[" * 100_000, "this is not JSON"),
+        ("[" * 100_000, "invalid JSON"),
     ],
 )
 def test_token_file_with_a_mistake_stops_the_start(tmp_path: Path, content: str, said: str) -> None:
