@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel
 from osrdyne.broker.leadership.channel_pool import ChannelPool
+from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 _ARGUMENTS = {"x-queue-type": "quorum"}
@@ -119,7 +120,10 @@ class QueueDurability:
             await channel.begin_delete_queue(queue)
 
     async def run(self) -> None:
-        """Delete the last queue a moment after it was declared, for as long as the term lasts."""
+        """Prepare the first turn; then delete the last queue a moment after it was declared, while the term lasts."""
+        with suppress(BrokerConflictError):  # the first new key reports it
+            async with self._turn, self._open():
+                pass  # otherwise the first new key would wait for four more commands
         while True:
             await self._came.wait()
             await self._clock.sleep(DELETE_AFTER)
