@@ -107,16 +107,14 @@ class LeaderSession:
     async def _connect(self) -> None:
         broker = self._settings.broker
         control = connection_options(self._settings, purpose="leader", heartbeat=broker.leader_heartbeat)
-        self.control = await self._open_connection(control)
         publishing = connection_options(self._settings, purpose="publisher", heartbeat=broker.heartbeat)
-        self.publishing = await self._open_connection(publishing)
-        self.publisher = await LeaderPublisher.open(
-            self.publishing, open_another=self._open_for_replies, clock=self._clock
-        )
         # Requests may be large: on a connection of their own they delay neither heartbeats nor answers of the token's.
         # As short a heartbeat: what a silent leader has taken goes back when the token does.
         consuming = connection_options(self._settings, purpose="consumer", heartbeat=broker.leader_heartbeat)
-        self.consuming = await self._open_connection(consuming)
+        self.control, self.publishing, self.consuming = await self._open_connections(control, publishing, consuming)
+        self.publisher = await LeaderPublisher.open(
+            self.publishing, open_another=self._open_for_replies, clock=self._clock
+        )
         self.spare_channels = ChannelPool(self.control)
         self.probe_channels = ChannelPool(self.control)
         self.declare_channels = ChannelPool(self.control)
@@ -154,6 +152,14 @@ class LeaderSession:
             return None
         await trial.close()
         return user
+
+    async def _open_connections(self, *options: ConnectionOptions) -> list[Connection]:
+        """Open all of them at once. Raises the first error when each is open or has failed."""
+        opened = await asyncio.gather(*map(self._open_connection, options), return_exceptions=True)
+        for one in opened:
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in opened if isinstance(one, Connection)]
 
     async def _open_connection(self, options: ConnectionOptions) -> Connection:
         connection = await self._connect_to_broker(options)

@@ -200,10 +200,12 @@ class Daemon:
             finally:
                 acquiring.cancel()
                 stopping.cancel()
-            pinned = await self._pins.load()
-            await self._leader.announce(self.api.announced_url, term=token.term)
+            pinned, *_ = await asyncio.gather(
+                self._pins.load(),
+                self._leader.announce(self.api.announced_url, term=token.term),
+                self._note_rights_of_workers(),
+            )
             self._state.note("management", ok=True, detail="the HTTP API answers")
-            await self._note_rights_of_workers()
             term = Term(
                 Resources(
                     context=TermContext(session.names, self._settings, self._clock, self._metrics),

@@ -431,25 +431,18 @@ class TestKeep:
         self, settings: Settings, channel: Channel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Bodies that are not read yet fill the buffers of their connection; heartbeats and answers are behind them."""
-        writers: list[asyncio.StreamWriter] = []
+        sockets: dict[str, asyncio.ReadTransport] = {}
 
         class Recorded(CoalescingTransport):
             async def create(self, url: Any, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
                 reader, writer = await super().create(url, **kwargs)
-                writers.append(writer)
+                sockets[url.query["name"].split()[2]] = cast(asyncio.ReadTransport, writer.transport)
                 return reader, writer
-
-        sockets: dict[str, asyncio.ReadTransport] = {}
-
-        async def connect(options: ConnectionOptions) -> Connection:
-            opened = await amqp_connect(options)
-            sockets[options.name.split()[2]] = cast(asyncio.ReadTransport, writers[-1].transport)
-            return opened
 
         monkeypatch.setattr("osrdyne.amqp.connection.CoalescingTransport", Recorded)
         queue = f"{settings.pool.id}-large"
         await channel.declare_queue(queue, arguments={"x-queue-type": "quorum"})
-        async with session_of(settings, connect=connect) as session:
+        async with session_of(settings) as session:
             _, own = await session.token.acquire()
             async with kept(session, own):
                 consumer = await (await session.channel()).consume(queue)
