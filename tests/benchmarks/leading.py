@@ -116,7 +116,12 @@ async def leader(
 ) -> AsyncIterator[Activations]:
     """Lead `pool`, as the daemon does, until the end of the block. `running`: keys that have a worker already."""
     settings = Settings(
-        broker=BrokerSettings(uri=SecretStr(broker.amqp_uri), management_uri=SecretStr(broker.management_uri)),
+        broker=BrokerSettings(
+            uri=SecretStr(broker.amqp_uri),
+            management_uri=SecretStr(broker.management_uri),
+            # The leader shares its event loop with the benchmark: on a busy machine it would lose its connection.
+            leader_heartbeat=30.0,
+        ),
         pool=PoolSettings(id=pool, kind=kind),
         driver=DriverSettings(name="noop"),
         lifecycle=LifecycleSettings(
