@@ -64,7 +64,7 @@ def test_task_that_does_not_react_to_being_cancelled_is_a_stray(
     sessions: SparkSessions, spark: Any, thread: ThreadPoolExecutor
 ) -> None:
     # A regular expression that tries every way to split a text ignores interrupts until it has tried them all.
-    query = f"select repeat('a', cast(90 + id as int)) rlike '{'(.*)' * 5}b' from range(0, 1, 1, 1)"
+    query = f"select repeat('a', cast(66 + id as int)) rlike '{'(.*)' * 5}b' from range(0, 1, 1, 1)"
     running = thread.submit(sessions.run_in_group, spark, "stubborn", lambda: spark.sql(query).collect())
     wait_for(lambda: active_tasks(spark) == 1)
     assert sessions.stray_tasks(spark) == {}
