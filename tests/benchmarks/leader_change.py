@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=list(SIZES))
     for size in parser.parse_args().keys:
         change = asyncio.run(measure(size))
-        told = {
+        figures = {
             "keys": size,
             "leading": round(change.leading, 2),
             "first_new_key": round(change.first, 2),
@@ -125,7 +125,7 @@ def main() -> None:
             "median_wait": round(median(change.waits), 3),
             "load": round(os.getloadavg()[0], 1),
         }
-        print(json.dumps(told), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

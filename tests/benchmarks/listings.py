@@ -112,7 +112,7 @@ def main() -> None:
         asyncio.run(measure(options.queues, options.changes, seconds=options.seconds)),
         strict=True,
     ):
-        told = {
+        figures = {
             "listings": name,
             "queues": options.queues,
             "succeeded": len(listings.took),
@@ -120,7 +120,7 @@ def main() -> None:
             "median_seconds": round(statistics.median(listings.took), 2) if listings.took else None,
             "fewest_lasting_queues_listed": listings.shortest,
         }
-        print(json.dumps(told))
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":
