@@ -19,9 +19,6 @@ FOUND = re.compile(
 """Whole words; an underscore separates words too, so names are read as well. A line end counts as a blank."""
 PENDING: frozenset[str] = frozenset(
     {
-        "osrdyne/amqp/channel.py",
-        "osrdyne/amqp/connection.py",
-        "osrdyne/amqp/consumer.py",
         "osrdyne/cli/manifests.py",
         "osrdyne/drivers/docker/engine.py",
         "osrdyne/ingress/explain.py",
@@ -37,8 +34,6 @@ PENDING: frozenset[str] = frozenset(
         "osrdyne/protocol/messages.py",
         "osrdyne/testing/conformance_worker.py",
         "tests/acceptance/test_retries_end_to_end.py",
-        "tests/benchmarks/leader_change.py",
-        "tests/benchmarks/listings.py",
         "tests/chaos/rules.py",
         "tests/unit/ingress/test_retry_terms.py",
         "tests/unit/worker/test_worker_values.py",
