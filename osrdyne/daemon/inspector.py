@@ -110,7 +110,8 @@ class DaemonInspector:
             reason = f"{len(silent)} workers do not report for the priorities of their group, such as those of {keys}"
             found.append(ComponentView("worker priorities", False, reason, fatal=False))
         if self._state.term is not None:
-            found.append(self._state.term.routing.topology.component())
+            topology = self._state.term.routing.topology.finding()
+            found.append(ComponentView(topology.subject, topology.ok, topology.message, fatal=topology.fatal))
         return sorted(found, key=lambda component: component.name)
 
     def groups(self) -> list[GroupView]:

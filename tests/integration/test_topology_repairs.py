@@ -90,8 +90,8 @@ async def test_everything_that_is_deleted_by_hand_is_declared_again(
         assert (await running.leads(), running.task.done()) == (1, False)
         for kind in ("exchange", "binding", "queue", "policy", "parameter"):
             assert repairs(running, kind) >= 1, kind
-        [component] = [one for one in _components(running) if one.name == "topology"]
-        assert component.ok and "repaired in this term" in component.detail
+        [finding] = [one for one in _findings(running) if one.subject == "topology"]
+        assert finding.ok and "repaired in this term" in finding.message
         await publish(channel, names, A, b"after")
         assert await take(channel, names.request_queue(A), 1) == [b"after"]
 
@@ -107,10 +107,10 @@ async def test_doctor_and_status_name_what_cannot_be_repaired(
     ):
         above = {"pattern": f"^{pool_id}-req-", "definition": {"max-length": 7}, "priority": 200, "apply-to": "queues"}
         await api.put(f"/api/policies/%2F/{pool_id}-other", json=above)
-        await eventually(lambda: any(not one.ok and pool_id in one.detail for one in _components(running)))
+        await eventually(lambda: any(not one.ok and pool_id in one.message for one in _findings(running)))
         assert False in await findings_of(settings, "topology")
         await api.delete(f"/api/policies/%2F/{pool_id}-other")
-        await eventually(lambda: all(one.ok for one in _components(running)))
+        await eventually(lambda: all(one.ok for one in _findings(running)))
     await api_delete_policy(broker.management_uri, names)
     assert False in await findings_of(settings, "topology")
 
@@ -120,8 +120,8 @@ async def api_delete_policy(uri: str, names: PoolNames) -> None:
         await api.delete(f"/api/policies/%2F/{quote(names.policy)}")
 
 
-def _components(running: Running):
-    return [running.term.routing.topology.component()]
+def _findings(running: Running):
+    return [running.term.routing.topology.finding()]
 
 
 async def test_deleted_inventory_comes_back_and_holds_up_no_dead_letter(

@@ -18,10 +18,10 @@ from osrdyne.broker.topology.comparison import Deviation, ObjectKind, Problem, c
 from osrdyne.broker.topology.declarations import Queue, QueueBinding, Topology
 from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.errors import BrokerConflictError, BrokerError, LeadershipLostError
+from osrdyne.findings import Finding
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease
-from osrdyne.pool.views import ComponentView
 from osrdyne.protocol.names import QueueName
 
 LEAST_PAUSE = 1.0
@@ -164,15 +164,15 @@ class TopologyWatch:
                 )
         self._conflicts = conflicts
 
-    def component(self) -> ComponentView:
-        """The component for `status`: what cannot be repaired, or what was repaired in this term."""
+    def finding(self) -> Finding:
+        """The finding for `status`: what cannot be repaired, or what was repaired in this term."""
         if self._conflicts:
             first, more = self._conflicts[0], len(self._conflicts) - 1
             others = f", and {more} more" if more else ""
-            return ComponentView(COMPONENT, False, f"{first}{others}; `osrdyne doctor` says what to do")
+            return Finding(COMPONENT, False, f"{first}{others}; `osrdyne doctor` says what to do")
         if self._failure is not None:
-            return ComponentView(COMPONENT, False, f"not compared: {self._failure}", fatal=False)
+            return Finding(COMPONENT, False, f"not compared: {self._failure}", fatal=False)
         detail = f"as declared, compared {self._clock.monotonic() - self._compared_at:.0f} s ago"
         if self._repairs:
             detail += f"; repaired in this term: {self._repairs}, the last: {self._last_repair}"
-        return ComponentView(COMPONENT, True, detail)
+        return Finding(COMPONENT, True, detail)

@@ -53,12 +53,16 @@ class Setting:
         self.totals = Totals()
         self.clock = self.totals.clock
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, STOP), clock=self.clock)
-        self.board = QueueStatuses()
+        self.queue_status = QueueStatuses()
         context = make_context(clock=self.clock, lifecycle=LifecycleSettings(settle_delay=SETTLE))
         depths = QueueDepths(context, self.totals)
-        self.workers = WorkerStatuses()
+        self.worker_status = WorkerStatuses()
         self.reaper = IdleReaper(
-            context, tracker=self.tracker, queue_status=self.board, worker_status=self.workers, depths=depths
+            context,
+            tracker=self.tracker,
+            queue_status=self.queue_status,
+            worker_status=self.worker_status,
+            depths=depths,
         )
         self.tasks = [asyncio.create_task(loop.run()) for loop in (self.reaper, self.tracker, depths)]
 
@@ -70,7 +74,7 @@ class Setting:
         await self.clock.advance(STOP - 1.0)
 
     def unbind(self, key: Key) -> None:
-        self.board.update(key, exists=True, binding=Binding.UNBOUND, unbound_at=self.clock.monotonic())
+        self.queue_status.update(key, exists=True, binding=Binding.UNBOUND, unbound_at=self.clock.monotonic())
 
 
 @pytest.fixture
@@ -98,7 +102,7 @@ async def test_nothing_is_asked_before_stop_delay(setting: Setting) -> None:
 async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting) -> None:
     """lifecycle: listed-bindings-are-unknown: a listing without the binding does not replace an unbind-ok."""
     setting.totals.messages = {A: 0}
-    setting.board.update(A, exists=True)
+    setting.queue_status.update(A, exists=True)
     setting.tracker.adopt(A, GroupStatus.UNBOUND)
     await setting.clock.advance(STOP + 500.0)
     assert (setting.totals.asked_at, setting.tracker.status(A)) == ([], GroupStatus.UNBOUND)
@@ -107,7 +111,7 @@ async def test_nothing_is_asked_before_the_unbind_of_this_term(setting: Setting)
 async def test_sample_is_taken_after_settling_and_the_age_of_a_listing(setting: Setting) -> None:
     """A `stop_delay` shorter than that does not matter."""
     setting.totals.messages = {A: 0}
-    setting.board.update(A, exists=True)
+    setting.queue_status.update(A, exists=True)
     setting.tracker.require_worker_group(A)
     setting.tracker.retire(A)
     await setting.clock.advance(7.0)
@@ -195,7 +199,7 @@ async def test_sample_from_before_a_new_unbind_is_not_evidence(setting: Setting)
 
 async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Setting) -> None:
     setting.totals.messages = {A: 0, B: 0}
-    setting.board.update(B, exists=True)
+    setting.queue_status.update(B, exists=True)
     setting.tracker.adopt(B, GroupStatus.UNBOUND)
     await setting.idle_group(A)
     await setting.clock.advance(15.0)

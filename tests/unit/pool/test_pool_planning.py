@@ -1,5 +1,5 @@
-"""The tables behind the two loops: facts in, next step out. Every row names the step of docs/design/lifecycle.md it
-stands for."""
+"""The tables behind the two loops: the observed state in, the next step out. Each row names the
+step of docs/design/lifecycle.md for which it stands."""
 
 from __future__ import annotations
 
@@ -162,14 +162,14 @@ GROUP_ROWS = {
 }
 
 
-@pytest.mark.parametrize(("desired", "facts", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
-def test_group_plan(desired: GroupStatus | None, facts: ObservedGroup, actions: list[object]) -> None:
-    assert plan_group(desired, facts, slots=1, now=NOW) == actions
+@pytest.mark.parametrize(("desired", "observed", "actions"), GROUP_ROWS.values(), ids=GROUP_ROWS.keys())
+def test_group_plan(desired: GroupStatus | None, observed: ObservedGroup, actions: list[object]) -> None:
+    assert plan_group(desired, observed, slots=1, now=NOW) == actions
 
 
 def test_every_free_slot_gets_a_worker() -> None:
-    facts = ObservedGroup([instance(1, slot=1)], True)
-    assert plan_group(ACTIVE, facts, slots=3, now=NOW) == [Start(0), Start(2)]
+    observed = ObservedGroup([instance(1, slot=1)], True)
+    assert plan_group(ACTIVE, observed, slots=3, now=NOW) == [Start(0), Start(2)]
 
 
 def test_driver_that_starts_nothing_has_no_slots_and_misses_no_worker() -> None:

@@ -34,7 +34,7 @@ def ids(*slots: int) -> frozenset[InstanceId]:
     return frozenset(InstanceId(f"i{slot}") for slot in slots)
 
 
-def facts(*instances: Instance, **more: object) -> ObservedGroup:
+def observed(*instances: Instance, **more: object) -> ObservedGroup:
     return ObservedGroup(instances, True, **more)  # type: ignore[arg-type]
 
 
@@ -50,54 +50,54 @@ LEAVING = {InstanceId("i1"): Draining(NOT_NEEDED, until=NOW + 100, ask_again_at=
 
 ROWS = {
     "outdated: its successor comes first, in a spare slot": (
-        facts(instance(0), serving=ids(0), outdated=ids(0)), 1, [Start(1)]
+        observed(instance(0), serving=ids(0), outdated=ids(0)), 1, [Start(1)]
     ),
     "successor is loading: the old one goes on": (
-        facts(instance(0), instance(1), serving=ids(0), outdated=ids(0)), 1, []
+        observed(instance(0), instance(1), serving=ids(0), outdated=ids(0)), 1, []
     ),
     "successor is ready: the old one may finish and end": (
-        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0)), 1, [replace(0)]
+        observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0)), 1, [replace(0)]
     ),
     "old one is finishing: nothing": (
-        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(1), draining=LEAVING), 1, []
+        observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(1), draining=LEAVING), 1, []
     ),
     "several outdated: one at a time": (
-        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0, 1)), 2, [Start(2)]
+        observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0, 1)), 2, [Start(2)]
     ),
     "one of several is replaced: the idle one goes before the busy one": (
-        facts(*map(instance, range(3)), serving=ids(0, 1, 2), outdated=ids(0, 1), busy=ids(1)), 2, [replace(0)]
+        observed(*map(instance, range(3)), serving=ids(0, 1, 2), outdated=ids(0, 1), busy=ids(1)), 2, [replace(0)]
     ),
     "too few, outdated: only what is missing": (
-        facts(instance(0), serving=ids(0), outdated=ids(0)), 2, [Start(1)]
+        observed(instance(0), serving=ids(0), outdated=ids(0)), 2, [Start(1)]
     ),
     "successor failed for good: the old one goes on": (
-        facts(instance(0), serving=ids(0), outdated=ids(0), back_off_until=NOW + 9), 1,
+        observed(instance(0), serving=ids(0), outdated=ids(0), back_off_until=NOW + 9), 1,
         [Wait("the last worker ended; backing off", NOW + 9)],
     ),
     "too many: idle ones go, the latest first": (
-        facts(*map(instance, range(3)), serving=ids(0, 1, 2), busy=ids(2)), 2, [spare(1)]
+        observed(*map(instance, range(3)), serving=ids(0, 1, 2), busy=ids(2)), 2, [spare(1)]
     ),
     "too many: one that loads goes before one that serves": (
-        facts(instance(0), instance(1), serving=ids(1)), 1, [spare(0)]
+        observed(instance(0), instance(1), serving=ids(1)), 1, [spare(0)]
     ),
     "one is leaving and needed again: another slot": (
-        facts(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING), 2, [Start(2)]
+        observed(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING), 2, [Start(2)]
     ),
     "who is ending keeps its place": (
-        facts(instance(0, state=InstanceState.EXITED)), 1, [Remove(instance(0, state=InstanceState.EXITED))]
+        observed(instance(0, state=InstanceState.EXITED)), 1, [Remove(instance(0, state=InstanceState.EXITED))]
     ),
     "no more starts than there is room": (
-        facts(room=1), 2, [Start(0), Wait("max_concurrent_starts workers are starting", for_room=True)]
+        observed(room=1), 2, [Start(0), Wait("max_concurrent_starts workers are starting", for_room=True)]
     ),
     "a platform that counts workers itself is asked to stop": (
-        facts(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
+        observed(instance(0), instance(1), serving=ids(0, 1), outdated=ids(0), drains=False), 1,
         [Stop(InstanceId("i0"), REPLACED)],
     ),
     "a platform that replaces workers itself is given the new settings": (
-        facts(instance(0), serving=ids(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
+        observed(instance(0), serving=ids(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
     ),
     "one that is not ready yet is given them too": (
-        facts(instance(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
+        observed(instance(0), outdated=ids(0), drains=False), 1, [Update(InstanceId("i0"))]
     ),
 }  # fmt: skip
 
@@ -108,11 +108,11 @@ def test_active_group(known: ObservedGroup, slots: int, actions: list[object]) -
 
 
 def test_unused_group_is_not_replaced() -> None:
-    known = facts(instance(0), serving=ids(0), outdated=ids(0))
+    known = observed(instance(0), serving=ids(0), outdated=ids(0))
     assert plan_group(UNBOUND, known, slots=1, now=NOW) == []
 
 
 def test_worker_that_may_end_is_asked_again_and_then_stopped() -> None:
-    known = facts(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING)
+    known = observed(instance(0), instance(1), serving=ids(0, 1), draining=LEAVING)
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 5) == [spare(1)]
     assert plan_group(ACTIVE, known, slots=1, now=NOW + 100) == [Stop(InstanceId("i1"), NOT_NEEDED)]
