@@ -173,7 +173,7 @@ class RetryQueuesLoop:
         async with self._changing:
             missing = (used_before & self._used) - listed.keys() - self.refused.keys()
             if missing:
-                self._log.error("retry queue was deleted by another client", delays_ms=sorted(missing))
+                self._log.warning("retry queue was deleted by another client", delays_ms=sorted(missing))
             if missing or self.refused:
                 self.refused = await self._queues.declare(self._used, self._levels)
             now = self._clock.monotonic()
