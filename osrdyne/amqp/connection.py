@@ -120,6 +120,7 @@ class Connection:
         """Whether this side has closed the connection."""
         self._connection = connection
         self._transport = transport
+        self._last_number = 0
         # aio-pika shows neither whether the broker blocks the connection nor its version, limits and end.
         self._underlay = connection.transport.connection
 
@@ -178,11 +179,26 @@ class Connection:
                     await self.wait_unblocked()
                 if self.is_closed:
                     raise BrokerUnavailableError("Could not open a channel: the connection to RabbitMQ is closed.")
-                channel = self._connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+                channel = self._connection.channel(
+                    self._next_number(), publisher_confirms=confirms, on_return_raises=confirms
+                )
                 await channel.initialize()
             underlay = await channel.get_underlay_channel()
         assert isinstance(underlay, aiormq.Channel)
         return Channel(self, channel, underlay)
+
+    def _next_number(self) -> int:
+        """The number for a new channel: the one that has been free for longest.
+
+        aiormq would take the number after the highest in use, often one that has just become free. Then a frame that
+        the last channel of this number still sends, or an answer that was on its way to it, ends the new channel.
+        """
+        used = self._underlay.channels
+        for _ in range(self.max_channels):
+            self._last_number = self._last_number % self.max_channels + 1
+            if self._last_number not in used:
+                return self._last_number
+        raise BrokerUnavailableError(f"The connection has the {self.max_channels} channels that RabbitMQ allows it.")
 
     async def close(self) -> None:
         """Close the connection; never raises, never takes longer than a few seconds."""

@@ -1,12 +1,26 @@
-"""The socket under a connection: frames that are written together leave together, and a refused log-in says why.
+"""The socket under a connection: frames written together leave together, and none follows the close of its channel.
+
+It also keeps the reason of a refused log-in.
 
 aiormq writes frame by frame, and each write is a system call that wakes the broker up. With many requests under way,
 most of them come in the same pass of the event loop.
+
+A frame that reaches RabbitMQ on a channel that is not open closes the whole connection (broker: channel-ends), and a
+leader loses its term. aiormq sends such frames. It marks a channel as closed some passes of the loop after it has sent
+`channel.close-ok`; until then an RPC that is cancelled or times out, an acknowledgement or a message still leaves on
+the channel. It closes a channel a second time when its close is cancelled, or not answered within a heartbeat. It
+leaves a `channel.close` of the broker unanswered when its write queue is full, or when its channel object is closed
+already; the next `channel.open` with that number closes the connection as well.
+
+So the end of a channel is decided here, where the order of the frames is final: every `channel.close` of the broker is
+answered when it is read, and after a close or its answer nothing leaves on that number until it is opened again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
+from collections.abc import Callable
 from typing import Any
 
 from aiormq.connection import TransportFactory
@@ -16,9 +30,21 @@ from pamqp.exceptions import PAMQPException
 from pamqp.frame import unmarshal
 from yarl import URL
 
+_HEADER = struct.Struct(">BHI")  # type, channel, size
+_METHOD = 1
+_METHOD_BYTES = slice(_HEADER.size, _HEADER.size + 4)
+_FRAME_END = 0xCE
+CHANNEL_OPEN = struct.pack(">HH", 20, 10)
+CHANNEL_CLOSE = struct.pack(">HH", 20, 40)
+CHANNEL_CLOSE_OK = struct.pack(">HH", 20, 41)
+
 
 class CoalescingWriter(asyncio.StreamWriter):
-    """Sends what was written in one pass of the event loop at its end, as one piece."""
+    """Sends what was written in one pass of the event loop at its end, as one piece.
+
+    What is written on a channel after its close is dropped. RabbitMQ would ignore it at best; a call that waits for an
+    answer to it fails with the channel.
+    """
 
     def __init__(
         self,
@@ -30,8 +56,26 @@ class CoalescingWriter(asyncio.StreamWriter):
         super().__init__(transport, protocol, reader, loop)
         self._soon = loop.call_soon
         self._waiting: list[Any] = []
+        self._closed: set[int] = set()  # channels on which a close, or the answer to one, was the last frame
 
     def write(self, data: Any) -> None:
+        """Write the frames of one channel."""
+        channel = data[1] << 8 | data[2]
+        method = data[_METHOD_BYTES] if data[0] == _METHOD else b""
+        if method == CHANNEL_OPEN:
+            self._closed.discard(channel)
+        elif channel in self._closed:
+            return
+        elif method in {CHANNEL_CLOSE, CHANNEL_CLOSE_OK}:
+            self._closed.add(channel)
+        self._append(data)
+
+    def answer_close(self, channel: int) -> None:
+        """Confirm the broker's close, also after our own: the broker waits for it either way."""
+        self._closed.add(channel)
+        self._append(_HEADER.pack(_METHOD, channel, 4) + CHANNEL_CLOSE_OK + bytes([_FRAME_END]))
+
+    def _append(self, data: Any) -> None:
         if not self._waiting:
             self._soon(self.flush)
         self._waiting.append(data)
@@ -66,6 +110,36 @@ class LoginReader(asyncio.StreamReader):
         super().feed_data(data)
 
 
+class ClosesReader(LoginReader):
+    """Passes on what arrives, and calls `on_close` with the channel of each `channel.close` first."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.on_close: Callable[[int], None] = lambda _: None
+        self._started = b""  # the beginning of a frame, too short to show what it is
+        self._left = 0  # bytes of the last frame that are still to come
+
+    def feed_data(self, data: Any) -> None:
+        self._scan(data)
+        super().feed_data(data)
+
+    def _scan(self, data: bytes) -> None:
+        if self._started:
+            data = self._started + data
+            self._started = b""
+        start, end = self._left, len(data)
+        while start + _HEADER.size <= end:
+            kind, channel, size = _HEADER.unpack_from(data, start)
+            if kind == _METHOD:
+                if start + _METHOD_BYTES.stop > end:
+                    break
+                if data[start + _METHOD_BYTES.start : start + _METHOD_BYTES.stop] == CHANNEL_CLOSE:
+                    self.on_close(channel)
+            start += _HEADER.size + size + 1
+        self._left = max(0, start - end)
+        self._started = bytes(data[start:])
+
+
 class CoalescingTransport(TransportFactory):
     """Opens the socket of one connection as aiormq would (`amqp` and `amqps`), with a `CoalescingWriter`."""
 
@@ -86,13 +160,15 @@ class CoalescingTransport(TransportFactory):
         except OSError as error:
             raise AMQPConnectionError(*error.args) from error
         self._socket = transport
-        return reader, CoalescingWriter(transport, protocol, reader, loop)
+        writer = CoalescingWriter(transport, protocol, reader, loop)
+        reader.on_close = writer.answer_close
+        return reader, writer
 
-    def new_reader(self) -> LoginReader:
+    def new_reader(self) -> ClosesReader:
         """Return a reader whose bytes `refusal` understands."""
-        self._reader = LoginReader(loop=asyncio.get_running_loop())
-        self._reader.login = bytearray()
-        return self._reader
+        self._reader = reader = ClosesReader(asyncio.get_running_loop())
+        reader.login = bytearray()
+        return reader
 
     def end_login(self) -> None:
         """Stop keeping what the broker sends."""

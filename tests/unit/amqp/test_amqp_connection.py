@@ -287,7 +287,7 @@ async def test_channels_that_are_closed_leave_nothing_behind(broker: ScriptedBro
         if number % 2:
             await channel.close()
         else:
-            broker.send(spec.Channel.Close(404, "NOT_FOUND", 50, 10))
+            broker.send(spec.Channel.Close(404, "NOT_FOUND", 50, 10), channel=channel._underlay.number)
             await channel.wait_closed()
         await settled()
         del channel

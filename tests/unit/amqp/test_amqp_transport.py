@@ -1,4 +1,4 @@
-"""The writer that sends in one call what is written together."""
+"""The writer that sends in one call what is written together, and nothing after the close of a channel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from pamqp import commands, frame
+from pamqp.body import ContentBody
+from pamqp.heartbeat import Heartbeat
 
-from osrdyne.amqp.transport import CoalescingWriter
+from osrdyne.amqp.transport import CHANNEL_CLOSE, ClosesReader, CoalescingWriter
 
 
 class RecordingTransport(asyncio.WriteTransport):
@@ -75,3 +78,55 @@ async def test_what_is_written_while_the_connection_closes_is_dropped(
     transport.closing = True
     await asyncio.sleep(0)
     assert transport.sent == []
+
+
+FRAMES = b"".join(
+    [
+        frame.marshal(Heartbeat(), 0),
+        frame.marshal(commands.Channel.Close(404, "NOT_FOUND", 50, 10), 7),
+        frame.marshal(ContentBody(b"\x01" * 30 + CHANNEL_CLOSE * 5), 8),
+        frame.marshal(commands.Channel.CloseOk(), 9),
+        frame.marshal(commands.Basic.Ack(1), 0x1234),
+        frame.marshal(commands.Channel.Close(406, "", 0, 0), 0x1234),
+    ]
+)
+
+
+@pytest.mark.parametrize("size", range(1, len(FRAMES) + 1))
+async def test_closes_are_seen_however_the_frames_arrive(size: int) -> None:
+    closed: list[int] = []
+    reader = ClosesReader(asyncio.get_running_loop())
+    reader.on_close = closed.append
+    for start in range(0, len(FRAMES), size):
+        reader.feed_data(FRAMES[start : start + size])
+    assert closed == [7, 0x1234]
+    assert await reader.readexactly(len(FRAMES)) == FRAMES
+
+
+async def test_nothing_follows_a_close_until_the_channel_is_opened_again(
+    transport: RecordingTransport, writer: CoalescingWriter
+) -> None:
+    opening, closing, ack = commands.Channel.Open(), commands.Channel.Close(200, "", 0, 0), commands.Basic.Ack(1)
+    for number, method in [(1, opening), (2, opening), (1, ack), (1, closing), (1, ack), (1, closing), (2, ack)]:
+        writer.write(frame.marshal(method, number))
+    writer.answer_close(1)
+    writer.write(frame.marshal(commands.Channel.CloseOk(), 1))
+    for method in [opening, ack]:
+        writer.write(frame.marshal(method, 1))
+    await asyncio.sleep(0)
+    sent, methods = transport.sent[0], []
+    while sent:
+        size, number, received = frame.unmarshal(sent)
+        methods.append((number, received.name))
+        sent = sent[size:]
+    assert methods == [
+        (1, "Channel.Open"),
+        (2, "Channel.Open"),
+        (1, "Basic.Ack"),
+        (1, "Channel.Close"),
+        (2, "Basic.Ack"),
+        (1, "Channel.CloseOk"),
+        (1, "Channel.Open"),
+        (1, "Basic.Ack"),
+    ]
+    writer.close()
