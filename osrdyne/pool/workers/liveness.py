@@ -86,20 +86,20 @@ def is_expected_to_work(worker: WorkerReportState) -> bool:
     return worker.counts_requests and worker.state.serves and not worker.paused
 
 
-def judge(
+def find_hanging(
     workers: Iterable[WorkerReportState], suspicion: Suspicion, *, now: float, patience: float
 ) -> Mapping[str, str] | None:
     """Return the hanging workers by id, with the reason; empty if there is none, None while that is undecided."""
-    judged = [worker for worker in workers if is_expected_to_work(worker)]
-    silent = {worker.worker_id: SILENT for worker in judged if worker.heard_at < suspicion.since}
+    expected = [worker for worker in workers if is_expected_to_work(worker)]
+    silent = {worker.worker_id: SILENT for worker in expected if worker.heard_at < suspicion.since}
     if silent:
         # Undecided until all questions are asked and the latest has had time to be answered.
         return silent if suspicion.asked >= ASKED and now - suspicion.asked_at > patience / 2 else None
-    if suspicion.waiting_since is None or any(worker.worked_at >= suspicion.waiting_since for worker in judged):
+    if suspicion.waiting_since is None or any(worker.worked_at >= suspicion.waiting_since for worker in expected):
         return {}
     if suspicion.waiting_at - suspicion.waiting_since < patience:
         return None  # requests have not waited for long enough
-    return {worker.worker_id: IDLE_ANYWAY for worker in judged}
+    return {worker.worker_id: IDLE_ANYWAY for worker in expected}
 
 
 class WorkerLiveness:
@@ -146,8 +146,8 @@ class WorkerLiveness:
                 suspicion.waiting_since = now if suspicion.waiting_since is None else suspicion.waiting_since
 
     def _is_at_rest(self, key: Key, now: float) -> bool:
-        judged = [worker for worker in self._worker_reports.of_key(key) if is_expected_to_work(worker)]
-        return bool(judged) and all(now - worker.worked_at > self._patience for worker in judged)
+        expected = [worker for worker in self._worker_reports.of_key(key) if is_expected_to_work(worker)]
+        return bool(expected) and all(now - worker.worked_at > self._patience for worker in expected)
 
     async def check(self) -> None:
         """Check all workers once."""
@@ -157,7 +157,7 @@ class WorkerLiveness:
             if is_suspicious(worker, now=now, patience=self._patience):
                 self._suspicions.setdefault(worker.key, Suspicion(since=now))
         for key, suspicion in list(self._suspicions.items()):
-            hanging = judge(self._worker_reports.of_key(key), suspicion, now=now, patience=self._patience)
+            hanging = find_hanging(self._worker_reports.of_key(key), suspicion, now=now, patience=self._patience)
             if hanging is None and self._tracker.status(key) is not None and now - suspicion.since < SUSPICION_LASTS:
                 await self._ask_group(key, suspicion)
             else:
