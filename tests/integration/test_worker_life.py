@@ -116,7 +116,7 @@ async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, po
 async def test_queue_that_goes_and_comes_back_is_served_again(pool: Stage) -> None:
     worker = await pool.start()
     await pool.channel.delete_queue(pool.names.request_queue(pool.key))
-    await worker.until_line("the request queue does not exist")
+    await worker.until_line("request queue missing")
     await pool.declare()
     assert json.loads((await pool.caller.call("/info")).body)["pid"] == worker.pid
 

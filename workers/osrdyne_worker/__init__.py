@@ -5,10 +5,8 @@ A worker is a Python module with an `App`; `osrdyne-worker module:app` runs it. 
 
 from __future__ import annotations
 
-from osrdyne_worker.app.app import App as App
-from osrdyne_worker.app.app import Context as Context
-from osrdyne_worker.app.app import SessionFactory as SessionFactory
-from osrdyne_worker.app.call import Answer as Answer
-from osrdyne_worker.app.call import Call as Call
-from osrdyne_worker.app.call import CallCancelledError as CallCancelledError
-from osrdyne_worker.app.call import RequestError as RequestError
+from osrdyne_worker.app.app import App, Context, SessionFactory
+from osrdyne_worker.app.call import Answer, Call
+from osrdyne_worker.app.errors import CallCancelledError, RequestError
+
+__all__ = ["Answer", "App", "Call", "CallCancelledError", "Context", "RequestError", "SessionFactory"]

@@ -1,7 +1,7 @@
-"""The life of a worker process: connect, load, serve, stop. Made and run once by `main`.
+"""The life of a worker process: connect, load the application, serve, stop. Run once by `main`.
 
-Owns every task of the worker. The connection may come and go: session, data and threads stay. It ends with an `Ending`:
-the first reason to end wins. Source: docs/reference/protocol/workers.md.
+A `Worker` owns all tasks of the process. Connections come and go; session, data and threads stay. The first reason to
+exit wins. Source: docs/reference/protocol/workers.md.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.aio.tasks import endless
 from osrdyne.amqp import ConnectionOptions
@@ -22,155 +20,117 @@ from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableErro
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, GENERATION_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import PoolNames, QueueName
-from osrdyne.protocol.reply_addresses import ReplyAddresses
-from osrdyne_worker.app.app import App
+from osrdyne.protocol.names import QueueName
 from osrdyne_worker.app.errors import describe_with_place
-from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.bootstrap import WorkerParts
 from osrdyne_worker.requests.intake import Intake
 from osrdyne_worker.requests.processor import Processor
-from osrdyne_worker.requests.replies import ReplySender
-from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.requests.suspects import PoisonTexts
-from osrdyne_worker.runtime.connection import Link, open_link
+from osrdyne_worker.runtime.connection import BrokerConnection, open_broker_connection
+from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.control import (
-    ControlTrouble,
-    WantedState,
+    ControlWarnings,
+    DesiredState,
     apply_control,
-    is_believed,
+    is_plausible,
     listen,
     parse_seconds,
-    without_false_generation,
+    without_implausible_generation,
 )
-from osrdyne_worker.runtime.exit import AccessRefused, BeyondHelp, Ending, StartFailed, Stop, WrongConfiguration
-from osrdyne_worker.runtime.loading import Loader, first_context
+from osrdyne_worker.runtime.exit import (
+    AccessRefused,
+    ExitReason,
+    InvalidConfiguration,
+    StartFailed,
+    Stop,
+    Unrecoverable,
+)
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
-from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
-from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.session_health import SessionWatch
-from osrdyne_worker.runtime.settings import runtime_settings
+from osrdyne_worker.runtime.session_health import SessionHealth
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 FORGED_INTERVAL = 5.0
 """Seconds between two reports of forged control messages."""
 STABLE_AFTER = 10.0
-"""Seconds after which a connection counts as good: losing it then is a first failure again."""
+"""Seconds after which a connection counts as good: its loss is then a first failure again."""
 CLOSING_TIME = 5.0
-"""Seconds out of `stop_grace` kept for the end: two fifths to give requests back, half for `on_stop` and the session,
-the rest for the last reports. Whoever stops a worker kills it after `stop_grace`."""
+"""Seconds of `stop_grace` that are reserved for the exit: two fifths to requeue requests, half for `on_stop` and the
+session, the rest for the last reports. Drivers kill a worker after `stop_grace`."""
 
 log = get_logger("worker")
 
 
 class Worker:
-    """One worker. Raises `ConfigurationError` when the environment or the application cannot be used."""
+    """One worker."""
 
-    def __init__(
-        self,
-        app: App,
-        environment: WorkerEnvironment,
-        *,
-        ready_file: ReadyFile = NO_READY_FILE,
-        clock: Clock | None = None,
-    ) -> None:
-        self._environment = environment
-        self._ready_file = ready_file
-        self._clock = clock or SystemClock()
-        self._settings = settings = runtime_settings(environment.config)
-        # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the
-        # first.
-        threads = settings.concurrency + settings.max_abandoned
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="handler")
-        self._side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
-        self._loader = Loader(app, first_context(environment), self._threads)
-        self._dispatcher = Dispatcher(app, threads=self._threads, side_threads=self._side_threads, debug=settings.debug)
-        self._reporter = Reporter(
-            key=environment.key,
-            worker_id=environment.worker_id,
-            exchange=environment.activity_exchange,
-            clock=self._clock,
-        )
-        self._wanted = WantedState(environment.requests_queues)
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._environment = parts.environment
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._reporter = parts.reporter
+        self._desired = DesiredState(parts.environment.requests_queues)
         self._queues: WatchCell[tuple[QueueName, ...]] = WatchCell(())
-        self._ready = False
-        self._control_trouble = ControlTrouble()
-        self._forged = 0
-        self._told_forged_at = -math.inf
+        """The queues that the worker consumes now; none until it is ready."""
         self._loading_done = False
-        self._link: Link | None = None
-        self._ending: Ending | None = None
-        self._leaving = False
-        self._end_asked = asyncio.Event()
+        self._ready = False
+        self._broker: BrokerConnection | None = None
+        self._control_warnings = ControlWarnings()
+        self._forged = 0
+        self._forged_reported_at = -math.inf
+        self._exit_reason: ExitReason | None = None
+        self._exit_requested = asyncio.Event()
+        self._exiting = False
 
-    async def run(self, leave: Callable[[Ending], None]) -> None:
-        """Work until there is a reason to end, wind everything up and call `leave` with it.
+    async def run(self, exit_process: Callable[[ExitReason], None]) -> None:
+        """Work until there is a reason to exit, shut down and call `exit_process` with the reason.
 
-        `leave` ends the process: a thread or a task that does not end cannot be waited for.
+        `exit_process` must end the process: a thread or a task that does not end cannot be waited for.
         """
-        self._watchdog = LoopWatchdog(
-            limit=self._settings.blocked_timeout, on_blocked=lambda reason: leave(BeyondHelp(reason))
-        )
         async with asyncio.TaskGroup() as group:
-            self._processor = self._make_processor(group)
+            self._runtime = RuntimeContext(self._settings, self._clock, group.create_task, self.request_exit)
+            self._processor: Processor = self._parts.make_processor(
+                self._runtime, self._parts.loader.context, on_alone=self._update_queues
+            )
+            self._watchdog = LoopWatchdog(
+                limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
+            )
             self._reporter.report(Event.STARTED)
             group.create_task(endless("connection", self._stay_connected()), name="connection")
             group.create_task(endless("busy-reports", self._report_busy()), name="busy-reports")
             group.create_task(self._load(), name="loading")
-            await self._end_asked.wait()
-            assert self._ending is not None
-            await self._wind_up(self._ending)
-            leave(self._ending)
+            await self._exit_requested.wait()
+            assert self._exit_reason is not None
+            await self._shut_down(self._exit_reason)
+            exit_process(self._exit_reason)
 
     def stop(self) -> None:
-        """SIGTERM, SIGINT: finish or give back within `stop_grace`, then end. Also cuts a drain short."""
-        self.end(Stop(self._settings.stop_grace))
+        """Finish or requeue the requests within `stop_grace`, then exit (SIGTERM, SIGINT). Also ends a drain early."""
+        self.request_exit(Stop(self._settings.stop_grace))
 
-    def end(self, ending: Ending) -> None:
-        """Ask for the end; the first reason counts, but a stop with a limit replaces one without."""
-        if self._ending is None or self._ending == Stop(None):
-            self._ending = ending
-        self._end_asked.set()
+    def request_exit(self, reason: ExitReason) -> None:
+        """Shut down and exit. The first reason counts, but a stop with a limit replaces one without."""
+        if self._exit_reason is None or self._exit_reason == Stop(None):
+            self._exit_reason = reason
+        self._exit_requested.set()
         self._update_queues()
-
-    def _make_processor(self, group: asyncio.TaskGroup) -> Processor:
-        return Processor(
-            context=self._loader.context,
-            dispatcher=self._dispatcher,
-            reporter=self._reporter,
-            sender=ReplySender(
-                self._environment.worker_id,
-                self._environment.max_message_bytes,
-                self._clock,
-                reference_statuses=self._settings.statuses == "reference",
-            ),
-            retries=Retries(self._environment.retry_exchange),
-            addresses=ReplyAddresses(PoolNames(self._environment.pool), self._settings.reply_to_prefixes),
-            settings=self._settings,
-            spawn=group.create_task,
-            give_up=self.end,
-            clock=self._clock,
-            poison=PoisonTexts(self._clock, self._environment.poison),
-            on_alone=self._update_queues,
-        )
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
         since = self._clock.monotonic()
         try:
-            self._processor.context = await self._loader.start()
+            self._processor.context = await self._parts.loader.start()
         except Exception as error:
             if self._settings.debug:
-                log.exception("the start of the application failed")
+                log.exception("application start failed")
             self._loading_done = True
-            self.end(StartFailed(describe_with_place(error)))
+            self.request_exit(StartFailed(describe_with_place(error)))
             return
         self._loading_done = self._ready = True
         self._watchdog.start()
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
         self._reporter.report(Event.READY, in_flight=0)
-        self._ready_file.write()
+        self._parts.ready_file.write()
         self._update_queues()
 
     # -- serving -----------------------------------------------------------------------------------------------------
@@ -182,84 +142,77 @@ class Worker:
         while True:
             since = self._clock.monotonic()
             try:
-                link = await open_link(options, self._clock)
+                broker = await open_broker_connection(options, self._clock)
                 log.info("connected to RabbitMQ")
-                await self._serve(link)
+                await self._serve(broker)
             except ConfigurationError as error:
-                self.end(WrongConfiguration(f"WORKER_AMQP_URI: {error.message}"))
+                self.request_exit(InvalidConfiguration(f"WORKER_AMQP_URI: {error.message}"))
             except BrokerError as error:
                 failures = 1 if self._clock.monotonic() - since > STABLE_AFTER else failures + 1
-                if not self._leaving:
+                if not self._exiting:
                     log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
                 refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
                 if refused_since is not None:
-                    self._judge_refusal(error.message, self._clock.monotonic() - refused_since)
+                    self._check_refusal(error.message, self._clock.monotonic() - refused_since)
             await self._clock.sleep(RECONNECT.delay(failures))
 
-    def _judge_refusal(self, reason: str, lasting: float) -> None:
-        """The next worker may get other credentials; this one can only wait a while for its own to work again."""
-        if lasting >= self._settings.queue_missing_timeout:
-            self.end(AccessRefused(f"RabbitMQ has refused the log-in for {lasting:.0f} s: {reason}"))
+    def _check_refusal(self, reason: str, duration: float) -> None:
+        """Exit if RabbitMQ has refused the log-in for too long: the next worker may get other credentials."""
+        if duration >= self._settings.queue_missing_timeout:
+            self.request_exit(AccessRefused(f"RabbitMQ has refused the log-in for {duration:.0f} s: {reason}"))
 
-    async def _serve(self, link: Link) -> None:
-        """Serve on one connection until it is lost; raises `BrokerError` then."""
-        if self._link is not None:
+    async def _serve(self, broker: BrokerConnection) -> None:
+        """Serve on one connection until it is lost. Raises `BrokerError` then."""
+        if self._broker is not None:
             self._report_state()
-        self._link = link
+        self._broker = broker
         lost: ExceptionGroup[BrokerError]
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(link.wait_lost(), name="connection-lost")
-                group.create_task(self._reporter.send(link.connection), name="reports")
+                group.create_task(broker.wait_lost(), name="connection-lost")
+                group.create_task(self._reporter.send(broker.connection), name="reports")
                 listening = listen(
-                    link.connection,
+                    broker.connection,
                     self._environment,
                     self._handle_control,
-                    on_listening=self._report_that_it_listens,
+                    on_listening=self._report_listening,
                     on_forged=self._count_forged,
-                    trouble=self._control_trouble,
+                    warnings=self._control_warnings,
                     clock=self._clock,
                 )
                 group.create_task(listening, name="control")
-                group.create_task(self._run_intakes(link, group), name="intakes")
+                group.create_task(self._run_intakes(broker, group), name="intakes")
         except* BrokerError as errors:
             lost = errors
         finally:
-            await link.close()
+            await broker.close()
         raise BrokerUnavailableError(_reason_of(lost))
 
-    async def _run_intakes(self, link: Link, group: asyncio.TaskGroup) -> None:
-        """One intake for every queue that was ever wanted; each looks itself whether it is wanted now."""
+    async def _run_intakes(self, broker: BrokerConnection, group: asyncio.TaskGroup) -> None:
+        """Start one intake for each queue when it is first desired; the intake pauses while its queue is not."""
         started: set[QueueName] = set()
         while True:
             for queue in self._queues.value:
                 if queue not in started:
                     started.add(queue)
-                    intake = Intake(
-                        link,
-                        queue,
-                        queues=self._queues,
-                        processor=self._processor,
-                        settings=self._settings,
-                        give_up=self.end,
-                        clock=self._clock,
-                    )
+                    intake = Intake(self._runtime, broker, queue, queues=self._queues, processor=self._processor)
                     group.create_task(intake.run(), name=f"intake-{queue}")
             await self._queues.changed()
 
     def _update_queues(self) -> None:
-        taking = self._ready and not self._wanted.paused and self._ending is None
+        """Consume the desired queues, or none while the worker must not take requests."""
+        taking = self._ready and not self._desired.paused and self._exit_reason is None
         taking = taking and not self._processor.runs_alone
-        self._queues.set(self._wanted.queues if taking else ())
+        self._queues.set(self._desired.queues if taking else ())
 
     # -- control and reports -----------------------------------------------------------------------------------------
 
     def _handle_control(self, message: ControlMessage) -> None:
         now = self._clock.time()
-        if not is_believed(message, now=now):
+        if not is_plausible(message, now=now):
             self._count_forged()
             return
-        self._wanted = without_false_generation(self._wanted, now=now)
+        self._desired = without_implausible_generation(self._desired, now=now)
         match message.command:
             case Command.CANCEL:
                 correlation_id, reply_to = message.details.get("correlation_id"), message.details.get("reply_to")
@@ -267,44 +220,45 @@ class Worker:
                     keep_for = parse_seconds(message.details.get("keep_for"))
                     self._processor.cancel(correlation_id, reply_to, keep_for=keep_for)
             case Command.POISON:
-                self._processor.poison.add(message.details.get("texts"))
+                self._processor.refused_texts.add(message.details.get("texts"))
             case Command.DRAIN:
-                if message.generation >= self._wanted.generation:
-                    self.end(Stop(None))
+                if message.generation >= self._desired.generation:
+                    self.request_exit(Stop(None))
             case _:
-                self._wanted = apply_control(self._wanted, message)
+                self._desired = apply_control(self._desired, message)
                 self._update_queues()
                 self._report_state()
 
     def _count_forged(self) -> None:
-        """Drop a message that the controller did not send; report and log how many there were, once in a while."""
+        """Count a dropped control message that the controller did not send."""
         self._forged += 1
         self._report_forged()
 
     def _report_forged(self) -> None:
+        """Log and report the number of forged messages, at most every `FORGED_INTERVAL` seconds."""
         now = self._clock.monotonic()
-        if self._forged and self._ending is None and now - self._told_forged_at >= FORGED_INTERVAL:
-            self._told_forged_at = now
+        if self._forged and self._exit_reason is None and now - self._forged_reported_at >= FORGED_INTERVAL:
+            self._forged_reported_at = now
             log.warning("forged control messages dropped", messages=self._forged)
             self._report_state()
 
-    def _report_that_it_listens(self) -> None:
-        """What the controller had to say after an earlier report, it could not: of a cancel, say."""
-        if self._ending is None:  # a report after the last one would be taken for a worker that goes on
+    def _report_listening(self) -> None:
+        """Report the state once control messages arrive: the controller repeats then what the worker has missed."""
+        if self._exit_reason is None:  # after the last report, this one would mean that the worker goes on
             self._report_state()
 
     def _report_state(self) -> None:
-        """Tell the controller what this worker is doing now: a new leader learns it this way."""
+        """Report the state of this worker: a new leader learns it this way."""
         in_flight = self._processor.in_flight
         event = Event.STARTED if not self._ready else Event.BUSY if in_flight else Event.READY
         forged = {FORGED_FIELD: self._forged} if self._forged else {}
         self._forged = 0
-        told = {GENERATION_FIELD: list(self._wanted.generation), **forged}
-        self._reporter.report(event, in_flight=in_flight, paused=self._wanted.paused, **told)
+        details = {GENERATION_FIELD: list(self._desired.generation), **forged}
+        self._reporter.report(event, in_flight=in_flight, paused=self._desired.paused, **details)
 
     async def _report_busy(self) -> None:
-        """While anything runs, say so every few seconds, with the session's progress; and see that it still lives."""
-        watch = SessionWatch(self._settings.stray_timeout)
+        """While requests run, report the progress of the session every `BUSY_INTERVAL`; exit if the session fails."""
+        health = SessionHealth(self._settings.stray_timeout)
         while True:
             await self._clock.sleep(BUSY_INTERVAL)
             self._report_forged()
@@ -313,55 +267,56 @@ class Worker:
             progress: Mapping[str, int] = {}
             try:
                 async with asyncio.timeout(BUSY_INTERVAL):
-                    trouble = await self._look_at_session(watch)
+                    failure = await self._check_session(health)
                     progress = await self._processor.progress()
             except TimeoutError:
-                log.warning("the session does not answer")
-                trouble = watch.was_silent(now=self._clock.monotonic())
-            if trouble is not None:
-                self.end(BeyondHelp(trouble))
+                log.warning("session does not answer")
+                failure = health.timed_out(now=self._clock.monotonic())
+            if failure is not None:
+                self.request_exit(Unrecoverable(failure))
             if self._processor.in_flight:
                 self._reporter.report(Event.BUSY, **{"in_flight": self._processor.in_flight, **progress})
 
-    async def _look_at_session(self, watch: SessionWatch) -> str | None:
-        """Why the session is of no use any more, or None."""
-        session = self._processor.context.session
-        alive = await self._dispatcher.is_alive(session)
-        strays = await self._dispatcher.stray_tasks(session) if alive else {}
+    async def _check_session(self, health: SessionHealth) -> str | None:
+        """Why the session is unusable, or None."""
+        session, dispatcher = self._processor.context.session, self._parts.dispatcher
+        alive = await dispatcher.is_alive(session)
+        strays = await dispatcher.stray_tasks(session) if alive else {}
         idle = self._processor.in_flight == 0
-        return watch.answered(alive=alive, strays=strays, idle=idle, now=self._clock.monotonic())
+        return health.answered(alive=alive, strays=strays, idle=idle, now=self._clock.monotonic())
 
-    # -- ending ------------------------------------------------------------------------------------------------------
+    # -- shutting down -----------------------------------------------------------------------------------------------
 
-    async def _wind_up(self, ending: Ending) -> None:
-        """Let go of the queues, finish or give back, stop the application, send the last reports."""
-        self._ready_file.delete()
-        if isinstance(ending, Stop):
+    async def _shut_down(self, reason: ExitReason) -> None:
+        """Finish or requeue the requests, stop the application, publish the last reports."""
+        self._parts.ready_file.delete()
+        if isinstance(reason, Stop):
             log.info("stopping", in_flight=self._processor.in_flight)
             self._reporter.report(Event.STOPPING)
         else:
-            self._reporter.report(Event.FAILED, reason=ending.reason)
-        reserve = min(CLOSING_TIME, self._settings.stop_grace / 2) if isinstance(ending, Stop) else CLOSING_TIME
+            self._reporter.report(Event.FAILED, reason=reason.reason)
+        reserve = min(CLOSING_TIME, self._settings.stop_grace / 2) if isinstance(reason, Stop) else CLOSING_TIME
         await self._finish_requests(reserve)
         if self._loading_done:
-            await _at_most(0.5 * reserve, self._loader.stop(started=self._ready))
+            await _at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
         self._reporter.flush()
         await _at_most(0.1 * reserve, self._reporter.flushed())
-        self._leaving = True
-        if self._link is not None:
-            await self._link.close()
+        self._exiting = True
+        if self._broker is not None:
+            await self._broker.close()
 
     async def _finish_requests(self, reserve: float) -> None:
-        """Give back what waits; what runs has the grace period less the reserve, and is given back then."""
-        self._processor.give_back()
-        while isinstance(self._ending, Stop) and self._processor.in_flight:
-            limit = self._ending.grace
+        """Requeue waiting requests. Running ones have the grace period less `reserve`, and are requeued then."""
+        self._processor.requeue()
+        while isinstance(self._exit_reason, Stop) and self._processor.in_flight:
+            limit = self._exit_reason.grace
             if limit is not None:
                 await _at_most(limit - reserve, self._processor.until_idle())
                 break
-            self._end_asked.clear()
-            await _first_of(self._processor.until_idle(), self._end_asked.wait())
-        self._processor.give_back(also_running=True)
+            # A drain has no limit, but another reason to exit ends it.
+            self._exit_requested.clear()
+            await _first_of(self._processor.until_idle(), self._exit_requested.wait())
+        self._processor.requeue(also_running=True)
         await _at_most(0.4 * reserve, self._processor.until_idle())
 
 
@@ -371,14 +326,14 @@ def _reason_of(group: BaseExceptionGroup[BrokerError]) -> str:
 
 
 async def _at_most(seconds: float, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await it for so long and no longer."""
+    """Await `coroutine`; cancel it after `seconds`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await coroutine
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Return when one of them does; the others are cancelled."""
+    """Await the first of `coroutines`; cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -42,8 +42,9 @@ from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.runtime.connection import Link
-from osrdyne_worker.runtime.control import ControlTrouble, WantedState, apply_control, listen
+from osrdyne_worker.runtime.connection import BrokerConnection
+from osrdyne_worker.runtime.context import RuntimeContext
+from osrdyne_worker.runtime.control import ControlWarnings, DesiredState, apply_control, listen
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
@@ -232,20 +233,17 @@ class WorkerBench:
         self.clock = VirtualClock()
         self.broker = FakeBroker(self.clock)
         self.ended: list[object] = []
-        self.wanted = WantedState((QueueName("requests"),))
+        self.wanted = DesiredState((QueueName("requests"),))
         self.obeyed = 0
         self.reporter = Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock)
         self.processor = Processor(
-            context=Context(Key("k"), worker_id="w"),
+            RuntimeContext(RuntimeSettings(), self.clock, group.create_task, self.ended.append),
+            Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
-            sender=ReplySender("w", 2**20, self.clock),
+            replies=ReplySender("w", 2**20, self.clock),
             retries=Retries(None),
             addresses=ReplyAddresses(PoolNames("pool")),
-            settings=RuntimeSettings(),
-            spawn=group.create_task,
-            give_up=self.ended.append,
-            clock=self.clock,
         )
 
         self.connection = FakeConnection(self.broker, ConnectionOptions("amqp://fake"))
@@ -258,7 +256,7 @@ class WorkerBench:
                 self.obey,
                 on_listening=lambda: None,
                 on_forged=lambda: None,
-                trouble=ControlTrouble(),
+                warnings=ControlWarnings(),
                 clock=self.clock,
             )
         )
@@ -266,15 +264,15 @@ class WorkerBench:
     async def suffer(self, messages: Sequence[HostileMessage], log: list[dict[str, Any]]) -> dict[str, object]:
         """What is wrong with the worker after these messages, each as a request and as a control message."""
         await self.clock.settle()
-        link = Link(self.connection, await self.connection.channel(confirms=True), self.clock)
+        broker_connection = BrokerConnection(self.connection, await self.connection.channel(confirms=True), self.clock)
         consumer = await (await self.connection.channel()).consume("requests")
         for message in messages:
             _, decoded = message.decoded()
             await self.broker.publish(decoded, exchange=ENVIRONMENT.control_exchange, routing_key="worker.w")
             await self.broker.publish(decoded, exchange="", routing_key="requests")
-            self.processor.accept(await consumer.get(), rank=0, link=link)
+            self.processor.accept(await consumer.get(), priority=0, broker=broker_connection)
         await self.processor.until_idle()
-        not_understood = sum(event["event"] == "a control message cannot be understood" for event in log)
+        not_understood = sum(event["event"] == "malformed control message" for event in log)
         wrong = {
             "not done": self.broker.look_up("requests").messages,
             "in flight": self.reporter.in_flight,

@@ -17,9 +17,8 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading
-from osrdyne_worker.requests.inflight import Slots
-from osrdyne_worker.requests.suspects import MAX_TEXTS, SUSPECT_RANK
-from osrdyne_worker.requests.suspects import PoisonTexts as RefusedTexts
+from osrdyne_worker.requests.priorities import Slots
+from osrdyne_worker.requests.suspects import MAX_TEXTS, SUSPECT_PRIORITY, RefusedTexts
 
 A = Key("a")
 
@@ -146,9 +145,9 @@ async def test_suspect_runs_after_its_patience_although_others_wait() -> None:
     order: list[str] = []
 
     async def suspect() -> None:
-        await slots.acquire_all(SUSPECT_RANK, patience=0.05)
+        await slots.acquire_all(SUSPECT_PRIORITY, patience=0.05)
         order.append("suspect")
-        slots.release(all_places=True)
+        slots.release(all_slots=True)
 
     async def others() -> None:
         while "suspect" not in order:

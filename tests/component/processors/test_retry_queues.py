@@ -27,7 +27,7 @@ from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.keys import ODD_KEYS
 from osrdyne.testing.stack import POOL, Stack, leading, make_stack
 from osrdyne_worker.requests.retries import Retries, Retry
-from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.connection import BrokerConnection
 
 NAMES = PoolNames(POOL)
 RETRY = {"codes": ["5xx"], "max_attempts": 3, "delays": [1, 30]}
@@ -49,9 +49,9 @@ async def fail(stack: Stack, key: str = "a", priority: int | None = None, *, att
     """A worker takes a request, and sends it to wait for a second."""
     delivery = await take(stack, key, priority)
     connection = FakeConnection(stack.broker, ConnectionOptions("amqp://fake"))
-    link = Link(connection, await connection.channel(confirms=True), stack.clock)
+    broker_connection = BrokerConnection(connection, await connection.channel(confirms=True), stack.clock)
     request = delivery.to_request(now_ms=round(stack.clock.time() * 1000))
-    assert await Retries(NAMES.retry_exchange).send(link, delivery, request, Retry(1000, attempts))
+    assert await Retries(NAMES.retry_exchange).send(broker_connection, delivery, request, Retry(1000, attempts))
     await delivery.ack()
     await delivery.channel.close()
 

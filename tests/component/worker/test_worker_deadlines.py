@@ -77,7 +77,7 @@ async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(b
     bench.released.set()
     await bench.processor.until_idle()
     assert bench.statuses() == ["expired"], "what the handler returned is dropped"
-    assert bench.given_up == []
+    assert bench.exits == []
 
 
 async def test_handler_that_goes_on_keeps_its_place(bench: DeafBench) -> None:
@@ -130,12 +130,12 @@ async def test_worker_ends_when_a_handler_goes_on_for_the_grace() -> None:
             await bench.take("/abandonable", **bench.soon())
             await bench.until_answered("expired")
             async with asyncio.timeout(PATIENCE):
-                while not bench.given_up:
+                while not bench.exits:
                     await asyncio.sleep(0.001)
             bench.reporter.report(Event.FAILED)
             bench.released.set()
             await bench.processor.until_idle()
-    assert "'/abandonable' did not end" in bench.given_up[0].reason
+    assert "'/abandonable' did not end" in bench.exits[0].reason
     last = bench.reporter._waiting[-1]
     assert isinstance(last, Draft)
     assert last.details[STUCK_FIELD] == text_fingerprint("/abandonable", b"")

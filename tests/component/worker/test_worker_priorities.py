@@ -18,13 +18,13 @@ from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker import App, Call, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
-from osrdyne_worker.requests.inflight import Slots
 from osrdyne_worker.requests.intake import Intake
-from osrdyne_worker.requests.priorities import Backlogs
+from osrdyne_worker.requests.priorities import PriorityLevels, Slots
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.connection import BrokerConnection
+from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
@@ -45,18 +45,16 @@ class Scene:
         self.tasks: list[asyncio.Task[None]] = []
         self.go = asyncio.Event()
         self.go.set()
-        self.settings = RuntimeSettings(concurrency=concurrency)
+        settings = RuntimeSettings(concurrency=concurrency)
+        self.runtime = RuntimeContext(settings, self.clock, group.create_task, lambda _: None)
         self.processor = Processor(
-            context=Context(Key("k"), worker_id="w"),
+            self.runtime,
+            Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock),
-            sender=ReplySender("w", 2**20, self.clock),
+            replies=ReplySender("w", 2**20, self.clock),
             retries=Retries(None),
             addresses=ReplyAddresses(PoolNames("pool")),
-            settings=self.settings,
-            spawn=group.create_task,
-            give_up=lambda _: None,
-            clock=self.clock,
         )
         for queue in QUEUES:
             self.broker.declare_queue(queue, {})
@@ -77,17 +75,9 @@ class Scene:
 
     async def serve(self, *queues: QueueName) -> None:
         """Begin to consume the queues in this order."""
-        link = Link(self.connection, await self.connection.channel(confirms=True), self.clock)
+        broker_connection = BrokerConnection(self.connection, await self.connection.channel(confirms=True), self.clock)
         for queue in queues or QUEUES:
-            intake = Intake(
-                link,
-                queue,
-                queues=self.queues,
-                processor=self.processor,
-                settings=self.settings,
-                give_up=lambda _: None,
-                clock=self.clock,
-            )
+            intake = Intake(self.runtime, broker_connection, queue, queues=self.queues, processor=self.processor)
             self.tasks.append(self.group.create_task(intake.run()))
 
 
@@ -238,16 +228,16 @@ async def test_pause_gives_back_what_waits_and_finishes_what_runs(scene: Scene) 
 
 async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> None:
     """Nor when another request of a lower class comes meanwhile."""
-    backlogs, asked = Backlogs(VirtualClock()), asyncio.Event()
+    levels, asked = PriorityLevels(VirtualClock()), asyncio.Event()
     answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def ask() -> int:
         asked.set()
         return await answer
 
-    backlogs.of(HIGH).attach(0, ask)
+    levels.of(HIGH).attach(0, ask)
     async with asyncio.TaskGroup() as group:
-        slots = Slots(1, backlogs=backlogs, spawn=group.create_task)
+        slots = Slots(1, levels=levels, spawn=group.create_task)
         middle = group.create_task(slots.acquire(1))
         await asked.wait()
         low = group.create_task(slots.acquire(2))
@@ -261,4 +251,4 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> No
 
 
 async def test_slot_without_classes_is_taken_at_once() -> None:
-    assert Slots(1, backlogs=Backlogs(VirtualClock())).try_acquire(0)
+    assert Slots(1, levels=PriorityLevels(VirtualClock())).try_acquire(0)

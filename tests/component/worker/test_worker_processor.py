@@ -24,8 +24,9 @@ from osrdyne_worker.requests.intake import Intake
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
-from osrdyne_worker.runtime.connection import Link
-from osrdyne_worker.runtime.exit import BeyondHelp, QueueMissing
+from osrdyne_worker.runtime.connection import BrokerConnection
+from osrdyne_worker.runtime.context import RuntimeContext
+from osrdyne_worker.runtime.exit import ExitReason
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
@@ -44,20 +45,17 @@ class Bench:
         self.go = asyncio.Event()
         self.running = asyncio.Event()
         self.calls: list[Call] = []
-        self.given_up: list[BeyondHelp] = []
-        self.missing: list[QueueMissing] = []
         self.reporter = Reporter(key=Key("k"), worker_id=WorkerId("w"), exchange="activity", clock=self.clock)
+        self.exits: list[ExitReason] = []
+        self.runtime = RuntimeContext(settings, self.clock, group.create_task, self.exits.append)
         self.processor = Processor(
-            context=Context(Key("k"), worker_id="w"),
+            self.runtime,
+            Context(Key("k"), worker_id="w"),
             dispatcher=Dispatcher(self.make_app(), threads=threads, side_threads=threads),
             reporter=self.reporter,
-            sender=ReplySender("w", 2**20, self.clock),
+            replies=ReplySender("w", 2**20, self.clock),
             retries=Retries(RETRIES),
             addresses=ReplyAddresses(PoolNames("pool")),
-            settings=settings,
-            spawn=group.create_task,
-            give_up=self.given_up.append,
-            clock=self.clock,
         )
 
     def make_app(self) -> App:
@@ -106,29 +104,23 @@ class Bench:
     async def open(self) -> None:
         for queue in (QUEUE, REPLIES):
             self.broker.declare_queue(queue, {})
-        self.link = Link(self.connection, await self.connection.channel(confirms=True), self.clock)
+        self.broker_connection = BrokerConnection(
+            self.connection, await self.connection.channel(confirms=True), self.clock
+        )
         self.channel: Channel = await self.connection.channel()
         self.consumer = await self.channel.consume(QUEUE, prefetch=10)
 
-    async def take(self, path: str, *, rank: int = 0, correlation_id: str = "c", **headers: object) -> None:
+    async def take(self, path: str, *, priority: int = 0, correlation_id: str = "c", **headers: object) -> None:
         """A request arrives and is accepted; nothing has run yet."""
         await self.publish(path, correlation_id=correlation_id, **headers)
-        self.processor.accept(await self.consumer.get(), rank=rank, link=self.link)
+        self.processor.accept(await self.consumer.get(), priority=priority, broker=self.broker_connection)
 
     async def publish(self, path: str, *, queue: str = QUEUE, correlation_id: str = "c", **headers: object) -> None:
         message = Message(headers={"x-rpc-path": path, **headers}, correlation_id=correlation_id, reply_to=REPLIES)
         await self.broker.publish(message, exchange="", routing_key=queue)
 
     def intake(self, queue: QueueName, queues: WatchCell[tuple[QueueName, ...]]) -> Intake:
-        return Intake(
-            self.link,
-            queue,
-            queues=queues,
-            processor=self.processor,
-            settings=RuntimeSettings(),
-            give_up=self.missing.append,
-            clock=self.clock,
-        )
+        return Intake(self.runtime, self.broker_connection, queue, queues=queues, processor=self.processor)
 
     def statuses(self) -> list[str]:
         stored = self.broker.look_up(REPLIES).ready
@@ -222,14 +214,14 @@ async def test_cancel_of_another_client_changes_nothing(bench: Bench) -> None:
 
 async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench: Bench) -> None:
     sending = asyncio.Event()
-    send = bench.link.replies.publish
+    send = bench.broker_connection.replies.publish
 
     async def slow(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         sending.set()
         await asyncio.sleep(0)
         await send(message, exchange=exchange, routing_key=routing_key)
 
-    bench.link.replies.publish = slow  # type: ignore[method-assign]
+    bench.broker_connection.replies.publish = slow  # type: ignore[method-assign]
     bench.go.set()
     await bench.take("/wait")
     await sending.wait()
@@ -244,7 +236,7 @@ async def test_waiting_request_goes_back_without_blame(bench: Bench) -> None:
     await bench.take("/wait", correlation_id="second")
     await asyncio.sleep(0)
     await bench.channel.cancel(bench.consumer)
-    bench.processor.give_back()
+    bench.processor.requeue()
     bench.go.set()
     await bench.processor.until_idle()
     assert (bench.statuses(), bench.returned()) == (["ok"], [0])
@@ -282,7 +274,7 @@ async def test_running_request_goes_back_on_command(bench: Bench) -> None:
     await bench.take("/wait")
     await bench.running.wait()
     await bench.channel.cancel(bench.consumer)
-    bench.processor.give_back(also_running=True)
+    bench.processor.requeue(also_running=True)
     await bench.processor.until_idle()
     assert (bench.statuses(), len(bench.returned())) == ([], 1)
 
@@ -308,7 +300,7 @@ async def test_handler_that_ignores_its_cancel_is_answered_and_given_up(bench: B
     await bench.take("/deaf")
     await bench.running.wait()
     bench.processor.cancel("c", REPLIES)
-    await until(lambda: bool(bench.given_up))
+    await until(lambda: bool(bench.exits))
     assert bench.statuses() == ["cancelled"]
     bench.go.set()
     await bench.processor.until_idle()
@@ -316,14 +308,14 @@ async def test_handler_that_ignores_its_cancel_is_answered_and_given_up(bench: B
 
 
 async def test_headers_that_amqp_cannot_carry_are_an_error(bench: Bench) -> None:
-    publish = bench.link.replies.publish
+    publish = bench.broker_connection.replies.publish
 
     async def strict(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         if "x-odd" in message.headers:
             raise TypeError("object is not supported")
         await publish(message, exchange=exchange, routing_key=routing_key)
 
-    bench.link.replies.publish = strict  # type: ignore[method-assign]
+    bench.broker_connection.replies.publish = strict  # type: ignore[method-assign]
     await bench.take("/odd_headers")
     await bench.processor.until_idle()
     assert bench.statuses() == ["error"]
@@ -356,14 +348,14 @@ async def test_progress_with_headers_that_are_too_large_is_not_the_last_answer(b
 
 def limit_headers(bench: Bench) -> None:
     """As the real channel does: nothing is sent whose headers do not fit into a frame, or are not UTF-8."""
-    publish = bench.link.replies.publish
+    publish = bench.broker_connection.replies.publish
 
     async def strict(message: Message, *, exchange: str, routing_key: str, mandatory: bool = False) -> None:
         if len(message.properties().marshal()) > 100_000:
             raise MessageTooLargeError("The headers of the message have 131073 bytes.")
         await publish(message, exchange=exchange, routing_key=routing_key)
 
-    bench.link.replies.publish = strict  # type: ignore[method-assign]
+    bench.broker_connection.replies.publish = strict  # type: ignore[method-assign]
 
 
 async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_failure(bench: Bench) -> None:
@@ -373,7 +365,7 @@ async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_f
         attempts.append(routing_key)
         raise QueueFullError("full")
 
-    bench.link.replies.publish = refuse  # type: ignore[method-assign]
+    bench.broker_connection.replies.publish = refuse  # type: ignore[method-assign]
     bench.go.set()
     await bench.take("/wait")
     await bench.channel.cancel(bench.consumer)
@@ -386,7 +378,7 @@ async def test_full_reply_queue_is_tried_again_then_the_request_goes_back_as_a_f
 async def test_expired_request_is_answered_and_not_run(bench: Bench) -> None:
     message = Message(headers={"x-rpc-path": "/wait", "x-deadline": 1}, reply_to=REPLIES)
     await bench.broker.publish(message, exchange="", routing_key=QUEUE)
-    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
     await bench.processor.until_idle()
     assert (bench.statuses(), bench.calls) == (["expired"], [])
 

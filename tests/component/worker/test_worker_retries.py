@@ -57,9 +57,11 @@ class RetryBench(Bench):
         self.broker.hook = hook
 
     async def connect_again(self) -> None:
-        """As the worker does: the same queues, a link of its own."""
+        """As the worker does: the same queues, a broker_connection of its own."""
         self.connection = type(self.connection)(self.broker, self.connection.options)
-        self.link = type(self.link)(self.connection, await self.connection.channel(confirms=True), self.clock)
+        self.broker_connection = type(self.broker_connection)(
+            self.connection, await self.connection.channel(confirms=True), self.clock
+        )
         self.channel = await self.connection.channel()
         self.consumer = await self.channel.consume(QUEUE, prefetch=10)
 
@@ -115,7 +117,7 @@ async def test_wait_queue_that_does_not_confirm_costs_its_request_the_retry_alon
 
     bench.broker.hook = hook
     await bench.fail()
-    assert (bench.statuses(), bench.link.is_closed) == (["error"], False)
+    assert (bench.statuses(), bench.broker_connection.is_closed) == (["error"], False)
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the publish", "before the confirm"])
@@ -132,7 +134,7 @@ async def test_worker_lost_between_confirm_and_acknowledgement_leaves_a_duplicat
     await bench.fail()
     assert (bench.returned(), len(bench.waiting())) == ([1], 1)
     await bench.connect_again()
-    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
     await bench.processor.until_idle()
     marks = [(message.headers[ATTEMPTS_HEADER], DUPLICATE_HEADER in message.headers) for message in bench.waiting()]
     assert marks == [(1, False), (1, True)]

@@ -121,7 +121,7 @@ async def test_redelivered_request_is_named_before_its_handler_begins(bench: Ben
     message = Message(headers={"x-rpc-path": "/wait"}, correlation_id="c", reply_to=REPLIES)
     await bench.broker.publish(message, exchange="", routing_key=QUEUE)
     await (await bench.consumer.get()).reject()
-    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
     await bench.running.wait()
     assert (Event.BUSY, (sent("/wait"),)) in at_start[0]
 
@@ -130,7 +130,7 @@ async def test_redelivered_request_runs_without_a_connection_for_reports(bench: 
     message = Message(headers={"x-rpc-path": "/wait"}, correlation_id="c", reply_to=REPLIES)
     await bench.broker.publish(message, exchange="", routing_key=QUEUE)
     await (await bench.consumer.get()).reject()
-    bench.processor.accept(await bench.consumer.get(), rank=0, link=bench.link)
+    bench.processor.accept(await bench.consumer.get(), priority=0, broker=bench.broker_connection)
     await asyncio.wait_for(bench.running.wait(), 120)
 
 

@@ -6,11 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
-from osrdyne_worker.runtime.control import ControlTrouble
+from osrdyne_worker.runtime.control import ControlWarnings
 
 
 def warnings_of(errors: list[tuple[BrokerError, bool]]) -> list[str]:
-    trouble = ControlTrouble()
+    trouble = ControlWarnings()
     with capture_logs() as logs:
         for error, first in errors:
             trouble.note(error, exchange="p-ctl-xchg", first=first)
@@ -19,8 +19,8 @@ def warnings_of(errors: list[tuple[BrokerError, bool]]) -> list[str]:
 
 MISSING = BrokerNotFoundError("Could not bind: no exchange 'p-ctl-xchg'")
 REFUSED = BrokerUnavailableError("the queue is locked")
-NO_EXCHANGE = "there is no control exchange, control messages are not received"
-NOT_YET = "control messages cannot be received yet"
+NO_EXCHANGE = "control exchange missing"
+NOT_YET = "control queue unavailable"
 
 
 @pytest.mark.parametrize(

@@ -34,4 +34,4 @@ def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
 def test_file_that_cannot_be_written_is_reported(tmp_path):
     with capture_logs() as entries:
         ReadyFile(tmp_path / "missing" / "ready").write()
-    assert [entry["event"] for entry in entries] == ["the ready file cannot be written"]
+    assert [entry["event"] for entry in entries] == ["ready file cannot be written"]

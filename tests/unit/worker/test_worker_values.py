@@ -14,17 +14,17 @@ from osrdyne.protocol.control import TERM_AHEAD, Command, ControlMessage, Genera
 from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.app.errors import describe, describe_with_place
-from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, CancelMemory
-from osrdyne_worker.requests.inflight import Slots
+from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, Cancellations
 from osrdyne_worker.requests.intake import Share, share_of
+from osrdyne_worker.requests.priorities import Slots
 from osrdyne_worker.runtime.control import (
     NO_GENERATION,
-    WantedState,
+    DesiredState,
     apply_control,
-    is_believed,
-    without_false_generation,
+    is_plausible,
+    without_implausible_generation,
 )
-from osrdyne_worker.runtime.reports import Outcome, ReportWindow
+from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
 
 Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")
@@ -64,34 +64,34 @@ def message(command: Command, counter: int, **details: object) -> ControlMessage
 
 
 def test_pause_is_repeated_and_resume_of_the_same_generation_wins() -> None:
-    state = WantedState((Q,))
+    state = DesiredState((Q,))
     for command in (Command.PAUSE, Command.PAUSE, Command.RESUME):
         state = apply_control(state, message(command, 4))
-    assert state == WantedState((Q,), paused=False, generation=Generation(1, 4))
+    assert state == DesiredState((Q,), paused=False, generation=Generation(1, 4))
 
 
 def test_message_of_an_older_leader_is_ignored() -> None:
-    state = apply_control(WantedState((Q,)), ControlMessage(Command.RESUME, Generation(2, 1)))
+    state = apply_control(DesiredState((Q,)), ControlMessage(Command.RESUME, Generation(2, 1)))
     assert not apply_control(state, message(Command.PAUSE, 99)).paused
 
 
 def test_queues_replace_the_queues() -> None:
-    state = apply_control(WantedState((Q,)), message(Command.QUEUES, 1, queues=["high", "low", "high"]))
+    state = apply_control(DesiredState((Q,)), message(Command.QUEUES, 1, queues=["high", "low", "high"]))
     assert state.queues == (HIGH, LOW)
 
 
 @pytest.mark.parametrize("queues", [None, [], "q", [1], [""], {"q": 1}])
 def test_queues_that_are_none_change_nothing(queues: object) -> None:
-    state = WantedState((Q,))
+    state = DesiredState((Q,))
     assert apply_control(state, message(Command.QUEUES, 1, queues=queues)) is state
 
 
 @pytest.mark.parametrize(
     ("queue", "queues", "share"),
     [
-        (Q, (Q,), Share(rank=0, prefetch=8)),
-        (HIGH, (HIGH, LOW), Share(rank=0, prefetch=None)),
-        (LOW, (HIGH, LOW), Share(rank=1, prefetch=None)),
+        (Q, (Q,), Share(priority=0, prefetch=8)),
+        (HIGH, (HIGH, LOW), Share(priority=0, prefetch=None)),
+        (LOW, (HIGH, LOW), Share(priority=1, prefetch=None)),
         (Q, (HIGH, LOW), None),
         (Q, (), None),
     ],
@@ -102,7 +102,7 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
 
 
 def test_cancel_needs_both_names() -> None:
-    memory = CancelMemory(VirtualClock())
+    memory = Cancellations(VirtualClock())
     memory.remember("c", "r")
     assert not memory.take("c", "other")
     assert not memory.take(None, "r")
@@ -110,14 +110,14 @@ def test_cancel_needs_both_names() -> None:
 
 
 def test_cancel_counts_once() -> None:
-    memory = CancelMemory(VirtualClock())
+    memory = Cancellations(VirtualClock())
     memory.remember("c", "r")
     assert [memory.take("c", "r"), memory.take("c", "r")] == [True, False]
 
 
 async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
     clock = VirtualClock()
-    memory = CancelMemory(clock)
+    memory = Cancellations(clock)
     memory.completed("c", "r")
     memory.remember("c", "r")
     memory.remember("c", "r")
@@ -129,7 +129,7 @@ async def test_cancel_of_a_completed_request_is_ignored_for_a_minute() -> None:
 
 async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before() -> None:
     clock = VirtualClock()
-    memory = CancelMemory(clock)
+    memory = Cancellations(clock)
     memory.remember("c", "r", keep_for=600.0)
     await clock.advance(61)
     assert not memory.take("c", "r")
@@ -138,14 +138,14 @@ async def test_new_request_of_an_old_name_uses_up_the_cancel_of_the_one_before()
 
 async def test_cancel_is_forgotten_after_a_minute() -> None:
     clock = VirtualClock()
-    memory = CancelMemory(clock)
+    memory = Cancellations(clock)
     memory.remember("c", "r")
     await clock.advance(61)
     assert not memory.take("c", "r")
 
 
 def test_cancels_take_bounded_memory() -> None:
-    memory = CancelMemory(VirtualClock())
+    memory = Cancellations(VirtualClock())
     for number in range(MAX_REMEMBERED + 1):
         memory.remember(str(number), "r")
     assert not memory.take("0", "r")
@@ -155,13 +155,15 @@ def test_cancels_take_bounded_memory() -> None:
 async def test_slot_goes_to_the_highest_rank_then_the_longest_waiting() -> None:
     slots, order = Slots(1), list[str]()
 
-    async def take(name: str, rank: int) -> None:
-        await slots.acquire(rank)
+    async def take(name: str, priority: int) -> None:
+        await slots.acquire(priority)
         order.append(name)
         slots.release()
 
     await slots.acquire(0)
-    waiting = [asyncio.ensure_future(take(name, rank)) for name, rank in [("low", 2), ("a", 1), ("b", 1), ("high", 0)]]
+    waiting = [
+        asyncio.ensure_future(take(name, priority)) for name, priority in [("low", 2), ("a", 1), ("b", 1), ("high", 0)]
+    ]
     await asyncio.sleep(0)
     slots.release()
     await asyncio.gather(*waiting)
@@ -194,7 +196,7 @@ def events(drafts: list[Any]) -> list[tuple[Event, Any]]:
     return [(draft.event, draft.details.get("count")) for draft in drafts]
 
 
-OK = Outcome("ok", "/sql", redelivered=False)
+OK = Completion("ok", "/sql", redelivered=False)
 
 
 def test_first_request_of_a_quiet_worker_is_reported_at_once() -> None:
@@ -218,7 +220,7 @@ def test_requests_within_a_second_are_one_report_with_counts() -> None:
 
 def test_different_outcomes_are_different_reports() -> None:
     window = ReportWindow()
-    for outcome in (OK, Outcome("error", "/sql", redelivered=False), OK):
+    for outcome in (OK, Completion("error", "/sql", redelivered=False), OK):
         window.received()
         window.completed(outcome, duration_ms=1)
     assert events(window.take(1.0))[1:3] == [(Event.REQUEST_COMPLETED, 2), (Event.REQUEST_COMPLETED, 1)]
@@ -244,7 +246,7 @@ def test_idle_follows_only_on_a_busy_worker() -> None:
 
 def test_worker_that_said_busy_says_idle() -> None:
     window = ReportWindow()
-    window.told_busy()
+    window.busy_reported()
     assert events(window.take(1.0)) == [(Event.IDLE, None)]
 
 
@@ -273,15 +275,15 @@ NOW = 1_800_000_000.0
 
 @pytest.mark.parametrize("term", [-1, int(NOW) + 2 * TERM_AHEAD, 2**60, 10**400], ids=["-1", "days", "2^60", "1e400"])
 def test_message_of_a_generation_that_no_leader_can_have_is_not_believed(term: int) -> None:
-    assert not is_believed(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
+    assert not is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
 
 
 @pytest.mark.parametrize("term", [0, 1, int(NOW), int(NOW) + 3600])
 def test_message_of_a_leader_whose_clock_is_somewhat_ahead_is_believed(term: int) -> None:
-    assert is_believed(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
+    assert is_plausible(ControlMessage(Command.PAUSE, Generation(term, 1)), now=NOW)
 
 
 def test_generation_that_was_believed_while_the_clock_was_wrong_is_forgotten() -> None:
-    state = WantedState((Q,), paused=True, generation=Generation(int(NOW), 1))
-    assert without_false_generation(state, now=1000.0).generation == NO_GENERATION
-    assert without_false_generation(state, now=NOW) == state
+    state = DesiredState((Q,), paused=True, generation=Generation(int(NOW), 1))
+    assert without_implausible_generation(state, now=1000.0).generation == NO_GENERATION
+    assert without_implausible_generation(state, now=NOW) == state

@@ -1,7 +1,6 @@
-"""The application: what an author of a worker writes against.
+"""The application: hooks and handlers that the author of a worker registers. No I/O, no broker, no Spark.
 
-Owns the registration of hooks and handlers, and nothing else: no I/O, no broker, no Spark. The runtime reads an `App`
-once at start (`App.routes`) and calls its functions.
+The runtime reads an `App` once at start (`App.routes`) and calls its functions.
 
     app = App()
 
@@ -30,11 +29,11 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a worker knows about itself; the same object for every request.
+    """The identity, configuration and state of a worker; the same object for every request.
 
     `config` is the application's own configuration, `worker_config` the whole `WORKER_CONFIG` document (`runtime`,
-    `spark`, `app`). `session` is what the session factory built (a SparkSession; None without a factory), `state` what
-    `on_start` returned. While the session is built, both are None; in `on_start`, `state` is.
+    `spark`, `app`). `session` is the result of the session factory (a SparkSession; None without a factory), `state`
+    the result of `on_start`. While the session is built, both are None; in `on_start`, `state` is None.
     """
 
     key: Key
@@ -47,10 +46,10 @@ class Context:
 
 
 class SessionFactory(Protocol):
-    """Builds the one session of a worker (a SparkSession) and controls the work in it.
+    """Builds the session of a worker (a SparkSession) and controls the jobs in it.
 
-    Every method may block: the runtime calls them in threads. `group_id` names one request; a factory cancels what
-    runs under it and nothing else.
+    Every method may block: the runtime calls them in threads. `group_id` identifies the jobs of one request; a factory
+    cancels these jobs and no others.
     """
 
     def build(self, context: Context) -> Any:
@@ -58,33 +57,33 @@ class SessionFactory(Protocol):
         ...
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
-        """Call `function` in this thread so that its jobs belong to the group; return or raise what it does."""
+        """Call `function` in this thread with its jobs in the group; return its result or raise its exception."""
         ...
 
     def cancel(self, session: Any, group_id: str) -> None:
-        """Cancel the group's jobs, also those that it starts from now on; the function then fails soon."""
+        """Cancel the group's jobs, also those that it starts later: the function should then fail soon."""
         ...
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
-        """How far the group is: `jobs` (running), `tasks_done`, `tasks_total`. Cheap: asked every few seconds."""
+        """The progress of the group: `jobs` (running), `tasks_done`, `tasks_total`. Called every few seconds."""
         ...
 
     def is_alive(self, session: Any) -> bool:
-        """False when the session is lost for good (the JVM is gone); the worker then ends and is replaced."""
+        """False if the session is lost (the JVM is gone): the worker then exits and is replaced."""
         ...
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
-        """How many tasks run of each group that is over: they were cancelled and go on. Empty when nobody knows."""
+        """The number of running tasks of each group that is over: tasks that ignore a cancel. Empty if unknown."""
         ...
 
     def close(self, session: Any) -> None:
-        """Release the session; called once, also when `on_start` failed."""
+        """Release the session; called once, also if `on_start` failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One handler, as registered. `takes_request` says that it wants the decoded body as second argument."""
+    """A registered handler. `takes_request`: it takes the decoded body as second argument."""
 
     path: str
     function: AnyFunction
@@ -97,16 +96,16 @@ class Route:
 class App:
     """Hooks and handlers of one application.
 
-    `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); without it there is none.
+    `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); None: no session.
 
     A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
     on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
-    validate: the JSON body is decoded into it, and a body that does not fit is answered `error` with code 400 and the
-    paths of the wrong fields. `bytes` and `str` take the body as it is.
+    validate: the JSON body is decoded into it, and an invalid body is answered `error` with code 400 and the paths of
+    the invalid fields. `bytes` and `str` take the body undecoded.
 
-    It returns an `Answer`, or a value that becomes one: bytes, str, a pydantic model, a dataclass, anything else that
-    JSON can hold, or None for an empty answer. To refuse a request it raises `RequestError`; any other exception is
-    logged and answered `error` with code 500.
+    A handler returns an `Answer`, or a value that becomes one: bytes, str, a pydantic model, a dataclass, any other
+    value that JSON can represent, or None for an empty answer. To refuse a request it raises `RequestError`; any other
+    exception is logged and answered `error` with code 500.
     """
 
     def __init__(self, *, sessions: SessionFactory | None = None) -> None:
@@ -118,25 +117,27 @@ class App:
         self._abandonable: set[str] = set()
 
     def on_start(self, function: FunctionT) -> FunctionT:
-        """Run `function(context)` once, after the session is built and before any request. What it returns is
-        `context.state`; when it raises, the worker has failed to start and its callers are told the reason."""
+        """Run `function(context)` once, after the session is built and before any request.
+
+        Its result becomes `context.state`. If it raises, the start of the worker fails, and callers receive the reason.
+        """
         if self._start is not None:
-            raise ConfigurationError("This App has an on_start function already; call one from the other.")
+            raise ConfigurationError("This App already has an on_start function; call one from the other.")
         self._start = function
         return function
 
     def on_stop(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once, after the last request and before the session is closed."""
         if self._stop is not None:
-            raise ConfigurationError("This App has an on_stop function already; call one from the other.")
+            raise ConfigurationError("This App already has an on_stop function; call one from the other.")
         self._stop = function
         return function
 
     def handler(self, path: str, *, abandonable: bool = False) -> Callable[[FunctionT], FunctionT]:
         """Answer requests whose `x-rpc-path` is exactly `path`.
 
-        With `abandonable`, a cancelled call of it that goes on (Spark's analysis cannot be cancelled) holds up no other
-        request: the next one runs beside it, also where `concurrency` is 1.
+        With `abandonable`, a cancelled call that runs on (Spark's analysis cannot be cancelled) does not block others:
+        the next request runs beside it, even if `concurrency` is 1.
         """
         if path in self._handlers:
             raise ConfigurationError(f"The path {path!r} has two handlers; give one of them another path.")
@@ -150,9 +151,9 @@ class App:
         return register
 
     def default_handler(self, function: FunctionT) -> FunctionT:
-        """Answer requests whose path has no handler (`call.path` says which), or that have none."""
+        """Answer requests whose path has no handler (`call.path`), or that have no path."""
         if self._default is not None:
-            raise ConfigurationError("This App has a default handler already; an App has at most one.")
+            raise ConfigurationError("This App already has a default handler; an App has at most one.")
         self._default = function
         return function
 
@@ -165,7 +166,7 @@ class App:
         return self._stop
 
     def routes(self) -> Mapping[str, Route]:
-        """The handlers by path; raises `ConfigurationError` for one whose signature cannot be used."""
+        """The handlers by path. Raises `ConfigurationError` for an invalid signature."""
         return MappingProxyType(
             {
                 path: _route(path, function, abandonable=path in self._abandonable)
@@ -198,7 +199,7 @@ def _route(path: str, function: AnyFunction, *, abandonable: bool = False) -> Ro
 
 
 def _request_type(function: AnyFunction, parameter: str, *, where: str) -> Any:
-    """The annotation of the request parameter; `Any` (the JSON value as it is) when there is none."""
+    """The annotation of the request parameter; without one `Any`, the decoded JSON value."""
     try:
         return get_type_hints(function, include_extras=True).get(parameter, Any)
     except (NameError, TypeError) as error:

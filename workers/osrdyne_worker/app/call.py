@@ -1,7 +1,6 @@
-"""One request as a handler sees it: `Call`, `Answer`, `RequestError`.
+"""One request as a handler sees it (`Call`), and its answer (`Answer`). No I/O: the runtime sends progress.
 
-Used by application authors and by the runtime. A `Call` may be used from any thread. Nothing here talks to a broker:
-progress goes through a function that the runtime passes in.
+A `Call` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from osrdyne.aio.clock import Clock, SystemClock
-from osrdyne.errors import OsrdyneError
 from osrdyne.protocol.messages import Request, without_credentials
 from osrdyne.protocol.retries import read_attempts
 from osrdyne_worker.app.app import Context
+from osrdyne_worker.app.errors import CallCancelledError
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a request, or one progress value.
 
-    `body` is bytes, str, or anything that JSON can hold (pydantic models and dataclasses included). Without
-    `content_type` it follows from the body. `code` is the HTTP-like `x-code`; `headers` are added to the reply.
+    `body` is bytes, str, or any value that JSON can represent (pydantic models and dataclasses included). Without
+    `content_type`, the type of the body decides. `code` is the HTTP-like `x-code`; `headers` are added to the reply.
     """
 
     body: Any = None
@@ -32,31 +31,8 @@ class Answer:
     headers: Mapping[str, object] = field(default_factory=dict)
 
 
-class RequestError(OsrdyneError):
-    """The request is refused: the caller gets `error` with this message, and no traceback is logged.
-
-    `code` is the HTTP-like number, `error_code` a word for programs, `details` further JSON facts for the caller.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        code: int = 400,
-        error_code: str = "bad_request",
-        details: Mapping[str, object] | None = None,
-    ) -> None:
-        super().__init__(message, code=code, error_code=error_code)
-        self.code = code
-        self.error_code = error_code
-        self.details = dict(details or {})
-
-
-class CallCancelledError(OsrdyneError):
-    """The caller cancelled the request, or its deadline passed; whoever works on it should stop."""
-
-
 class Call:
-    """One request in process. Thread-safe."""
+    """One request that a handler works on. Thread-safe."""
 
     __slots__ = ("_cancelled", "_clock", "_deadline_at", "_request", "_send_progress", "context")
 
@@ -82,17 +58,17 @@ class Call:
 
     @property
     def headers(self) -> Mapping[str, object]:
-        """The headers as they came: text, byte arrays, numbers, whatever the caller put there; no `authorization`."""
+        """The headers as sent by the caller (text, byte arrays, numbers, …), without `authorization`."""
         return without_credentials(self._request.headers)
 
     @property
     def accept(self) -> str | None:
-        """The content type the caller wants."""
+        """The content type that the caller accepts."""
         return self._request.accept
 
     @property
     def body(self) -> bytes:
-        """The body as it came."""
+        """The body as sent by the caller."""
         return self._request.body
 
     @property
@@ -109,47 +85,46 @@ class Call:
 
     @property
     def redelivered(self) -> bool:
-        """Whether the request may have been worked on before."""
+        """Whether a worker may have received the request before."""
         return self._request.redelivered
 
     @property
     def attempt(self) -> int:
-        """Which attempt at this request it is, from 1: its route may have it tried again after some outcomes."""
+        """The number of this attempt, from 1: the route of a request may retry it after some outcomes."""
         return read_attempts(self._request.headers) + 1
 
     @property
     def deadline(self) -> float:
-        """Seconds that are left for this request, 0 when none are."""
+        """Seconds left for this request; 0 after the deadline."""
         return max(0.0, self._deadline_at - self._clock.monotonic())
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants the answer any more: cancelled by the caller, or past the deadline."""
+        """Whether the answer is useless: the caller cancelled the request, or its deadline passed."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Mark the call as cancelled; called by the runtime."""
+        """Mark the call as cancelled. Called by the runtime."""
         self._cancelled = True
 
     def set_timeout(self, seconds: float) -> None:
-        """The deadline is `seconds` from now; called by the runtime."""
+        """Set the deadline to `seconds` from now. Called by the runtime."""
         self._deadline_at = self._clock.monotonic() + seconds
 
     def attach(self, send_progress: Callable[[Answer], None]) -> None:
-        """Where progress goes; called by the runtime. Without it progress is dropped: the client did not ask for it."""
+        """Set the function that sends progress. Called by the runtime, if the client asks for progress."""
         self._send_progress = send_progress
 
     def raise_if_cancelled(self) -> None:
-        """Raise `CallCancelledError` when nobody wants the answer any more: for long loops in a plain function."""
+        """Raise `CallCancelledError` if the call is cancelled. For long loops in a plain function."""
         if self._cancelled:
             raise CallCancelledError("The request was cancelled or its deadline passed.")
 
     def progress(self, value: Any) -> None:
-        """Send a non-terminating reply: an `Answer`, or a value that becomes one. More may follow. Nothing is sent to a
-        client that does not ask for progress (`x-progress`).
+        """Send a non-terminating reply: an `Answer`, or a value that becomes one. May be called repeatedly.
 
-        In a thread it waits until the reply is on its way, so that a fast producer cannot fill the memory. Raises
-        `CallCancelledError` when nobody wants the answer any more.
+        Nothing is sent to a client that does not ask for progress (`x-progress`). In a thread, the call waits until
+        RabbitMQ has the reply, so that a fast producer cannot fill the memory. Raises `CallCancelledError`.
         """
         self.raise_if_cancelled()
         if self._send_progress is not None:

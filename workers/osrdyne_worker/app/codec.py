@@ -1,4 +1,4 @@
-"""Bodies: from the bytes of a request to the value a handler wants, and from a handler's value to a reply. Pure."""
+"""Decode the body of a request into the type that its handler takes, and encode the handler's result. Pure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import JSON_TYPE, Response, header_text
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.app.app import Route
-from osrdyne_worker.app.call import Answer, RequestError
+from osrdyne_worker.app.call import Answer
+from osrdyne_worker.app.errors import RequestError
 
 Decoder = Callable[[bytes], Any]
 
 BYTES_TYPE = "application/octet-stream"
 TEXT_TYPE = "text/plain; charset=utf-8"
-MAX_WRONG_FIELDS = 20
+MAX_INVALID_FIELDS = 20
 PATH_LIMIT = 200
-"""Characters of a path that are told back to the caller."""
+"""Characters of a path that are repeated in an answer."""
 
 
 def decoder_for(route: Route) -> Decoder | None:
-    """How to decode a body for `route`; None when its handler takes no request.
+    """The decoder for the bodies of `route`; None if its handler takes no body.
 
-    Raises `ConfigurationError` when pydantic cannot validate the type.
+    Raises `ConfigurationError` if pydantic cannot validate the type.
     """
     if not route.takes_request:
         return None
     if route.request_type is bytes:
-        return _as_it_is
+        return _unchanged
     if route.request_type is str:
         return _decode_text
     try:
@@ -43,7 +44,7 @@ def decoder_for(route: Route) -> Decoder | None:
     return lambda body: _decode_json(adapter, body)
 
 
-def _as_it_is(body: bytes) -> bytes:
+def _unchanged(body: bytes) -> bytes:
     return body
 
 
@@ -64,15 +65,15 @@ def _decode_json(adapter: TypeAdapter[Any], body: bytes) -> Any:
 
 
 def _refusal(error: ValidationError) -> RequestError:
-    """What is wrong with a body, field by field. The values themselves are not repeated: they may be secret."""
-    wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    if wrong[0]["type"] == "json_invalid":
-        return RequestError(f"The body is not JSON: {wrong[0]['msg']}.", error_code="invalid_json")
-    fields = [{"field": field_path(entry["loc"]), "message": entry["msg"]} for entry in wrong[:MAX_WRONG_FIELDS]]
+    """The invalid fields of a body. Their values are not repeated: they may be secret."""
+    invalid = error.errors(include_url=False, include_context=False, include_input=False)
+    if invalid[0]["type"] == "json_invalid":
+        return RequestError(f"The body is not JSON: {invalid[0]['msg']}.", error_code="invalid_json")
+    fields = [{"field": field_path(entry["loc"]), "message": entry["msg"]} for entry in invalid[:MAX_INVALID_FIELDS]]
     first = fields[0]
-    more = f" ({len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    more = f" ({len(invalid) - 1} more)" if len(invalid) > 1 else ""
     where = f"Field {first['field']}" if first["field"] else "The body"
-    fault = "is missing" if wrong[0]["type"] == "missing" else f"is wrong: {first['message']}"
+    fault = "is missing" if invalid[0]["type"] == "missing" else f"is wrong: {first['message']}"
     return RequestError(f"{where} {fault}{more}.", error_code="invalid_request", details={"fields": fields})
 
 
@@ -85,7 +86,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
 
 
 def answer_to_response(value: Any, *, progress: bool = False) -> Response:
-    """The reply for what a handler returned. Raises `RequestError` (500) for a value that JSON cannot hold."""
+    """The reply for the result of a handler. Raises `RequestError` (500) for a value that JSON cannot represent."""
     answer = value if isinstance(value, Answer) else Answer(value)
     body, content_type = _encode(answer.body)
     return Response(
@@ -109,20 +110,20 @@ def _encode(body: Any) -> tuple[bytes, str | None]:
         return to_json(body, inf_nan_mode="null"), JSON_TYPE
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise RequestError(
-            f"The answer cannot be written as JSON: {error}", code=500, error_code="invalid_answer"
+            f"The answer cannot be encoded as JSON: {error}", code=500, error_code="invalid_answer"
         ) from error
 
 
 def _error_body(document: Mapping[str, object], details: Mapping[str, object]) -> bytes:
-    """Without the details when JSON cannot hold them: the caller is to be told all the same."""
+    """The JSON of an error, without the details if JSON cannot represent them: the caller still receives the error."""
     try:
         return to_json({"error": {**details, **document}}, inf_nan_mode="null", fallback=str)
-    except (ValueError, RecursionError):  # half a character, or a circle
+    except (ValueError, RecursionError):  # a lone surrogate, or a cycle
         return to_json({"error": document})
 
 
 def shown_path(path: str) -> str:
-    """The caller's path, for an answer about it: it may be as long as a header can be."""
+    """The path of a request, shortened for answers and logs: a caller may send any length."""
     return header_text(path, limit=PATH_LIMIT)
 
 

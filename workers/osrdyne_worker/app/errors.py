@@ -1,20 +1,44 @@
-"""One line about an exception, for whoever waits for this worker: no traceback, no password, not too long."""
+"""Errors of handlers, and the one-line description of any exception for the caller of a worker."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import mask_uri
 
 MAX_LINES = 2
-"""py4j says what it did on the first line and what went wrong on the second."""
+"""py4j names its own call on the first line and the cause on the second."""
 MAX_CHARS = 1000
 
 
+class RequestError(OsrdyneError):
+    """Refuses a request: the caller receives `error` with this message, and no traceback is logged.
+
+    `code` is the HTTP-like number, `error_code` a word for programs, `details` further JSON facts for the caller.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: int = 400,
+        error_code: str = "bad_request",
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message, code=code, error_code=error_code)
+        self.code = code
+        self.error_code = error_code
+        self.details = dict(details or {})
+
+
+class CallCancelledError(OsrdyneError):
+    """The caller cancelled the request, or its deadline passed: the handler should stop."""
+
+
 def describe(error: BaseException) -> str:
-    """Its type and what it says; our own errors speak for themselves."""
+    """The type and message of an exception in one line, without passwords; errors of osrdyne without their type."""
     if isinstance(error, OsrdyneError):
         return mask_uri(error.message)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -23,7 +47,7 @@ def describe(error: BaseException) -> str:
 
 
 def describe_with_place(error: BaseException) -> str:
-    """The same with the file and line where it was raised, for errors in an application's own code."""
+    """`describe`, with the file and line that raised the exception: for errors in the application's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, OsrdyneError) or not frames:
         return describe(error)

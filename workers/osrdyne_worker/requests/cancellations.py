@@ -1,4 +1,4 @@
-"""Cancels that came before their request did: each counts once and for a short while, in bounded memory."""
+"""Cancels that arrived before their request: each counts once and for a short time, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from osrdyne.aio.clock import Clock
 
 MAX_REMEMBERED = 1000
 REMEMBERED_FOR = 60.0
-"""Seconds. A cancel forgotten too early costs the work it would have saved; one kept for too long would hit a later
+"""Seconds. A cancel that is forgotten too early costs unnecessary work; one that is kept too long would cancel a later
 request of the same name."""
 
 Name = tuple[str, str]
 """Correlation id and reply-to of a request. Knowing both is the right to cancel it."""
 
 
-class CancelMemory:
-    """What was cancelled and has not come yet; and what was completed a moment ago, whose cancels come too late.
+class Cancellations:
+    """Requests that were cancelled and have not arrived, and requests completed just now, whose cancels come too late.
 
-    A cancel may say for how long its request may wait for another attempt. For so long it is meant for a request that
-    was tried before: no later one of the same name was.
+    A cancel may contain how long its request can wait for another attempt. For that time it applies to a request with
+    earlier attempts: a new request of the same name has none.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -30,7 +30,7 @@ class CancelMemory:
         self._cancelled_between: OrderedDict[Name, float] = OrderedDict()
 
     def remember(self, correlation_id: str | None, reply_to: str | None, *, keep_for: float = 0.0) -> None:
-        """A cancel of a request that is not here, and may wait for another attempt for `keep_for` seconds."""
+        """Record the cancel of a request that is not in this worker, and may wait `keep_for` seconds for an attempt."""
         if not correlation_id or not reply_to:
             return
         name, now = (correlation_id, reply_to), self._clock.monotonic()
@@ -40,17 +40,17 @@ class CancelMemory:
                 self._put(self._cancelled_between, name, now + keep_for)
 
     def completed(self, correlation_id: str | None, reply_to: str | None) -> None:
-        """A request was answered; a cancel that is still on its way is meant for this one."""
+        """Record that a request was answered: a cancel that is still on its way is for this request."""
         if correlation_id and reply_to:
             self._put(self._completed, (correlation_id, reply_to), self._clock.monotonic())
 
     def take(self, correlation_id: str | None, reply_to: str | None, *, tried_before: bool = False) -> bool:
-        """Whether the request that comes now was cancelled; the cancel is used up then."""
+        """Whether the request that arrives now was cancelled; this uses the cancel up."""
         if not correlation_id or not reply_to:
             return False
         name = (correlation_id, reply_to)
         was_cancelled = self._is_recent(self._cancelled.pop(name, None))
-        until = self._cancelled_between.pop(name, -math.inf)  # used up, too, by a new request of an old name
+        until = self._cancelled_between.pop(name, -math.inf)  # also used up by a new request of an old name
         return was_cancelled or (tried_before and self._clock.monotonic() <= until)
 
     def _put(self, times: OrderedDict[Name, float], name: Name, moment: float) -> None:

@@ -1,8 +1,7 @@
-"""From a request to the answer of the right handler: decode, call, encode.
+"""Call the handler of a request: decode the body, run the handler, encode its result. Called by the processor.
 
-Called by the processor, once per request. Coroutine functions run on the event loop, plain functions in a bounded pool
-of threads, inside their job group when there is a session. Nothing here knows the broker or the deadline: the caller
-cancels.
+Coroutine functions run on the event loop, plain functions in a bounded pool of threads, in a job group if there is a
+session. No broker and no deadline here: the processor cancels `run`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
 from osrdyne_worker.app.app import App, Route, SessionFactory
-from osrdyne_worker.app.call import Call, RequestError
+from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import Decoder, answer_to_response, decoder_for, error_response, shown_path
-from osrdyne_worker.app.errors import describe
+from osrdyne_worker.app.errors import RequestError, describe
 
 log = get_logger("worker")
 
@@ -28,11 +27,11 @@ T = TypeVar("T")
 PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 MAX_LISTED_PATHS = 50
 CANCEL_INTERVAL = 1.0
-"""Seconds between two attempts to cancel what a request runs in the session."""
+"""Seconds between two attempts to cancel the jobs of a request."""
 
 
 class SessionLostError(OsrdyneError):
-    """The worker's session (the Spark JVM) is gone, so that no request can be worked on any more."""
+    """The session of the worker (the Spark JVM) is gone: no request can run any more."""
 
 
 class HandlerExitError(OsrdyneError):
@@ -46,10 +45,10 @@ class Target:
 
 
 class Dispatcher:
-    """The handlers of an application, ready to be called.
+    """The handlers of an application. Raises `ConfigurationError` for an invalid handler.
 
-    Raises `ConfigurationError` for a handler that cannot be used. `threads` must have a place for every request that
-    runs at once; `side_threads` is for short calls about running ones (cancel, is the session alive).
+    `threads` must have a thread for every request that runs at once; `side_threads` is for short calls about running
+    requests (cancel, progress) and the session (is it alive).
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class Dispatcher:
         return path in self._targets
 
     def may_abandon(self, path: str) -> bool:
-        """Whether the next request may run beside a cancelled call of this handler."""
+        """Whether the next request may run while a cancelled call of this handler runs on."""
         target = self._targets.get(path, self._default)
         return target is not None and target.route.abandonable
 
     async def run(self, call: Call, *, group_id: str) -> Response:
-        """The reply to one request; never raises but `SessionLostError` and a cancellation."""
+        """Run the handler of one request; its reply. Raises only `SessionLostError` and `CancelledError`."""
         target = self._targets.get(call.path, self._default)
         try:
             if target is None:
@@ -92,8 +91,8 @@ class Dispatcher:
         try:
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
-            while not future.done():  # its place is free only when the thread is
-                # Again and again: a stage that Spark had not submitted yet at the first time runs all the same.
+            while not future.done():  # the slot is free only when the thread is
+                # Repeatedly: Spark does not cancel a stage that it submits after the first attempt.
                 await self._cancel_group(call, group_id)
                 await asyncio.wait({future}, timeout=CANCEL_INTERVAL)
             raise
@@ -102,7 +101,7 @@ class Dispatcher:
         return result
 
     def _work(self, target: Target, call: Call, group_id: str) -> Response | Exception:
-        """In a thread: the reply, or the exception, as a value (a future cannot carry every exception)."""
+        """In a thread: return the reply or the exception. A future cannot carry every exception."""
         try:
             if self._sessions is None:
                 return _answer(target, call)
@@ -113,41 +112,43 @@ class Dispatcher:
             return HandlerExitError(f"The handler ended with {describe(error)}.")
 
     async def _cancel_group(self, call: Call, group_id: str) -> None:
-        """Cancel what runs for this request in the session; a failure is logged, the deadline then does the rest."""
+        """Cancel the jobs of this request in the session; log a failure, the next attempt may succeed."""
         if self._sessions is None:
             return
         try:
-            await self._aside(lambda sessions: sessions.cancel(call.context.session, group_id))
+            await self._in_side_thread(lambda sessions: sessions.cancel(call.context.session, group_id))
         except Exception:
-            log.warning("the jobs of a request could not be cancelled", group=group_id, exc_info=True)
+            log.warning("spark jobs could not be cancelled", group=group_id, exc_info=True)
 
     async def progress(self, session: Any, group_ids: list[str]) -> Mapping[str, int]:
-        """The session's figures for these requests, added up."""
+        """The progress of these requests in the session, added up."""
         if self._sessions is None:
             return {}
-        return await self._aside(lambda sessions: _sum(sessions.progress(session, group_id) for group_id in group_ids))
+        return await self._in_side_thread(
+            lambda sessions: _sum(sessions.progress(session, group_id) for group_id in group_ids)
+        )
 
     async def is_alive(self, session: Any) -> bool:
-        """Whether the session can still work; one that cannot tell is not."""
+        """Whether the session is alive; False if the check fails."""
         if self._sessions is None:
             return True
         try:
-            return await self._aside(lambda sessions: sessions.is_alive(session))
+            return await self._in_side_thread(lambda sessions: sessions.is_alive(session))
         except Exception:
-            log.warning("the session does not say whether it is alive", exc_info=True)
+            log.warning("session health check failed", exc_info=True)
             return False
 
     async def stray_tasks(self, session: Any) -> Mapping[str, int]:
-        """Tasks of the session that nobody waits for, by group; none when it cannot tell."""
+        """Running tasks of completed requests, by group; empty if the session does not report them."""
         if self._sessions is None:
             return {}
         try:
-            return await self._aside(lambda sessions: sessions.stray_tasks(session))
+            return await self._in_side_thread(lambda sessions: sessions.stray_tasks(session))
         except Exception:
-            log.warning("the session does not say what runs in it", exc_info=True)
+            log.warning("stray tasks unknown", exc_info=True)
             return {}
 
-    async def _aside(self, function: Callable[[SessionFactory], T]) -> T:
+    async def _in_side_thread(self, function: Callable[[SessionFactory], T]) -> T:
         sessions = self._sessions
         assert sessions is not None
         return await asyncio.get_running_loop().run_in_executor(self._side_threads, lambda: function(sessions))
@@ -155,7 +156,7 @@ class Dispatcher:
     async def _failure(self, error: Exception, call: Call) -> Response:
         if not await self.is_alive(call.context.session):
             raise SessionLostError("The session of this worker is gone.") from error
-        log.error("a handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
+        log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
         details = {"traceback": traceback.format_exception(error)} if self._debug else {}
         refusal = RequestError(describe(error), code=500, error_code="internal_error", details=details)
         return error_response(refusal, path=call.path)
@@ -163,11 +164,11 @@ class Dispatcher:
     def _unknown_path(self, path: str) -> RequestError:
         known = sorted(self._targets)
         listed = ", ".join(known[:MAX_LISTED_PATHS]) or "none"
-        asked = (
+        fault = (
             f"There is no handler for the path {shown_path(path)!r}" if path else "The request has no x-rpc-path header"
         )
         return RequestError(
-            f"{asked}; known paths: {listed}.", code=404, error_code="unknown_path", details={"known_paths": known}
+            f"{fault}; known paths: {listed}.", code=404, error_code="unknown_path", details={"known_paths": known}
         )
 
 
@@ -181,7 +182,7 @@ def decode_body(decode: Decoder, call: Call) -> Any:
     encoding = (call.content_encoding or "").lower()
     if encoding not in PLAIN_ENCODINGS:
         raise RequestError(
-            f"The content encoding {encoding!r} is not supported; send the body as it is.",
+            f"The content encoding {encoding!r} is not supported; send the body without encoding.",
             code=415,
             error_code="unsupported_encoding",
         )

@@ -1,28 +1,25 @@
-"""Taking requests from one queue: wait for it, consume it, let go when told to.
+"""Takes requests from one queue: wait for the queue, consume it, stop when the controller says so.
 
-One intake a queue and link, with a channel of its own, so that what happens to one queue leaves the others alone.
-Everything it takes goes to the processor. It never settles a request.
+There is one intake for each queue and broker connection, with a channel of its own: trouble with one queue does not
+affect the others. Deliveries go to the processor; an intake settles only those that came after its stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.names import QueueName
-from osrdyne_worker.requests.prefetch import Lane, Lanes
+from osrdyne_worker.requests.prefetch import Prefetch, QueueConsumer
 from osrdyne_worker.requests.processor import Processor
-from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.connection import BrokerConnection
+from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.exit import QueueMissing
-from osrdyne_worker.runtime.settings import RuntimeSettings
 
 RETRY = Backoff(initial=0.5, factor=1.5, maximum=5.0)
 
@@ -30,19 +27,19 @@ log = get_logger("worker")
 
 
 class Share(NamedTuple):
-    """How one queue is consumed. `rank` 0 is the highest priority; `prefetch` None: one request may wait in the worker,
+    """How a queue is consumed. `priority`: 0 is the highest. `prefetch`: None: one request may wait in the worker,
     however many run."""
 
-    rank: int
+    priority: int
     prefetch: int | None
 
 
 def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
-    """How `queue` is to be consumed when `queues` are, highest priority first; None: not at all.
+    """The share of `queue` when `queues` are consumed, highest priority first; None: it is not consumed.
 
-    A single queue fills every place of the worker. Of several, each may have one request waiting here, so that the
-    highest one runs next. With one place, that which runs counts as well: a request that waits behind it in the same
-    level would only be kept from other workers.
+    A single queue fills all slots of the worker. Of several queues, each may have one request waiting here, so that the
+    worker can run the highest one next. With one slot the running request counts as well: a request that waits behind
+    it in the same queue would only be withheld from other workers.
     """
     if queue not in queues:
         return None
@@ -50,37 +47,33 @@ def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) 
 
 
 class Intake:
-    """Consumes `queue` for as long as it is among `queues`, the queues that this worker takes requests from now."""
+    """Consumes `queue` while it is among `queues`, the queues that this worker consumes now."""
 
     def __init__(
         self,
-        link: Link,
+        runtime: RuntimeContext,
+        broker: BrokerConnection,
         queue: QueueName,
         *,
         queues: WatchCell[tuple[QueueName, ...]],
         processor: Processor,
-        settings: RuntimeSettings,
-        give_up: Callable[[QueueMissing], None],
-        clock: Clock,
     ) -> None:
-        self._link = link
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._broker = broker
         self._queue = queue
         self._queues = queues
         self._processor = processor
-        self._settings = settings
-        self._give_up = give_up
-        self._clock = clock
+        self._level = processor.levels.of(queue)
         self._channel: Channel | None = None
         self._failures = 0
-        self._backlog = processor.backlogs.of(queue)
-        self._lanes: Lanes | None = None
 
     @property
     def _share(self) -> Share | None:
-        return share_of(self._queue, self._queues.value, self._settings.concurrency)
+        return share_of(self._queue, self._queues.value, self._runtime.settings.concurrency)
 
     async def run(self) -> None:
-        """Until the link is lost (`BrokerError`)."""
+        """Run until the broker connection is lost. Raises `BrokerError` then."""
         try:
             while True:
                 share = self._share
@@ -89,117 +82,143 @@ class Intake:
                 else:
                     await self._take(share)
         finally:
-            self._lose()
+            self._lose_channel()
 
     async def _take(self, share: Share) -> None:
+        """Wait for the queue and consume it; wait a moment after a failure."""
         if not self._failures:
-            self._backlog.expect(share.rank)
+            self._level.expect(share.priority)
         try:
             if await self._queue_exists():
                 await self._consume(share)
         except BrokerError as error:
-            if self._link.is_closed:
+            if self._broker.is_closed:
                 raise
             self._failures += 1
-            self._backlog.miss()
-            log.warning("a request queue cannot be consumed", queue=self._queue, reason=str(error))
+            self._level.unreachable()
+            log.warning("request queue cannot be consumed", queue=self._queue, reason=str(error))
             await self._clock.sleep(RETRY.delay(self._failures))
 
     async def _queue_exists(self) -> bool:
-        """Wait for the queue; False when it is not wanted any more."""
+        """Wait for the queue; False when it is not to be consumed any more."""
+        timeout = self._runtime.settings.queue_missing_timeout
         since, attempts = self._clock.monotonic(), 0
-        while not await self._link.queue_exists(self._queue):
+        while not await self._broker.queue_exists(self._queue):
             attempts += 1
-            self._backlog.miss()
+            self._level.unreachable()
             missing_for = self._clock.monotonic() - since
             if self._share is None:
                 return False
-            if missing_for >= self._settings.queue_missing_timeout:
-                self._give_up(QueueMissing(f"The request queue {self._queue} was missing for {missing_for:.0f} s."))
+            if missing_for >= timeout:
+                reason = f"The request queue {self._queue} was missing for {missing_for:.0f} s."
+                self._runtime.request_exit(QueueMissing(reason))
             if attempts == 1:
-                log.warning("the request queue does not exist", queue=self._queue)
-            left = self._settings.queue_missing_timeout - missing_for
-            await self._clock.sleep(min(RETRY.delay(attempts), max(0.05, left)))
+                log.warning("request queue missing", queue=self._queue)
+            await self._clock.sleep(min(RETRY.delay(attempts), max(0.05, timeout - missing_for)))
         return True
 
     async def _consume(self, share: Share) -> None:
-        """Hand deliveries over until the share changes; a broken consumer loses the channel and raises."""
+        """Consume until the share changes. Loses the channel and raises `BrokerError` when a consumer fails."""
         if self._channel is None or self._channel.is_closed:
-            self._channel = await self._link.connection.channel()
+            self._channel = await self._broker.connection.channel()
         channel, failures = self._channel, list[BrokerError]()
         log.info("taking requests", queue=self._queue)
         self._processor.intakes += 1
         try:
             async with asyncio.TaskGroup() as group:
-
-                def open_lane(lane: Lane) -> None:
-                    group.create_task(self._hand_over(channel, lanes, lane, share), name="intake-lane")
-
-                lanes = self._lanes = Lanes(
-                    limit=share.prefetch,
-                    free=lambda: self._processor.free_slots,
-                    open_lane=open_lane,
-                    close_lane=partial(self._close_lane, channel),
-                )
-                lanes.start()
+                consumers = _Consumers(self, channel, share, group)
                 while self._share == share:
                     await self._queues.changed()
-                lanes.stop()
+                consumers.stop()
                 if self._share is None:
-                    self._backlog.detach()
-                else:  # it is consumed again at once: no lower level gets ahead meanwhile
-                    self._backlog.expect(self._share.rank)
-                await self._link.until_unblocked()
-                await asyncio.gather(*(self._close_lane(channel, lane) for lane in lanes.open))
+                    self._level.detach()
+                else:  # it is consumed again at once: no lower level may go first meanwhile
+                    self._level.expect(self._share.priority)
+                await self._broker.until_unblocked()
+                await consumers.close()
         except* BrokerError as errors:
             failures += _flat(errors)
         finally:
             self._processor.intakes -= 1
         if failures:
-            self._lose()
+            self._lose_channel()
             raise failures[0]
-        self._processor.give_back(channel=channel)
-        log.info("taking no more requests", queue=self._queue)
+        self._processor.requeue(channel=channel)
+        log.info("no longer taking requests", queue=self._queue)
 
-    async def _hand_over(self, channel: Channel, lanes: Lanes, lane: Lane, share: Share) -> None:
-        """The consumer ends plainly once it is cancelled and everything that had come is handed over."""
-        consumer = lane.consumer = await channel.consume(self._queue, prefetch=lane.prefetch)
-        self._failures = 0
-        if self._share == share:
-            self._backlog.attach(share.rank, partial(self._ready, channel, lanes))
-        else:
-            await self._close_lane(channel, lane)
-        async for delivery in consumer:
-            if self._share is None:
-                await delivery.nack(requeue=True)  # it came before the consumer was cancelled
-                continue
-            place = lanes.place(lane)
-            self._processor.accept(delivery, rank=share.rank, link=self._link, backlog=self._backlog, place=place)
-
-    async def _close_lane(self, channel: Channel, lane: Lane) -> None:
-        if lane.consumer is None:
-            return  # it closes itself once it is open
-        try:
-            await channel.cancel(lane.consumer)
-        except BrokerError as error:
-            lane.consumer.end(error)
-
-    async def _ready(self, channel: Channel, lanes: Lanes) -> int | None:
-        """Requests in the queue that have not been handed over to the processor; None where it is not known.
-
-        RabbitMQ says 0 for a queue that does not answer it in time, and then it knows of no consumer either.
-        """
-        queue = await channel.declare_queue(self._queue, passive=True)
-        waiting = queue.ready + sum(lane.consumer.waiting() for lane in lanes.open if lane.consumer is not None)
-        return waiting if waiting or queue.consumers else None
-
-    def _lose(self) -> None:
-        """What came over the channel is RabbitMQ's again; closing it makes sure of that."""
-        self._backlog.detach()
+    def _lose_channel(self) -> None:
+        """Close the channel: RabbitMQ then requeues its unacknowledged requests."""
+        self._level.detach()
         channel, self._channel = self._channel, None
         if channel is not None:
             self._processor.lose(channel)
-            self._link.discard(channel)
+            self._broker.discard(channel)
+
+
+class _Consumers:
+    """The AMQP consumers of one intake with one share, as its prefetch opens and closes them."""
+
+    def __init__(self, intake: Intake, channel: Channel, share: Share, group: asyncio.TaskGroup) -> None:
+        self._intake = intake
+        self._channel = channel
+        self._share = share
+        self._group = group
+        self._prefetch = Prefetch(
+            limit=share.prefetch,
+            free_slots=lambda: intake._processor.free_slots,
+            open_consumer=self._open,
+            close_consumer=self._close,
+        )
+        self._prefetch.start()
+
+    def stop(self) -> None:
+        """Open no further consumers."""
+        self._prefetch.stop()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(self._close(consumer) for consumer in self._prefetch.open))
+
+    def _open(self, opening: QueueConsumer) -> None:
+        self._group.create_task(self._hand_over(opening), name="intake-consumer")
+
+    async def _hand_over(self, opening: QueueConsumer) -> None:
+        """Consume, and give each delivery to the processor. Ends once the consumer is cancelled and drained."""
+        intake = self._intake
+        consumer = opening.consumer = await self._channel.consume(intake._queue, prefetch=opening.prefetch)
+        intake._failures = 0
+        if intake._share == self._share:
+            intake._level.attach(self._share.priority, self._count_ready)
+        else:
+            await self._close(opening)
+        async for delivery in consumer:
+            if intake._share is None:
+                await delivery.nack(requeue=True)  # it arrived before the consumer was cancelled
+                continue
+            intake._processor.accept(
+                delivery,
+                priority=self._share.priority,
+                broker=intake._broker,
+                level=intake._level,
+                held=self._prefetch.hold(opening),
+            )
+
+    async def _close(self, closing: QueueConsumer) -> None:
+        if closing.consumer is None:
+            return  # `_hand_over` closes it once RabbitMQ has confirmed it
+        try:
+            await self._channel.cancel(closing.consumer)
+        except BrokerError as error:
+            closing.consumer.end(error)
+
+    async def _count_ready(self) -> int | None:
+        """Requests of the queue that the processor has not received; None if unknown.
+
+        RabbitMQ reports 0 for a queue whose leader does not answer in time; it reports no consumer either then.
+        """
+        queue = await self._channel.declare_queue(self._intake._queue, passive=True)
+        buffered = sum(one.consumer.waiting() for one in self._prefetch.open if one.consumer is not None)
+        waiting = queue.ready + buffered
+        return waiting if waiting or queue.consumers else None
 
 
 def _flat(group: BaseExceptionGroup[BrokerError]) -> list[BrokerError]:

@@ -1,4 +1,4 @@
-"""What becomes of a request, decided from values: its result, and the time it may take. Pure; the processor acts."""
+"""The outcome of a request, and the time that its handler has. Pure decisions; the processor carries them out."""
 
 from __future__ import annotations
 
@@ -10,64 +10,69 @@ from osrdyne.protocol.statuses import Status
 from osrdyne_worker.requests.inflight import Interruption
 from osrdyne_worker.runtime.settings import RuntimeSettings
 
-LEAST_TIME = 0.001
-"""Seconds that a request gets whose deadline is this very moment."""
+MIN_TIME = 0.001
+"""Seconds for a request whose deadline is now."""
 
 
-class Settlement(Enum):
-    """What happens to a request that gets no reply."""
+class Outcome(Enum):
+    """How the processor settles a request."""
 
-    GIVE_BACK = auto()
-    """To the queue, without blame."""
-    REJECT = auto()
-    """To the queue, as a failure that counts towards the delivery limit."""
-    POISON = auto()
-    """To the dead letters, for good: the controller answers `poison` and keeps it."""
-    ABANDON = auto()
-    """Acknowledged: its caller is gone."""
-    REFUSE = auto()
-    """Acknowledged: no answer may go to its reply address."""
-    DROP = auto()
-    """Nothing: RabbitMQ has taken it back already."""
+    ANSWERED = auto()
+    """Acknowledged: RabbitMQ has confirmed the reply."""
+    RETRIED = auto()
+    """Acknowledged: RabbitMQ has confirmed the copy that waits for the next attempt."""
+    ABANDONED = auto()
+    """Acknowledged without a reply: its caller is gone."""
+    REPLY_TO_REFUSED = auto()
+    """Acknowledged without a reply: its reply address is not allowed."""
+    REQUEUED = auto()
+    """Returned to the queue; this does not count as a failed delivery."""
+    REJECTED = auto()
+    """Returned to the queue as a failed delivery, which counts towards the delivery limit."""
+    DEAD_LETTERED = auto()
+    """Dead-lettered: the controller answers `poison` and keeps the request."""
+    LOST = auto()
+    """Not settled: RabbitMQ has requeued it already."""
 
 
-Result = Response | Settlement
+Result = Response | Outcome
+"""A reply to be sent, or an outcome without a reply."""
 
 
 def time_left(request: Request, *, now_ms: int, settings: RuntimeSettings) -> float | None:
-    """Seconds to the deadline, `max_clock_skew` added; 0 when it has passed, None without one."""
+    """Seconds to the deadline, plus `max_clock_skew`; 0 if it has passed, None without a deadline."""
     if request.deadline_ms is None:
         return None
     skew_ms = int(settings.max_clock_skew * 1000)
     if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
         return 0.0
-    return max(LEAST_TIME, (request.deadline_ms + skew_ms - now_ms) / 1000)
+    return max(MIN_TIME, (request.deadline_ms + skew_ms - now_ms) / 1000)
 
 
 def time_to_work(left: float | None, settings: RuntimeSettings) -> float:
-    """Seconds for the handler: to the deadline, and never longer than `processing_timeout`."""
+    """Seconds for the handler: to the deadline, at most `processing_timeout`."""
     return settings.processing_timeout if left is None else min(left, settings.processing_timeout)
 
 
-def first_look(*, interruption: Interruption | None, was_cancelled: bool, left: float | None) -> Result | None:
-    """The result of a request that is not worked on at all; None for all others."""
+def early_result(*, interruption: Interruption | None, was_cancelled: bool, left: float | None) -> Result | None:
+    """The result of a request that is not run at all; None if it is run."""
     if interruption is not None:
         return result_of(interruption)
     if was_cancelled:
         return result_of(Interruption.CANCELLED)
     if left == 0:
-        return Response(Status.EXPIRED, detail="The deadline had passed when a worker got the request.")
+        return Response(Status.EXPIRED, detail="The deadline had passed when a worker received the request.")
     return None
 
 
 def result_of(interruption: Interruption) -> Result:
-    """The result of a request that was not worked on to its end."""
+    """The result of an interrupted request."""
     match interruption:
         case Interruption.EXPIRED:
-            return Response(Status.EXPIRED, detail="The work was not done in time and was cancelled.")
+            return Response(Status.EXPIRED, detail="The deadline passed before the work was done; it was cancelled.")
         case Interruption.CANCELLED:
             return Response(Status.CANCELLED, detail="The caller cancelled the request.")
-        case Interruption.GIVEN_BACK:
-            return Settlement.GIVE_BACK
+        case Interruption.REQUEUED:
+            return Outcome.REQUEUED
         case Interruption.LOST:
-            return Settlement.DROP
+            return Outcome.LOST

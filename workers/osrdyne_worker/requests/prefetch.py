@@ -1,11 +1,9 @@
-"""How many requests of one queue may be in the worker: its consumers, and what each request in the worker does.
+"""The prefetch of one queue: how many of its requests may be in the worker, and through which AMQP consumers.
 
-AMQP's prefetch counts every request that is not acknowledged. Of several queues, only one request each may *wait* in
-the worker, however many run; and a request that is put aside must not keep others away. So a queue is consumed through
-several consumers ("lanes"), which are opened and closed as requests begin, are put aside, and are settled. In a steady
-state nothing is opened or closed: the acknowledgement of one request brings the next.
-
-Made by an intake each time that it consumes; the processor notes on the `Place` of a request what happens to it.
+AMQP's prefetch counts all unacknowledged requests of a consumer. With several queues, however many requests run, only
+one of each queue may *wait* in the worker; and a request that is set aside must not block others. Hence a queue has
+several consumers, which are opened and closed as requests begin, are set aside, and are settled. In a steady state none
+is opened or closed: the acknowledgement of one request brings the next.
 """
 
 from __future__ import annotations
@@ -17,127 +15,127 @@ from enum import Enum
 from osrdyne.amqp import Consumer
 
 
-class State(Enum):
-    WAITS = "waits"
-    RUNS = "runs"
-    ASIDE = "aside"
-    SETTLES = "settles"
+class HeldState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    SET_ASIDE = "set-aside"
+    SETTLING = "settling"
 
 
-class Lane:
-    """One consumer of the queue; None until RabbitMQ has answered."""
+class QueueConsumer:
+    """One consumer of the queue. `consumer` is None until RabbitMQ has confirmed it."""
 
     def __init__(self, prefetch: int) -> None:
         self.prefetch = prefetch
         self.consumer: Consumer | None = None
 
 
-class Place:
-    """What one request does in the worker, for as long as it is there."""
+class HeldRequest:
+    """One unacknowledged request of the queue, from its arrival until it leaves the worker."""
 
-    def __init__(self, lanes: Lanes, lane: Lane) -> None:
-        self._lanes = lanes
-        self.lane = lane
-        self.state = State.WAITS
+    def __init__(self, prefetch: Prefetch, consumer: QueueConsumer) -> None:
+        self._prefetch = prefetch
+        self.consumer = consumer
+        self.state = HeldState.WAITING
 
     def begin(self) -> None:
-        """It runs now."""
-        self._lanes.note(self, State.RUNS)
+        """Its handler runs from now on."""
+        self._prefetch.change(self, HeldState.RUNNING)
 
-    def put_aside(self) -> None:
+    def set_aside(self) -> None:
         """It stays in the worker, and others go first."""
-        self._lanes.note(self, State.ASIDE)
+        self._prefetch.change(self, HeldState.SET_ASIDE)
 
     async def settle(self) -> None:
-        """To be awaited right before it is acknowledged or given back."""
-        await self._lanes.settle(self)
+        """Make room for its acknowledgement. To be awaited right before it is acknowledged or requeued."""
+        await self._prefetch.settle(self)
 
     def leave(self) -> None:
         """It has left the worker."""
-        self._lanes.leave(self)
+        self._prefetch.forget(self)
 
 
-class Lanes:
-    """The consumers of one queue.
+class Prefetch:
+    """The consumers and the unacknowledged requests of one queue.
 
-    `limit`: requests that may be in the worker, those that run included; None: one may wait, whatever runs. `open_lane`
-    begins to consume through one more lane; `close_lane` cancels its consumer, what it holds stays. `free`: how many
-    requests could begin to run now.
+    `limit`: requests that may be in the worker, running ones included; None: one may wait, however many run.
+    `free_slots`: how many requests could begin to run now. `open_consumer` starts one more consumer; `close_consumer`
+    cancels one, and its unacknowledged requests stay.
     """
 
     def __init__(
         self,
         *,
         limit: int | None,
-        free: Callable[[], int],
-        open_lane: Callable[[Lane], None],
-        close_lane: Callable[[Lane], Awaitable[None]],
+        free_slots: Callable[[], int],
+        open_consumer: Callable[[QueueConsumer], None],
+        close_consumer: Callable[[QueueConsumer], Awaitable[None]],
     ) -> None:
         self._limit = limit
-        self._free = free
-        self._open_lane = open_lane
-        self._close_lane = close_lane
-        self._places: set[Place] = set()
-        self.open: list[Lane] = []
+        self._free_slots = free_slots
+        self._open_consumer = open_consumer
+        self._close_consumer = close_consumer
+        self._requests: set[HeldRequest] = set()
+        self._stopped = False
+        self.open: list[QueueConsumer] = []
 
     def start(self) -> None:
         self._open(1 if self._limit is None else self._limit)
 
     def stop(self) -> None:
-        """Open no further lane."""
-        self._open_lane = _open_none
+        """Open no further consumer."""
+        self._stopped = True
 
-    def place(self, lane: Lane) -> Place:
-        """The place of a request that has come through `lane`."""
-        place = Place(self, lane)
-        self._places.add(place)
-        return place
+    def hold(self, consumer: QueueConsumer) -> HeldRequest:
+        """Add a request that has arrived through `consumer`."""
+        request = HeldRequest(self, consumer)
+        self._requests.add(request)
+        return request
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait in the worker for their turn."""
-        return sum(place.state is State.WAITS for place in self._places)
-
-    def note(self, place: Place, state: State) -> None:
-        place.state = state
+    def change(self, request: HeldRequest, state: HeldState) -> None:
+        """Change the state of a request, and open consumers for the requests that may come now."""
+        request.state = state
         for _ in range(-self._surplus()):
             self._open(1)
 
-    async def settle(self, place: Place) -> None:
-        """Close a lane first where the settlement would bring one request too many."""
-        place.state = State.SETTLES
+    async def settle(self, request: HeldRequest) -> None:
+        """Close a consumer if the acknowledgement of `request` would bring one request too many."""
+        request.state = HeldState.SETTLING
         if self._limit is None and self._surplus() > 0:
-            await asyncio.sleep(0)  # the request that has just got its turn has not begun yet
-        if self._surplus() > 0 and (lane := self._superfluous(place)) is not None:
-            self.open.remove(lane)
-            await self._close_lane(lane)
+            await asyncio.sleep(0)  # the request that has just been granted a slot has not begun yet
+        if self._surplus() > 0 and (consumer := self._superfluous(request)) is not None:
+            self.open.remove(consumer)
+            await self._close_consumer(consumer)
 
-    def leave(self, place: Place) -> None:
-        self._places.discard(place)
+    def forget(self, request: HeldRequest) -> None:
+        self._requests.discard(request)
 
     def _open(self, prefetch: int) -> None:
-        lane = Lane(prefetch)
-        self.open.append(lane)
-        self._open_lane(lane)
+        consumer = QueueConsumer(prefetch)
+        self.open.append(consumer)
+        if not self._stopped:
+            self._open_consumer(consumer)
 
     def _surplus(self) -> int:
-        """How many requests more than there should be can come, or wait, once what settles is settled."""
-        held = sum(place.state is State.ASIDE and place.lane in self.open for place in self._places)
-        can_come = sum(lane.prefetch for lane in self.open) - held
+        """How many requests too many can come, or wait, once the settling requests are settled; may be negative."""
+        set_aside = self._count(HeldState.SET_ASIDE, open_consumer=True)
+        can_come = sum(consumer.prefetch for consumer in self.open) - set_aside
         if self._limit is not None:
             return can_come - self._limit
-        running = sum(place.state is State.RUNS and place.lane in self.open for place in self._places)
-        waits_elsewhere = sum(place.state is State.WAITS and place.lane not in self.open for place in self._places)
-        return can_come - running + waits_elsewhere - 1 - self._free()
+        running = self._count(HeldState.RUNNING, open_consumer=True)
+        waiting_of_closed = self._count(HeldState.WAITING, open_consumer=False)
+        return can_come - running + waiting_of_closed - 1 - self._free_slots()
 
-    def _superfluous(self, place: Place) -> Lane | None:
-        """The lane to be closed when `place` is settled: its own, unless that has room for several."""
-        if self._limit is None or place.lane.prefetch == 1 != self._limit:
-            return place.lane if place.lane in self.open else None
-        aside = {other.lane for other in self._places if other.state is State.ASIDE}
-        spare = [lane for lane in self.open[1:] if lane not in aside]
+    def _count(self, state: HeldState, *, open_consumer: bool) -> int:
+        """Requests in `state` whose consumer is open, or is not."""
+        return sum(
+            request.state is state and (request.consumer in self.open) is open_consumer for request in self._requests
+        )
+
+    def _superfluous(self, settling: HeldRequest) -> QueueConsumer | None:
+        """The consumer to close when `settling` is settled: its own, unless that one has a prefetch above 1."""
+        if self._limit is None or settling.consumer.prefetch == 1 != self._limit:
+            return settling.consumer if settling.consumer in self.open else None
+        aside = {request.consumer for request in self._requests if request.state is HeldState.SET_ASIDE}
+        spare = [consumer for consumer in self.open[1:] if consumer not in aside]
         return spare[-1] if spare else None
-
-
-def _open_none(_: Lane) -> None:
-    return None

@@ -1,123 +1,226 @@
-"""What may still be in the queues of higher classes when a request of a lower one could run.
+"""Strict priority between the queues of a worker: which request runs next.
 
-RabbitMQ hands over the next request of a class only after the last one was acknowledged, so that for a moment a class
-seems empty that is not. Before a lower class runs, the queues of the higher ones are asked. A queue that cannot be
-consumed holds nobody up. Kept by the intakes, read by the slots.
+RabbitMQ delivers the next request of a queue only after the acknowledgement of the last one: for a moment a queue seems
+empty that is not. So before a request of a lower level runs, the slots ask the queues of the higher levels
+(`PriorityLevel`). A queue that is unreachable does not block lower levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import heapq
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.errors import BrokerError
 from osrdyne.protocol.names import QueueName
 
-NEWS_TIMEOUT = 0.5
-"""How long a delivery that must be on its way is waited for before the queue is asked again, seconds."""
-MAX_SILENCE = 6
-"""How often in succession a queue may be asked and not answer before lower classes go on without it."""
+DELIVERY_TIMEOUT = 0.5
+"""Seconds to wait for a delivery that must be on its way, before the queue is asked again."""
+MAX_SILENT_CHECKS = 6
+"""How many checks in a row a queue may leave unanswered before lower levels go on without it."""
 
 
-class Backlog:
-    """What is known of one class.
+class PriorityLevel:
+    """What is known about the queue of one priority level. Updated by its intake and by the requests of the queue.
 
-    `ask` tells how many requests its queue holds that have not come yet; None when the queue did not say.
+    `count_ready` returns how many requests of the queue the processor has not received; None if RabbitMQ does not say.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.rank = 0
-        self._ask: Callable[[], Awaitable[int | None]] | None = None
-        self._wanted = False
+        self.priority = 0
+        self._count_ready: Callable[[], Awaitable[int | None]] | None = None
+        self._consumed = False
         self._reachable = False
         self._empty = False
-        self._asking = False
+        self._checking = False
         self._waiting = 0
-        self._silence = 0
-        self._news = Wakeup(clock)
+        self._silent_checks = 0
+        self._changed = Wakeup(clock)
 
     @property
     def blocks(self) -> bool:
-        """Whether it may hold a request that has not come."""
-        return self._wanted and self._reachable and (self._asking or not self._empty)
+        """Whether the queue may hold a request that has not arrived yet."""
+        return self._consumed and self._reachable and (self._checking or not self._empty)
 
-    def expect(self, rank: int) -> None:
-        """Its queue is about to be consumed."""
-        self.rank = rank
-        self._wanted, self._reachable, self._empty, self._ask = True, True, False, None
+    def expect(self, priority: int) -> None:
+        """The queue is about to be consumed."""
+        self.priority = priority
+        self._consumed, self._reachable, self._empty, self._count_ready = True, True, False, None
 
-    def attach(self, rank: int, ask: Callable[[], Awaitable[int | None]]) -> None:
-        """Its queue is consumed now."""
-        self.expect(rank)
-        self._ask = ask
-        self._news.set()
+    def attach(self, priority: int, count_ready: Callable[[], Awaitable[int | None]]) -> None:
+        """The queue is consumed from now on."""
+        self.expect(priority)
+        self._count_ready = count_ready
+        self._changed.set()
 
-    def miss(self) -> None:
-        """Its queue does not exist, or cannot be consumed."""
+    def unreachable(self) -> None:
+        """The queue is missing, or cannot be consumed."""
         self._reachable = False
-        self._news.set()
+        self._changed.set()
 
     def detach(self) -> None:
-        """Its queue is not consumed any more."""
-        self._wanted, self._ask = False, None
-        self._news.set()
+        """The queue is no longer consumed."""
+        self._consumed, self._count_ready = False, None
+        self._changed.set()
 
-    def came(self) -> None:
-        """A request of it has come: there may be more behind it."""
+    def arrived(self) -> None:
+        """A request of the queue has arrived: there may be more behind it."""
         self._waiting += 1
-        self._silence = 0
+        self._silent_checks = 0
         self._reachable, self._empty = True, False
-        self._news.set()
+        self._changed.set()
 
-    def begin(self) -> None:
-        """A request of it waits no more: it runs, is put aside, or has left without a run."""
+    def begun(self) -> None:
+        """A request of the queue no longer waits: it runs, is set aside, or has left without a run."""
         self._waiting -= 1
 
     def settled(self) -> None:
-        """A request of it has left this worker: another one may come."""
-        self._news.set()
+        """A request of the queue has left this worker: RabbitMQ may deliver another one."""
+        self._changed.set()
 
-    async def look(self) -> None:
-        """Find out more, or wait a moment for news."""
-        if self._waiting == 0 and self._ask is not None and await self._is_empty(self._ask):
+    async def check(self) -> None:
+        """Ask RabbitMQ whether the queue is empty, or wait for a change at most `DELIVERY_TIMEOUT`."""
+        if self._waiting == 0 and self._count_ready is not None and await self._is_empty(self._count_ready):
             return
-        await self._news.wait(NEWS_TIMEOUT)
+        await self._changed.wait(DELIVERY_TIMEOUT)
 
-    async def _is_empty(self, ask: Callable[[], Awaitable[int | None]]) -> bool:
-        """Whether there is nothing to wait for. What was handed over before the answer has come before it."""
-        self._empty = True  # until something comes
-        self._asking = True  # and while nobody knows, it blocks
+    async def _is_empty(self, count_ready: Callable[[], Awaitable[int | None]]) -> bool:
+        """Whether there is nothing to wait for. A delivery before the answer has arrived before the answer."""
+        self._empty = True  # until a delivery arrives
+        self._checking = True  # the level blocks while the answer is outstanding
         try:
-            ready = await ask()
+            ready = await count_ready()
         except BrokerError:
             self._reachable = False
             return True
         finally:
-            self._asking = False
-        self._silence = self._silence + 1 if ready is None else 0
-        self._reachable = self._silence < MAX_SILENCE
+            self._checking = False
+        self._silent_checks = self._silent_checks + 1 if ready is None else 0
+        self._reachable = self._silent_checks < MAX_SILENT_CHECKS
         if ready != 0:
             self._empty = False
         return self._empty or not self._reachable
 
 
-class Backlogs:
-    """All classes of a worker."""
+class PriorityLevels:
+    """All priority levels of a worker, one for each queue."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_queue: dict[QueueName, Backlog] = {}
+        self._by_queue: dict[QueueName, PriorityLevel] = {}
 
-    def of(self, queue: QueueName) -> Backlog:
-        return self._by_queue.setdefault(queue, Backlog(self._clock))
+    def of(self, queue: QueueName) -> PriorityLevel:
+        return self._by_queue.setdefault(queue, PriorityLevel(self._clock))
 
-    def block(self, rank: int) -> bool:
-        """Whether a class above `rank` may hold a request that has not come."""
-        return any(backlog.blocks for backlog in self._by_queue.values() if backlog.rank < rank)
+    def block(self, priority: int) -> bool:
+        """Whether a level above `priority` may hold a request that has not arrived yet."""
+        return any(level.blocks for level in self._by_queue.values() if level.priority < priority)
 
-    async def look(self, rank: int) -> None:
-        """Find out about the highest class that blocks."""
-        blocking = [backlog for backlog in self._by_queue.values() if backlog.rank < rank and backlog.blocks]
+    async def check(self, priority: int) -> None:
+        """Check the highest level that blocks `priority`."""
+        blocking = [level for level in self._by_queue.values() if level.priority < priority and level.blocks]
         if blocking:
-            await min(blocking, key=lambda backlog: backlog.rank).look()
+            await min(blocking, key=lambda level: level.priority).check()
+
+
+class Slots:
+    """`size` slots to run in. The waiter with the highest priority (lowest number) is next, then the longest waiting.
+
+    No waiter is granted a slot while a higher level may hold a request that has not arrived yet. `spawn` starts the
+    task that checks these levels.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        levels: PriorityLevels | None = None,
+        spawn: Callable[[Coroutine[None, None, None]], object] | None = None,
+    ) -> None:
+        self._size = self._free = size
+        self._levels = levels
+        self._spawn = spawn
+        self._checking = False
+        self._waiting: list[tuple[int, int, asyncio.Future[None], bool]] = []
+        self._order = count()
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    def try_acquire(self, priority: int = 0) -> bool:
+        """Take a slot if one is free, no request waits and no higher level blocks."""
+        if self._free == 0 or self._waiting or self._is_blocked(priority):
+            return False
+        self._free -= 1
+        return True
+
+    async def acquire(self, priority: int) -> None:
+        """Wait for a slot and take it."""
+        if self.try_acquire(priority):
+            return
+        await self._wait_turn(priority, alone=False)
+
+    async def acquire_all(self, priority: int, *, patience: float) -> None:
+        """Take all slots once no request goes first. After `patience` seconds the waiter goes before all others."""
+        timer = asyncio.get_running_loop().call_later(patience, self._promote, order := next(self._order))
+        try:
+            await self._wait_turn(priority, alone=True, order=order)
+        finally:
+            timer.cancel()
+
+    def release(self, *, all_slots: bool = False) -> None:
+        self._free += self._size if all_slots else 1
+        self._grant()
+
+    async def _wait_turn(self, priority: int, *, alone: bool, order: int | None = None) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (priority, next(self._order) if order is None else order, turn, alone))
+        self._grant()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # granted in the same moment: pass the slot on
+                self.release(all_slots=alone)
+            else:
+                turn.cancel()
+                self._grant()
+            raise
+
+    def _promote(self, order: int) -> None:
+        self._waiting = [(-1 if one[1] == order else one[0], *one[1:]) for one in self._waiting]
+        heapq.heapify(self._waiting)
+        self._grant()
+
+    def _is_blocked(self, priority: int) -> bool:
+        return self._levels is not None and self._levels.block(priority)
+
+    def _grant(self) -> None:
+        """Grant free slots to waiters, in order, as long as no higher level blocks them."""
+        while self._free and self._waiting:
+            priority, _, turn, alone = self._waiting[0]
+            if turn.done():
+                heapq.heappop(self._waiting)
+            elif alone and self._free < self._size:
+                return
+            elif self._is_blocked(priority):
+                if not self._checking and self._spawn is not None:
+                    self._checking = True
+                    self._spawn(self._check_levels())
+                return
+            else:
+                heapq.heappop(self._waiting)
+                self._free -= self._size if alone else 1
+                turn.set_result(None)
+
+    async def _check_levels(self) -> None:
+        """Check the levels that block the first waiter until none does; the first waiter may change meanwhile."""
+        try:
+            while self._free and self._waiting and self._levels and self._is_blocked(self._waiting[0][0]):
+                await self._levels.check(self._waiting[0][0])
+        finally:
+            self._checking = False
+        self._grant()

@@ -1,19 +1,28 @@
-"""Replies: from a `Response` to a confirmed message in the caller's queue. Called by the processor, before it
-acknowledges the request."""
+"""Replies: publish a `Response` to the caller's reply queue, with a confirm. Called by the processor."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel
 from osrdyne.amqp.reply_retry import publish_reply
-from osrdyne.errors import AddressRefusedError, MessageTooLargeError
+from osrdyne.errors import AddressRefusedError, MessageTooLargeError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
-from osrdyne_worker.app.call import RequestError
-from osrdyne_worker.app.codec import error_response
+from osrdyne_worker.app.call import Answer
+from osrdyne_worker.app.codec import answer_to_response, error_response
+from osrdyne_worker.app.errors import CallCancelledError, RequestError
+from osrdyne_worker.requests.inflight import InFlight
+
+CANCEL_CHECK_INTERVAL = 0.5
+"""Seconds between two checks whether the call was cancelled, while a thread waits for the confirm of its progress."""
 
 log = get_logger("worker")
 
@@ -28,18 +37,17 @@ class ReplySender:
     reference_statuses: bool = False
 
     async def send(self, channel: Channel | GuardedChannel, request: Request, response: Response) -> None:
-        """Publish with a confirm; nothing for a request that wants no reply.
+        """Publish with a confirm; do nothing for a request without a reply address, or with an unusable one.
 
-        A reply queue that refuses (it is full) is tried a few times, then `PublishRefusedError` is raised. An address
-        that nobody can answer to is like none.
+        A reply queue that refuses (it is full) is retried a few times; then `PublishRefusedError` is raised.
         """
         if request.reply_to is None:
             return
         message = self._message(request, fitting(response, request, self.max_bytes))
         try:
             await self._publish(channel, request.reply_to, message)
-        except (TypeError, ValueError, MessageTooLargeError) as error:  # what a handler put into the headers
-            log.error("the headers of a reply cannot be sent", path=header_text(request.path), reason=str(error))
+        except (TypeError, ValueError, MessageTooLargeError) as error:  # invalid headers set by a handler
+            log.error("reply has invalid headers", path=header_text(request.path), reason=str(error))
             message = self._message(request, unsendable(error, request, response))
             await self._publish(channel, request.reply_to, message)
 
@@ -53,11 +61,49 @@ class ReplySender:
                 clock=self.clock,
             )
         except AddressRefusedError as error:
-            log.warning("nobody can be answered", reason=error.message)
+            log.warning("reply dropped, invalid reply address", reason=error.message)
+
+
+class ProgressSender:
+    """Sends progress: non-terminating replies. Created on the event loop; `send` may be called from any thread."""
+
+    def __init__(self, replies: ReplySender, spawn: Callable[..., asyncio.Task[None]]) -> None:
+        self._replies = replies
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+
+    def send(self, job: InFlight, answer: Answer) -> None:
+        """Send one value. A thread waits for the confirm. A coroutine does not; the final answer waits instead."""
+        sending = self._replies.send(job.broker.replies, job.request, answer_to_response(answer, progress=True))
+        if threading.get_ident() != self._loop_thread:
+            _wait(job, asyncio.run_coroutine_threadsafe(sending, self._loop))
+            return
+        task = self._spawn(_without_errors(sending))
+        job.progress.add(task)
+        task.add_done_callback(job.progress.discard)
+
+
+def _wait(job: InFlight, future: Future[None]) -> None:
+    while True:
+        try:
+            return future.result(timeout=CANCEL_CHECK_INTERVAL)
+        except TimeoutError:
+            job.call.raise_if_cancelled()
+        except OsrdyneError as error:
+            raise CallCancelledError("The progress could not be sent.") from error
+
+
+async def _without_errors(sending: Coroutine[Any, Any, None]) -> None:
+    """A coroutine cannot wait for its progress. If the connection is lost, the final answer fails as well."""
+    try:
+        await sending
+    except OsrdyneError as error:
+        log.debug("progress not sent", reason=error.message)
 
 
 def fitting(response: Response, request: Request, max_bytes: int) -> Response:
-    """The response, or an `error` that says why it cannot be sent."""
+    """The response, or an `error` in its place if it is too large."""
     if len(response.body) <= max_bytes:
         return response
     refusal = RequestError(
@@ -70,14 +116,14 @@ def fitting(response: Response, request: Request, max_bytes: int) -> Response:
 
 
 def unsendable(error: Exception, request: Request, response: Response) -> Response:
-    """The `error` in place of a response whose headers AMQP cannot carry; its own are small."""
+    """An `error` in place of a response whose headers AMQP cannot carry."""
     what = "are too large" if isinstance(error, MessageTooLargeError) else "cannot be sent"
     refusal = RequestError(f"The headers of the answer {what}: {error}", code=500, error_code="invalid_answer")
     return replace(error_response(refusal, path=request.path), progress=response.progress)
 
 
 def reply_message(request: Request, response: Response, *, worker_id: str, reference_statuses: bool = False) -> Message:
-    """The message for a response. Direct reply-to is never stored, so that only other queues get a persistent one."""
+    """The message for a response. Direct reply-to is never stored: only other reply queues get persistent messages."""
     return Message(
         body=response.body,
         headers=replace(response, worker_id=worker_id).wire_headers(reference_statuses=reference_statuses),

@@ -1,7 +1,7 @@
-"""Failed requests that are tried again: whether, and the way into the queue where they wait.
+"""Retries of failed requests: the decision, and the copy of the request that waits for its next attempt.
 
-`plan_retry` decides from what the request carries; `Retries` publishes. Called by the processor before it would answer.
-Source: docs/reference/protocol/workers.md, "Tried again"; Gateleen queues.
+`plan_retry` decides from the headers of the request; `Retries` publishes. Called by the processor before it would
+answer. Source: docs/reference/protocol/workers.md, "Tried again"; Gateleen queues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from osrdyne.protocol.retries import (
     read_terms,
 )
 from osrdyne.protocol.statuses import Status, decode_text
-from osrdyne_worker.runtime.connection import Link
+from osrdyne_worker.runtime.connection import BrokerConnection
 
 MAX_WARNED = 100
 
@@ -42,14 +42,14 @@ log = get_logger("worker")
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A further try, `delay_ms` from now; `attempts` were made so far, this one included."""
+    """A further attempt, `delay_ms` from now; `attempts` were made so far, this one included."""
 
     delay_ms: int
     attempts: int
 
 
 def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | None:
-    """The further try of a request with this outcome; None: the outcome is the answer."""
+    """The retry of a request with this response; None: the response is the answer."""
     terms, code = read_terms(request.headers), response.told_code
     if terms is None or code is None or response.status in {Status.CANCELLED, Status.POISON} or not terms.covers(code):
         return None
@@ -58,57 +58,56 @@ def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | 
         return None
     delay_ms = terms.delay_ms(attempts)
     if request.deadline_ms is not None and request.deadline_ms < now_ms + delay_ms:
-        return None  # it would expire, which says less than this outcome
+        return None  # it would expire, and `expired` tells the caller less than this response
     return Retry(delay_ms, attempts)
 
 
-def callers_word(headers: Mapping[str, object], code: int) -> tuple[str, object] | None:
-    """The header, and its value, in which the caller says something about this code; the exact one beats the class."""
-    told = {name.lower(): value for name, value in headers.items() if name.lower().startswith(CALLERS_PREFIX)}
+def callers_header(headers: Mapping[str, object], code: int) -> tuple[str, object] | None:
+    """The caller's header for this code, and its value; the header of the exact code goes before that of its class."""
+    found = {name.lower(): value for name, value in headers.items() if name.lower().startswith(CALLERS_PREFIX)}
     for name in (f"{CALLERS_PREFIX}{code}", f"{CALLERS_PREFIX}{class_of(code)}"):
-        if name in told:
-            return name, told[name]
+        if name in found:
+            return name, found[name]
     return None
 
 
 def is_zero(value: object) -> bool:
-    """Whether a caller's word forbids; any other has no meaning."""
+    """Whether the value of a caller's header forbids retries; other values have no meaning."""
     text = decode_text(value)
     return text.strip() == "0" if text is not None else value == 0 and not isinstance(value, bool)
 
 
 def _is_forbidden(headers: Mapping[str, object], code: int) -> bool:
-    word = callers_word(headers, code)
-    return word is not None and is_zero(word[1])
+    header = callers_header(headers, code)
+    return header is not None and is_zero(header[1])
 
 
 def retry_message(delivery: Delivery, request: Request, retry: Retry) -> Message:
-    """The request as it goes to wait: without `expiration`, which would end it there. Its hops and failed deliveries
-    are those of this attempt."""
-    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}
+    """The copy of a request that waits for its next attempt. It has no `expiration`, which would end it meanwhile."""
+    left_out = {HOPS_HEADER, FAILED_DELIVERIES_HEADER}  # they count for each attempt
     headers = {name: value for name, value in delivery.headers.items() if name not in left_out}
     headers |= {ATTEMPTS_HEADER: retry.attempts, DELAY_HEADER: str(retry.delay_ms)}
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
-    if delivery.redelivered:  # an earlier try may have gone to wait as well
+    if delivery.redelivered:  # a worker may have published a copy already, before it was lost
         headers[DUPLICATE_HEADER] = True
     return delivery.to_message(headers=headers, expiration=None)
 
 
 def counted(request: Request, response: Response) -> Response:
-    """The answer, with the number of attempts where there was more than one."""
+    """The answer, with the number of attempts if there was more than one."""
     before = read_attempts(request.headers)
     return replace(response, headers={**response.headers, ATTEMPTS_HEADER: before + 1}) if before else response
 
 
-def class_of_delivery(delivery: Delivery) -> int | None:
-    """The priority class of a request; one that has waited comes from another exchange than that of its class."""
+def priority_of_delivery(delivery: Delivery) -> int | None:
+    """The priority level of a request in its pool; a retried one names it in a header, others by their exchange."""
     headers = delivery.headers
     return read_class(headers) if CLASS_HEADER in headers else priority_of(delivery.exchange)
 
 
 class Retries:
-    """Sends requests of one worker to wait; `exchange` is None in a pool that has no retries."""
+    """Publishes the retries of one worker. `exchange` is None in a direct pool, which has no retries."""
 
     def __init__(self, exchange: str | None) -> None:
         self._exchange = exchange
@@ -116,35 +115,35 @@ class Retries:
 
     @property
     def of_managed_pool(self) -> bool:
-        """Whether an ingress has written what requests say of route, class and retries."""
+        """Whether an ingress has written the headers about route, priority and retries."""
         return self._exchange is not None
 
     def plan(self, request: Request, response: Response, *, now_ms: int) -> Retry | None:
-        """As `plan_retry`; warns once of what a caller says that has no meaning."""
+        """`plan_retry`, with one warning for each header of a caller whose value has no meaning."""
         if not self.of_managed_pool:
             return None
         retry = plan_retry(request, response, now_ms=now_ms)
-        word = callers_word(request.headers, response.told_code or 0) if retry is not None else None
-        if word is not None and word[0] not in self._warned and len(self._warned) < MAX_WARNED:
-            self._warned.add(word[0])
-            log.warning("only 0 has a meaning in this header", header=word[0])
+        header = callers_header(request.headers, response.told_code or 0) if retry is not None else None
+        if header is not None and header[0] not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add(header[0])
+            log.warning("retry header ignored, only 0 has a meaning", header=header[0])
         return retry
 
-    async def send(self, link: Link, delivery: Delivery, request: Request, retry: Retry) -> bool:
-        """Publish with a confirm; False when RabbitMQ does not take it, so that its outcome must be the answer.
+    async def send(self, broker: BrokerConnection, delivery: Delivery, request: Request, retry: Retry) -> bool:
+        """Publish with a confirm; False if RabbitMQ refuses the copy: the response is then the answer.
 
-        Raises `BrokerError` when the link is lost: then RabbitMQ delivers the request again.
+        Raises `BrokerError` if the connection is lost: RabbitMQ then delivers the request again.
         """
         assert self._exchange is not None
         message = retry_message(delivery, request, retry)
         try:
-            channel = await link.retry_channel()
+            channel = await broker.retry_channel()
             await channel.publish(message, exchange=self._exchange, routing_key=delivery.routing_key, mandatory=True)
         except (BrokerError, MessageTooLargeError) as error:
-            if link.is_closed:
+            if broker.is_closed:
                 raise
             log.error(
-                "a request cannot wait for its next attempt, it is answered",
+                "retry could not be published, request answered",
                 path=header_text(request.path, limit=200),
                 delay_ms=retry.delay_ms,
                 reason=str(error),

@@ -1,7 +1,8 @@
-"""Requests that may have killed a worker, and texts that certainly have.
+"""Suspects: requests that may have killed a worker; and refused texts, which have killed workers.
 
-A request that comes back with a failed delivery may be why its last worker died: it is put aside, runs last and alone,
-and not again when that kills this worker, too. The controller then has its text (path and body) refused for a while.
+A request that returns with a failed delivery may be why its last worker died. It is set aside, runs last and alone, and
+is not run again if that kills this worker as well. The controller then has its text (path and body) refused for a
+while.
 """
 
 from __future__ import annotations
@@ -9,31 +10,55 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
-from osrdyne.protocol.fingerprints import text_fingerprint
+from osrdyne.protocol.fingerprints import ALONE_FIELD, STUCK_FIELD, SUSPECTS_FIELD, text_fingerprint
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.statuses import Status
 
-SUSPECT_RANK = 1_000_000
+SUSPECT_PRIORITY = 1_000_000
 """Below every priority level."""
 PATIENCE = 60.0
-"""Seconds after which a suspect runs although others wait: an innocent one must not expire under steady load."""
+"""Seconds after which a suspect runs although others wait: a harmless one must not expire under steady load."""
 VERDICT_TIME = 3.0
-"""Seconds that a suspect with two failed deliveries stays aside at least. RabbitMQ gives it to another worker of the
-group sooner than the controller notices the death of the first."""
+"""Seconds for which a suspect with two failed deliveries stays aside at least. RabbitMQ delivers it to another worker
+of the group before the controller has noticed the death of the first."""
 ALONE_TIMEOUT = 5.0
-"""Seconds to wait until all others have left the worker."""
+"""Seconds to wait until all other requests have left the worker."""
 MAX_TEXTS = 1000
 
 
 def is_suspect(request: Request) -> bool:
-    """Whether a worker may have died of it. RabbitMQ before 4.3 also counts requests that were given back."""
+    """Whether a worker may have died of it. RabbitMQ before 4.3 also counts requests that were requeued."""
     return request.redelivered and request.delivery_count > 0
 
 
-class PoisonTexts:
-    """The texts that this worker refuses, each until its time is over."""
+@dataclass(slots=True)
+class DeathEvidence:
+    """What reports contain about the requests that may end this worker: the controller reads it after its death."""
+
+    alone: str = ""
+    """Text fingerprint of the suspect that runs alone now."""
+    lost_session_alone: str = ""
+    """Text fingerprint of the suspect that ran alone when the session was lost."""
+    lost_session: list[str] = field(default_factory=list)
+    """Fingerprints of the requests that ran when the session was lost."""
+    stuck: str = ""
+    """Text fingerprint of the first request whose handler did not end: this worker exits because of it."""
+
+    def fields(self, *, suspects: int) -> Mapping[str, object]:
+        """The fields of a report; `suspects`: how many are in the worker."""
+        found: dict[str, object] = {
+            SUSPECTS_FIELD: suspects,
+            ALONE_FIELD: self.lost_session_alone or self.alone,
+            STUCK_FIELD: self.stuck,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+class RefusedTexts:
+    """The texts that this worker refuses, each for a limited time."""
 
     def __init__(self, clock: Clock, texts: Mapping[str, float] | None = None) -> None:
         self._clock = clock
@@ -41,7 +66,7 @@ class PoisonTexts:
         self.add(texts or {})
 
     def add(self, texts: object) -> None:
-        """Take over `{fingerprint: seconds}` of a control message; anything else is left out."""
+        """Add `{fingerprint: seconds}` of a control message; invalid entries are ignored."""
         if not isinstance(texts, Mapping):
             return
         now = self._clock.monotonic()
@@ -52,7 +77,7 @@ class PoisonTexts:
                 self._until[text] = now + seconds
 
     def seconds_left(self, request: Request) -> float:
-        """How long the request's text is refused; 0: it is not."""
+        """For how long the text of `request` is refused; 0 if it is not."""
         if not self._until:
             return 0.0
         until = self._until.get(text_fingerprint(request.path, request.body), 0.0)
@@ -60,7 +85,7 @@ class PoisonTexts:
 
 
 def refusal(request: Request, seconds: float) -> Response:
-    """The answer to a request whose text has killed workers."""
+    """The answer to a request whose text is refused."""
     message = (
         "Requests with the same path and body have ended two workers that ran them. "
         f"They are refused for another {math.ceil(seconds)} s."

@@ -1,6 +1,7 @@
-"""One connection to the broker while it lasts: the channel for replies, and questions about queues.
+"""The connection of a worker to the broker, with the channels that its parts share.
 
-Made by the worker for each connection. It never reconnects: when anything on it is lost, the whole link is.
+The worker opens a new one after each loss: a `BrokerConnection` never reconnects, and it is lost as a whole as soon as
+one of its parts is.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from osrdyne.amqp.direct_reply_to import GuardedChannel, guarded_channel
 from osrdyne.errors import BrokerError, BrokerNotFoundError, BrokerUnavailableError
 
 BLOCKED_INTERVAL = 0.5
-"""Seconds between two looks at a connection that RabbitMQ has blocked."""
+"""Seconds between two checks of a connection that RabbitMQ has blocked."""
 
 
-class Link:
-    """An open connection with what every part of the worker shares on it."""
+class BrokerConnection:
+    """An open connection: a channel for replies, one for retries, and one for questions about queues."""
 
     def __init__(self, connection: Connection, replies: Channel | GuardedChannel, clock: Clock) -> None:
         self.connection = connection
         self.replies = replies
         self._clock = clock
-        self._scratch: Channel | None = None
-        self._scratch_lock = asyncio.Lock()
-        self._for_retries: Channel | None = None
-        self._for_retries_lock = asyncio.Lock()
+        self._lookups: Channel | None = None
+        self._lookups_lock = asyncio.Lock()
+        self._retries: Channel | None = None
+        self._retries_lock = asyncio.Lock()
         self._failed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -35,11 +36,11 @@ class Link:
         return self.connection.is_closed
 
     def fail(self) -> None:
-        """Give the link up: something on it did not answer."""
+        """Mark the connection as lost: a part of it did not answer."""
         self._failed.set()
 
     def discard(self, channel: Channel) -> None:
-        """Close a channel that nobody uses any more, without waiting for it."""
+        """Close an unused channel without waiting for it."""
         task = asyncio.create_task(channel.close(), name="discard-channel")
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -51,7 +52,7 @@ class Link:
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def wait_lost(self) -> None:
-        """Wait until the link is of no use any more, then raise `BrokerUnavailableError`."""
+        """Wait until the connection is lost, then raise `BrokerUnavailableError`."""
         ends = [
             asyncio.ensure_future(self.connection.wait_closed()),
             asyncio.ensure_future(self.replies.wait_closed()),
@@ -65,32 +66,32 @@ class Link:
         raise BrokerUnavailableError("The connection to RabbitMQ was lost.")
 
     async def until_unblocked(self) -> None:
-        """Wait while the broker has blocked this connection: no time-out may run then."""
+        """Wait while RabbitMQ blocks this connection: time-outs must not run meanwhile."""
         while self.connection.is_blocked:
             await self._clock.sleep(BLOCKED_INTERVAL)
 
     async def queue_exists(self, queue: str) -> bool:
-        """Look a queue up on a channel of its own; a direct reply-to address is one as well (broker:
-        replies-are-never-mandatory)."""
-        async with self._scratch_lock:
+        """Look a queue up. A direct reply-to address is a queue as well (broker: replies-are-never-mandatory)."""
+        async with self._lookups_lock:
             await self.until_unblocked()
-            if self._scratch is None or self._scratch.is_closed:
-                self._scratch = await self.connection.channel()
+            if self._lookups is None or self._lookups.is_closed:
+                self._lookups = await self.connection.channel()
             try:
-                await self._scratch.declare_queue(queue, passive=True)
+                # RabbitMQ closes the channel when the queue is missing: hence a channel for this alone.
+                await self._lookups.declare_queue(queue, passive=True)
             except BrokerNotFoundError:
                 return False
             return True
 
     async def retry_channel(self) -> Channel:
-        """A channel with confirms for requests that are to be tried again; a missing exchange costs no other."""
-        async with self._for_retries_lock:
-            if self._for_retries is None or self._for_retries.is_closed:
-                self._for_retries = await self.connection.channel(confirms=True)
-            return self._for_retries
+        """The channel with confirms for retries. A missing exchange closes it and no other channel."""
+        async with self._retries_lock:
+            if self._retries is None or self._retries.is_closed:
+                self._retries = await self.connection.channel(confirms=True)
+            return self._retries
 
     async def caller_is_gone(self, reply_to: str) -> bool:
-        """Whether the caller behind a direct reply-to address has gone; False when that cannot be told."""
+        """Whether the client behind a direct reply-to address is gone; False when RabbitMQ does not answer."""
         try:
             if isinstance(self.replies, GuardedChannel):
                 return not await self.replies.knows(reply_to)
@@ -99,12 +100,12 @@ class Link:
             return False
 
 
-async def open_link(options: ConnectionOptions, clock: Clock) -> Link:
-    """Connect. Raises what `connect` raises."""
+async def open_broker_connection(options: ConnectionOptions, clock: Clock) -> BrokerConnection:
+    """Connect. Raises what `osrdyne.amqp.connect` raises."""
     connection = await connect(options)
     try:
         replies = await guarded_channel(connection, lambda: connect(options), clock=clock)
-        return Link(connection, replies, clock)
+        return BrokerConnection(connection, replies, clock)
     except BaseException:
         await connection.close()
         raise

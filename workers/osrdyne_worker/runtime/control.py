@@ -1,7 +1,7 @@
-"""Control messages from the controller: a pure state, and the listener that feeds it.
+"""Control messages from the controller: the desired state, and the listener that receives them.
 
-Level-triggered: the controller repeats the state it wants, and an older generation is ignored. Losing control messages
-delays things and breaks nothing, so that the listener never disturbs the requests: it retries by itself.
+Level-triggered: the controller repeats the desired state, and messages of an older generation are ignored. A lost
+control message delays a change and breaks nothing. The listener retries by itself and never disturbs requests.
 Source: docs/reference/protocol/reports.md, "Control messages".
 """
 
@@ -27,26 +27,26 @@ log = get_logger("worker")
 
 
 @dataclass(frozen=True, slots=True)
-class WantedState:
-    """What the controller wants of this worker."""
+class DesiredState:
+    """The state that the controller requests of this worker."""
 
     queues: tuple[QueueName, ...]
     paused: bool = False
     generation: Generation = NO_GENERATION
 
 
-def is_believed(message: ControlMessage, *, now: float) -> bool:
-    """Whether a leader may have sent it at `now` (seconds since the epoch): its term is not far ahead of the clock."""
+def is_plausible(message: ControlMessage, *, now: float) -> bool:
+    """Whether a leader can have sent it at `now` (seconds since the epoch): its term is not far ahead of the clock."""
     return is_plausible_term(message.generation.term, now=now)
 
 
-def without_false_generation(state: WantedState, *, now: float) -> WantedState:
-    """The state without a generation that no leader can have: a clock was wrong when it was believed."""
+def without_implausible_generation(state: DesiredState, *, now: float) -> DesiredState:
+    """The state without a generation that no leader can have: it was accepted while this machine's clock was wrong."""
     return state if is_plausible_term(state.generation.term, now=now) else replace(state, generation=NO_GENERATION)
 
 
-def apply_control(state: WantedState, message: ControlMessage) -> WantedState:
-    """The state after `pause`, `resume` or `queues`; an older message changes nothing, nor does a malformed one."""
+def apply_control(state: DesiredState, message: ControlMessage) -> DesiredState:
+    """The state after `pause`, `resume` or `queues`; an older or malformed message changes nothing."""
     if message.generation < state.generation:
         return state
     match message.command:
@@ -62,34 +62,34 @@ def apply_control(state: WantedState, message: ControlMessage) -> WantedState:
 
 
 def parse_queues(value: object) -> tuple[QueueName, ...]:
-    """The queue names of a `queues` message, highest priority first; empty when it holds none or anything else."""
+    """The queue names of a `queues` message, highest priority first; empty if the value is invalid."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         return ()
     return tuple(QueueName(name) for name in dict.fromkeys(value))
 
 
 def parse_seconds(value: object) -> float:
-    """The seconds of a message; 0 where it says none, or anything else."""
+    """A number of seconds; 0 if the value is invalid."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return 0.0
     return float(value) if 0 < value < math.inf else 0.0
 
 
-class ControlTrouble:
-    """Warns that control messages cannot be received: once while it lasts, and once in the life of a worker for a
-    control exchange that does not exist, as under the reference's daemon, which has none."""
+class ControlWarnings:
+    """Logs that control messages cannot be received, once for each outage. A missing control exchange is logged once in
+    the life of a worker: the reference's daemon has none."""
 
     def __init__(self) -> None:
-        self._told_missing = False
+        self._missing_logged = False
 
     def note(self, error: BrokerError, *, exchange: str, first: bool) -> None:
-        """An attempt has failed; `first`: since control messages were last received, or the connection was opened."""
-        missing = isinstance(error, BrokerNotFoundError)  # of the exchange: the queue was declared just before
-        if missing and not self._told_missing:
-            self._told_missing = True
-            log.warning("there is no control exchange, control messages are not received", exchange=exchange)
+        """Log a failed attempt; `first`: the first one since messages were received or the connection was opened."""
+        missing = isinstance(error, BrokerNotFoundError)  # the exchange: the queue was declared just before
+        if missing and not self._missing_logged:
+            self._missing_logged = True
+            log.warning("control exchange missing", exchange=exchange)
         elif first and not missing:
-            log.warning("control messages cannot be received yet", reason=str(error))
+            log.warning("control queue unavailable", reason=str(error))
 
 
 async def listen(
@@ -99,16 +99,16 @@ async def listen(
     *,
     on_listening: Callable[[], None],
     on_forged: Callable[[], None],
-    trouble: ControlTrouble,
+    warnings: ControlWarnings,
     clock: Clock,
 ) -> None:
-    """Call `handle` with every control message, for as long as the connection lives; `on_listening` before them.
+    """Call `handle` with every control message while the connection is open, and `on_listening` before the first.
 
     `on_forged` is called for a message that did not come through the control exchange, where only the controller may
-    publish: every reply is published to the default exchange, which reaches the control queue by its name.
+    publish. Clients can reach the queue by its name: their replies go to the default exchange.
 
-    The control queue is exclusive: after a connection that broke silently, the broker refuses it until it has noticed,
-    which is why this tries again.
+    The control queue is exclusive. After a connection that broke silently, RabbitMQ refuses the queue until it has
+    noticed the loss: hence the retries.
     """
     failures = 0
     while not connection.is_closed:
@@ -117,7 +117,7 @@ async def listen(
         except BrokerError as error:
             failures += 1
             if not connection.is_closed:
-                trouble.note(error, exchange=environment.control_exchange, first=failures == 1)
+                warnings.note(error, exchange=environment.control_exchange, first=failures == 1)
             await clock.sleep(Backoff(initial=1.0).delay(failures))
 
 
@@ -145,6 +145,6 @@ async def _listen_once(
             continue
         message = control_from_wire(delivery.body)
         if message is None:
-            log.warning("a control message cannot be understood", size=len(delivery.body))
+            log.warning("malformed control message", size=len(delivery.body))
         else:
             handle(message)

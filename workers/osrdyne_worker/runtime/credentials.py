@@ -1,8 +1,8 @@
-"""Takes the AMQP URI out of the reach of what runs in the worker. Called by `main` before the application is imported.
+"""Removes the AMQP URI from what the application can read. Called by `main` before the application is imported.
 
-The URI stays in the memory of the worker process, because a lost connection is opened again. It is removed from
-everything that a handler, a query, Spark's JVM or another process of the same user can read: the file, the environment
-of the process and of its children, and `/proc/PID/environ`.
+The URI stays in the memory of the worker process, which reconnects with it. It is removed from everything that a
+handler, a query, Spark's JVM or another process of the same user can read: the file, the environment of the process and
+of its children, and `/proc/PID/environ`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = get_logger("credentials")
 
 
 def leave_environment() -> None:
-    """Start this program again, in the same process, without the URI in its environment.
+    """Execute this program again, in the same process, without the URI in its environment.
 
-    Changing `os.environ` is not enough: `/proc/PID/environ` shows the environment that a program was started with, for
-    as long as it runs. The URI passes through a pipe, which is empty once it is read.
+    Changing `os.environ` is not enough: `/proc/PID/environ` shows the environment that a program was started with, as
+    long as it runs. The URI passes through a pipe, which is empty once it is read.
     """
     if URI_VARIABLE not in os.environ or os.environ.get(URI_FILE_VARIABLE) or sys.gettrace() is not None:
-        return  # there is nothing to hide, or a debugger would lose the program
+        return  # nothing to hide, or a debugger is attached and would lose the program
     source, sink = os.pipe()
     os.write(sink, os.environ.pop(URI_VARIABLE).encode("utf-8", "surrogateescape"))
     os.close(sink)
@@ -37,7 +37,7 @@ def leave_environment() -> None:
 
 
 def forget_source(variables: MutableMapping[str, str]) -> None:
-    """Remove where the URI was read from: the file, or what was on standard input."""
+    """Remove the source of the URI: the variables, the file, or standard input."""
     variables.pop(URI_VARIABLE, None)
     file = variables.pop(URI_FILE_VARIABLE, None)
     if file == STANDARD_INPUT:
@@ -50,5 +50,5 @@ def forget_source(variables: MutableMapping[str, str]) -> None:
         try:
             Path(file).unlink(missing_ok=True)
         except OSError as error:
-            # Mounted by a platform, for instance. The worker is of use, and whoever runs it should know.
-            log.warning("the file with the AMQP URI cannot be removed", file=file, error=error.strerror)
+            # A platform may have mounted it read-only. The worker can serve, but operators should know.
+            log.warning("AMQP URI file cannot be removed", file=file, error=error.strerror)

@@ -1,7 +1,4 @@
-"""How a worker ends: its exit codes, and the reasons that lead to them.
-
-Part of what operators see: docs/reference/workers/runtime.md.
-"""
+"""Why a worker exits, and with which code. Operators see both: docs/reference/workers/runtime.md."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from typing import ClassVar
 
 class ExitCode(IntEnum):
     STOPPED = 0
-    """Asked to stop (SIGTERM, SIGINT, drain), and done so."""
+    """Stopped on request (SIGTERM, SIGINT, drain)."""
     START_FAILED = 1
     """The session or `on_start` failed."""
-    WRONG_CONFIGURATION = 2
-    """The environment or the application cannot be used."""
+    INVALID_CONFIGURATION = 2
+    """The environment or the application is invalid."""
     QUEUE_MISSING = 3
     """A request queue was missing for `queue_missing_timeout`."""
-    BEYOND_HELP = 4
+    UNRECOVERABLE = 4
     """A handler does not end, the session is lost, or the runtime itself failed."""
     ACCESS_REFUSED = 5
     """RabbitMQ refused the log-in for `queue_missing_timeout`: the next worker may get other credentials."""
@@ -27,7 +24,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Asked to stop. `grace` seconds for what runs; None: as long as it takes (drain)."""
+    """A requested stop. Running requests have `grace` seconds; None: no limit (drain)."""
 
     grace: float | None
     code: ClassVar[ExitCode] = ExitCode.STOPPED
@@ -40,9 +37,9 @@ class StartFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WrongConfiguration:
+class InvalidConfiguration:
     reason: str
-    code: ClassVar[ExitCode] = ExitCode.WRONG_CONFIGURATION
+    code: ClassVar[ExitCode] = ExitCode.INVALID_CONFIGURATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +49,9 @@ class QueueMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class BeyondHelp:
+class Unrecoverable:
     reason: str
-    code: ClassVar[ExitCode] = ExitCode.BEYOND_HELP
+    code: ClassVar[ExitCode] = ExitCode.UNRECOVERABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +60,4 @@ class AccessRefused:
     code: ClassVar[ExitCode] = ExitCode.ACCESS_REFUSED
 
 
-Ending = Stop | StartFailed | WrongConfiguration | QueueMissing | BeyondHelp | AccessRefused
+ExitReason = Stop | StartFailed | InvalidConfiguration | QueueMissing | Unrecoverable | AccessRefused

@@ -1,6 +1,6 @@
-"""Starting and stopping an application: import it, build its session, run its hooks. Called by the worker, once each.
+"""Start and stop an application: import it, build its session, run its hooks. Each once in the life of a worker.
 
-Whatever may block runs in a thread, so that the event loop goes on with heartbeats and control messages.
+Hooks and session factories may block: they run in threads, and the event loop keeps sending heartbeats.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ log = get_logger("worker")
 
 
 def import_app(reference: str) -> App:
-    """The `App` that `module:attribute` names; the working directory is importable.
+    """Import the `App` that `module:attribute` names, from the working directory or an installed package.
 
-    Raises `ConfigurationError` saying what is wrong with it.
+    Raises `ConfigurationError`.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
@@ -53,7 +53,7 @@ def import_app(reference: str) -> App:
 
 
 def first_context(environment: WorkerEnvironment) -> Context:
-    """The context before anything is loaded. Raises `ConfigurationError` for a wrong `WORKER_CONFIG`."""
+    """The context before anything is loaded. Raises `ConfigurationError` for an invalid `WORKER_CONFIG`."""
     config = environment.config.get("app", {})
     if not isinstance(config, dict):
         raise ConfigurationError("WORKER_CONFIG.app must be a JSON object.")
@@ -67,7 +67,7 @@ def first_context(environment: WorkerEnvironment) -> Context:
 
 
 class Loader:
-    """Takes one application up and down again. `context` is what has been reached so far."""
+    """Starts and stops one application. `context` holds what is loaded so far."""
 
     def __init__(self, app: App, context: Context, threads: ThreadPoolExecutor) -> None:
         self._app = app
@@ -76,7 +76,7 @@ class Loader:
         self._session_built = False
 
     async def start(self) -> Context:
-        """Build the session and run `on_start`; raises what they raise."""
+        """Build the session and run `on_start`. Raises what they raise."""
         if self._app.sessions is not None:
             session = await self._in_thread(self._app.sessions.build, self.context)
             self.context = replace(self.context, session=session)
@@ -96,7 +96,7 @@ class Loader:
             try:
                 await self._in_thread(self._app.sessions.close, self.context.session)
             except Exception:
-                log.exception("the session could not be closed")
+                log.exception("session could not be closed")
 
     async def _call(self, hook: AnyFunction) -> Any:
         if inspect.iscoroutinefunction(hook):
@@ -110,5 +110,6 @@ class Loader:
 def _call(function: AnyFunction, argument: Any) -> Any:
     try:
         return function(argument)
-    except (SystemExit, StopIteration) as error:  # would end the event loop, or get stuck in the future
+    except (SystemExit, StopIteration) as error:
+        # A future cannot carry StopIteration, and SystemExit would end the event loop.
         raise RuntimeError(f"{function.__qualname__} ended with {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""A thread that ends the worker when its event loop stands still, which nothing on the loop could do.
+"""A thread that makes the worker exit when its event loop is blocked: no task on the loop could do that.
 
-A coroutine handler that blocks stops everything of this process: answers, heartbeats, control messages, time-outs. It
-is started once the worker takes requests; loading has a limit of its own.
+A coroutine handler that blocks stops everything in this process: answers, heartbeats, control messages, time-outs. The
+worker starts the watchdog once it is ready; loading has a limit of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import traceback
 from collections.abc import Callable
 
 TICKS = 20
-"""How many times within the limit the loop is asked for a sign of life."""
+"""How many times within the limit the thread pings the loop."""
 
 
 class LoopWatchdog:
-    """Calls `on_blocked` in its own thread, with a sentence that names the place, once the loop stands still for
-    `limit` seconds. Time in which the whole process stands still does not count.
+    """Calls `on_blocked` in its own thread once the loop has been blocked for `limit` seconds.
+
+    The argument is a sentence that names the blocking line. Time in which the whole process is stopped does not count.
     """
 
     def __init__(self, *, limit: float, on_blocked: Callable[[str], None]) -> None:
@@ -28,7 +29,7 @@ class LoopWatchdog:
         self._seen_at = 0.0
 
     def start(self) -> None:
-        """Watch the running loop, until it is closed."""
+        """Watch the running loop until it is closed."""
         self._seen_at = time.monotonic()
         arguments = (asyncio.get_running_loop(), threading.get_ident())
         threading.Thread(target=self._watch, args=arguments, name="watchdog", daemon=True).start()
@@ -37,24 +38,25 @@ class LoopWatchdog:
         tick = self._limit / TICKS
         while not loop.is_closed():
             try:
-                loop.call_soon_threadsafe(self._show_life)
+                loop.call_soon_threadsafe(self._pong)
             except RuntimeError:
-                return  # closed just now
+                return  # the loop was closed meanwhile
             before = time.monotonic()
             time.sleep(tick)
             now = time.monotonic()
             if now - before > tick + max(1.0, tick):
-                self._seen_at = now  # the process stood still, or kept every thread waiting: what could the loop do
+                # The process was stopped, or no thread got processor time: the loop is not to blame.
+                self._seen_at = now
             if now - self._seen_at > self._limit:
-                self._on_blocked(f"The event loop has been blocked for {self._limit:g} s, {_place(thread)}.")
+                self._on_blocked(f"The event loop has been blocked for {self._limit:g} s, {_position(thread)}.")
                 return
 
-    def _show_life(self) -> None:
+    def _pong(self) -> None:
         self._seen_at = time.monotonic()
 
 
-def _place(thread: int) -> str:
-    """Where a thread is now: its innermost lines, outermost first."""
+def _position(thread: int) -> str:
+    """The innermost lines of a thread, outermost first."""
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame)[-3:] if frame is not None else []
     return "at " + " > ".join(f"{line.name} ({line.filename}:{line.lineno})" for line in stack)

@@ -1,7 +1,7 @@
-"""The file that says "this worker takes requests" to a platform that looks for it, such as a Kubernetes probe.
+"""The ready file: it exists while the worker takes requests. For a platform that polls it, such as a Kubernetes probe.
 
-`main` deletes what a former run has left, the worker writes it when it is ready and deletes it when it ends. A file
-that cannot be written is told in the log: the platform will not call the worker ready, and it serves all the same.
+`main` deletes the file of an earlier run, the worker writes it when it is ready and deletes it when it exits. A file
+that cannot be written is logged and costs no request: the platform does not consider the worker ready.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = get_logger("ready_file")
 
 @dataclass(frozen=True, slots=True)
 class ReadyFile:
-    """The file, or none when nobody asked for one."""
+    """The file at `path`; None: no file is configured."""
 
     path: Path | None
 
@@ -32,14 +32,14 @@ class ReadyFile:
             try:
                 self.path.touch()
             except OSError as error:
-                log.error("the ready file cannot be written", path=str(self.path), error=error.strerror)
+                log.error("ready file cannot be written", path=str(self.path), error=error.strerror)
 
     def delete(self) -> None:
         if self.path is not None:
             try:
                 self.path.unlink(missing_ok=True)
             except OSError as error:
-                log.error("the ready file cannot be deleted", path=str(self.path), error=error.strerror)
+                log.error("ready file cannot be deleted", path=str(self.path), error=error.strerror)
 
 
 NO_READY_FILE = ReadyFile(None)

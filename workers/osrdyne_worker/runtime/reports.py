@@ -1,9 +1,9 @@
-"""What a worker tells the controller about itself: fire and forget, never in the way of a request.
+"""Activity reports of a worker to the controller. Reports may be lost and never delay a request.
 
-`ReportWindow` decides what is worth a report (at most once a second while requests come and go), `Reporter` keeps the
-reports in a bounded buffer and publishes them, transient and without confirms, whenever there is a connection. Reports
-may be lost. Every report names the requests that run at that moment, so that the controller knows what a worker was
-doing when it died. Source: docs/reference/protocol/reports.md, "Activity reports".
+`ReportWindow` counts requests and turns the counts into reports, at most once a second. `Reporter` keeps reports in a
+bounded buffer and publishes them, transient and without confirms, while there is a connection. Every report names the
+requests that run at that moment: the controller then knows what a worker was doing when it died.
+Source: docs/reference/protocol/reports.md, "Activity reports".
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from osrdyne.protocol.statuses import encode_status
 REPORT_INTERVAL = 1.0
 """Seconds between two reports about requests."""
 MAX_WAITING_REPORTS = 256
-TELL_TIMEOUT = 1.0
-"""Seconds a request waits for the broker to know that it runs; reports are worth no more."""
+CONFIRM_TIMEOUT = 1.0
+"""Seconds a request waits until RabbitMQ has received the report about it."""
 
 log = get_logger("worker")
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A report without the worker's name on it."""
+    """A report without the id of the worker."""
 
     event: Event
     details: Mapping[str, object] = field(default_factory=dict)
@@ -49,8 +49,8 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What completed requests have in common when they are reported together."""
+class Completion:
+    """The properties that completed requests share when one report covers them."""
 
     status: str
     path: str
@@ -67,23 +67,23 @@ class _Tally:
 
 
 class ReportWindow:
-    """Counts what happens to requests, and hands it out at most every `REPORT_INTERVAL` seconds. No clock, no I/O.
+    """Counts requests, and returns the counts at most every `REPORT_INTERVAL` seconds. No clock, no I/O.
 
-    A quiet worker's first request is reported at once. `idle` follows only on a report that said the worker was busy.
+    The first request of an idle worker is reported at once. `idle` is reported only after a report that implied "busy".
     """
 
     def __init__(self) -> None:
         self.in_flight = 0
         self._received = 0
-        self._completed: dict[Outcome, _Tally] = {}
+        self._completed: dict[Completion, _Tally] = {}
         self._last = float("-inf")
-        self._told_busy = False
+        self._was_busy = False
 
     def received(self) -> None:
         self.in_flight += 1
         self._received += 1
 
-    def completed(self, outcome: Outcome, *, duration_ms: int) -> None:
+    def completed(self, outcome: Completion, *, duration_ms: int) -> None:
         self.in_flight -= 1
         tally = self._completed.setdefault(outcome, _Tally())
         tally.count += 1
@@ -91,33 +91,33 @@ class ReportWindow:
         tally.max_ms = max(tally.max_ms, duration_ms)
 
     def dropped(self) -> None:
-        """A request left without an outcome: given back, or lost with the connection."""
+        """A request left without an outcome: requeued, or lost with the connection."""
         self.in_flight -= 1
 
-    def told_busy(self) -> None:
-        self._told_busy = True
+    def busy_reported(self) -> None:
+        self._was_busy = True
 
     def due_in(self, now: float) -> float:
-        """Seconds until `take` may be called again; 0 when it may be now."""
+        """Seconds until `take` may be called; 0: now."""
         return max(0.0, self._last + REPORT_INTERVAL - now)
 
     def take(self, now: float) -> list[Draft]:
-        """What there is to report; the window closes for `REPORT_INTERVAL` when that is anything."""
+        """Return and reset the counts as reports. If there are any, the next are due after `REPORT_INTERVAL`."""
         drafts = []
         if self._received:
             drafts.append(Draft(Event.REQUEST_RECEIVED, {"count": self._received, "in_flight": self.in_flight}))
         drafts += [self._completion(outcome, tally) for outcome, tally in self._completed.items()]
-        busy_before = self._told_busy or bool(drafts)
+        busy_before = self._was_busy or bool(drafts)
         if busy_before and self.in_flight == 0:
             drafts.append(Draft(Event.IDLE, {"in_flight": 0}))
-        self._told_busy = busy_before and self.in_flight > 0
+        self._was_busy = busy_before and self.in_flight > 0
         self._received = 0
         self._completed = {}
         if drafts:
             self._last = now
         return drafts
 
-    def _completion(self, outcome: Outcome, tally: _Tally) -> Draft:
+    def _completion(self, outcome: Completion, tally: _Tally) -> Draft:
         headers: dict[str, object] = {
             "x-status": encode_status(outcome.status),
             "x-duration-ms": tally.total_ms // tally.count,
@@ -133,7 +133,7 @@ class ReportWindow:
 
 
 class Reporter:
-    """Publishes the reports of one worker. `report` and the counting methods never wait and never fail."""
+    """Publishes the reports of one worker. `report` and the counting methods never block and never raise."""
 
     def __init__(self, *, key: Key, worker_id: WorkerId, exchange: str, clock: Clock) -> None:
         self._key = key
@@ -143,7 +143,7 @@ class Reporter:
         self._window = ReportWindow()
         self._running: Callable[[], list[str]] = list
         self._suspects: Callable[[], Mapping[str, object]] = dict
-        self._died_of: list[str] = []
+        self._last_requests: list[str] = []
         self._waiting: deque[Draft | asyncio.Future[None]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -151,7 +151,7 @@ class Reporter:
         self._connected = False
 
     def watch(self, running: Callable[[], list[str]], suspects: Callable[[], Mapping[str, object]] = dict) -> None:
-        """Where the fingerprints of the requests that run come from, and what is said of suspects."""
+        """Set the sources of what every report contains: fingerprints of running requests, and facts about suspects."""
         self._running = running
         self._suspects = suspects
 
@@ -160,32 +160,33 @@ class Reporter:
         return self._window.in_flight
 
     def report(self, event: Event, **details: object) -> None:
-        """Send a report about the worker itself."""
+        """Queue a report about the worker itself."""
         if event is Event.BUSY:
-            self._window.told_busy()
+            self._window.busy_reported()
         if event is Event.FAILED:
-            self._died_of = self._running()  # what runs now ends with this worker: to be named until the end
+            # These requests end with the worker: name them in all further reports, also after their handlers ended.
+            self._last_requests = self._running()
         self._add(Draft(event, details))
 
-    async def tell_running(self) -> None:
-        """Report what runs, and wait until the broker knows, a second at most.
+    async def confirm_running(self) -> None:
+        """Report the running requests, and wait at most `CONFIRM_TIMEOUT` until RabbitMQ has received the report.
 
-        For a request that was given to a worker before: should it kill this one as well, the controller can tell.
+        Called before a redelivered request runs: if it kills this worker as well, the controller knows the request.
         """
         if not self._connected:
             return
         self.report(Event.BUSY, in_flight=self.in_flight)
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(told)
+        received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(received)
         with suppress(TimeoutError):
-            async with asyncio.timeout(TELL_TIMEOUT):
-                await told
+            async with asyncio.timeout(CONFIRM_TIMEOUT):
+                await received
 
     def received(self) -> None:
         self._window.received()
         self._schedule()
 
-    def completed(self, outcome: Outcome, *, duration_ms: int) -> None:
+    def completed(self, outcome: Completion, *, duration_ms: int) -> None:
         self._window.completed(outcome, duration_ms=duration_ms)
         self._schedule()
 
@@ -194,7 +195,7 @@ class Reporter:
         self._schedule()
 
     def flush(self) -> None:
-        """Hand over what the window holds, without waiting for its time: before the end."""
+        """Queue the counts now, without waiting until they are due."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -202,17 +203,17 @@ class Reporter:
             self._add(draft)
 
     async def flushed(self) -> None:
-        """Wait until everything is on its way. Without a connection this lasts until there is one."""
+        """Wait until all queued reports are published. Without a connection this waits for one."""
         while self._waiting or self._sending:
             await self._clock.sleep(0.01)
 
     async def send(self, connection: Connection) -> None:
-        """Publish what is reported for as long as the connection lives; a missing exchange is waited for."""
+        """Publish reports while the connection is open; retry while the exchange is missing."""
         failures = 0
         while not connection.is_closed:
             try:
                 channel = await connection.channel()
-                self._wake.set()  # for what an earlier connection left behind
+                self._wake.set()  # publish what an earlier connection has left
                 self._connected = True
                 while True:
                     await self._send_waiting(channel)
@@ -220,7 +221,7 @@ class Reporter:
             except BrokerError as error:
                 failures += 1
                 if failures == 1 and not connection.is_closed:
-                    log.warning("activity reports cannot be sent", exchange=self._exchange, reason=str(error))
+                    log.warning("activity reports cannot be published", exchange=self._exchange, reason=str(error))
                 self._connected = False
                 await self._clock.sleep(Backoff(initial=1.0).delay(failures))
 
@@ -233,10 +234,11 @@ class Reporter:
                 match self._waiting.popleft():
                     case Draft() as draft:
                         await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
-                    case told:
-                        await channel.ping()  # answered after what was published before it
-                        if not told.done():
-                            told.set_result(None)
+                    case received:
+                        # RabbitMQ answers the ping after it has processed what was published before.
+                        await channel.ping()
+                        if not received.done():
+                            received.set_result(None)
         finally:
             self._sending = False
 
@@ -251,7 +253,7 @@ class Reporter:
         )
 
     def _add(self, draft: Draft) -> None:
-        requests = self._died_of or self._running()
+        requests = self._last_requests or self._running()
         if requests:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})
         if suspects := self._suspects():
@@ -262,6 +264,6 @@ class Reporter:
     def _schedule(self) -> None:
         if self._timer is not None:
             return
-        # Never at once: a request that has just come does not run yet, and the report is to name it.
+        # Never at once: a request that has just arrived does not run yet, and the report should name it.
         delay = self._window.due_in(self._clock.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay, self.flush)

@@ -1,4 +1,4 @@
-"""The runtime's own settings: the `runtime` part of `WORKER_CONFIG`, as plain values. Read once at start."""
+"""The settings of the runtime: the `runtime` part of `WORKER_CONFIG`, as plain values. Read once at start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MAX_CONCURRENCY = 64
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """Times in seconds. Every field has the default of the controller's `worker` settings.
+    """Times are in seconds. The defaults are those of the controller's `worker` settings.
 
-    `stuck_grace` is how long a handler may go on after it was cancelled, `blocked_timeout` how long a coroutine may
-    keep the event loop, and `stray_timeout` how long tasks of requests that are over may run, before the worker ends.
-    `max_abandoned` is how many cancelled handlers may go on at once without a place among the `concurrency`.
+    The worker exits when a cancelled handler runs on for `stuck_grace`, when a coroutine blocks the event loop for
+    `blocked_timeout`, or when Spark tasks of completed requests run on for `stray_timeout`. Up to `max_abandoned`
+    cancelled handlers may run on beside the `concurrency`.
     """
 
     concurrency: int = 1
@@ -36,15 +36,15 @@ class RuntimeSettings:
 
 
 def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
-    """Read them from a `WORKER_CONFIG` document; what it does not say has the default, unknown names are left alone.
+    """Read the settings from a `WORKER_CONFIG` document. Unknown names are ignored: a newer controller may send them.
 
-    Raises `ConfigurationError` naming the setting.
+    Raises `ConfigurationError` that names the setting.
     """
-    told = config.get("runtime", {})
-    if not isinstance(told, Mapping):
+    given = config.get("runtime", {})
+    if not isinstance(given, Mapping):
         raise ConfigurationError("WORKER_CONFIG.runtime must be a JSON object.")
     values: dict[str, Any] = {
-        field.name: _checked(field.name, told[field.name]) for field in fields(RuntimeSettings) if field.name in told
+        field.name: _checked(field.name, given[field.name]) for field in fields(RuntimeSettings) if field.name in given
     }
     return RuntimeSettings(**values)
 
@@ -55,18 +55,18 @@ def _checked(name: str, value: object) -> object:
             return None if value is None else tuple(value)
         raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be a list of names or null, not {value!r}.")
     if name == "statuses":
-        fits, wanted = value in ("full", "reference"), "full or reference"
+        valid, expected = value in ("full", "reference"), "full or reference"
     elif name in {"skip_abandoned", "debug"}:
-        fits, wanted = isinstance(value, bool), "true or false"
+        valid, expected = isinstance(value, bool), "true or false"
     elif name == "concurrency":
-        fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
-        wanted = f"a whole number from 1 to {MAX_CONCURRENCY}"
+        valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CONCURRENCY
+        expected = f"a whole number from 1 to {MAX_CONCURRENCY}"
     elif name == "max_abandoned":
-        fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_CONCURRENCY
-        wanted = f"a whole number from 0 to {MAX_CONCURRENCY}"
+        valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_CONCURRENCY
+        expected = f"a whole number from 0 to {MAX_CONCURRENCY}"
     else:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-        wanted = "a number of seconds"
-    if not fits:
-        raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be {wanted}, not {value!r}.")
+        valid = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+        expected = "a number of seconds"
+    if not valid:
+        raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be {expected}, not {value!r}.")
     return value

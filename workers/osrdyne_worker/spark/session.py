@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
 from osrdyne_worker.app.app import Context
-from osrdyne_worker.app.call import RequestError
+from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark import heap
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap

@@ -1,0 +1,85 @@
+"""Builds the parts of a worker from its environment and its application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne_worker.app.app import App, Context
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.requests.processor import Processor
+from osrdyne_worker.requests.replies import ReplySender
+from osrdyne_worker.requests.retries import Retries
+from osrdyne_worker.requests.suspects import RefusedTexts
+from osrdyne_worker.runtime.context import RuntimeContext
+from osrdyne_worker.runtime.loading import Loader, first_context
+from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
+from osrdyne_worker.runtime.reports import Reporter
+from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """The parts of a worker that live as long as its process."""
+
+    environment: WorkerEnvironment
+    settings: RuntimeSettings
+    clock: Clock
+    ready_file: ReadyFile
+    loader: Loader
+    dispatcher: Dispatcher
+    reporter: Reporter
+
+    def make_processor(self, runtime: RuntimeContext, context: Context, *, on_alone: Callable[[], None]) -> Processor:
+        """Make the processor. Needs a running event loop."""
+        environment = self.environment
+        return Processor(
+            runtime,
+            context,
+            dispatcher=self.dispatcher,
+            reporter=self.reporter,
+            replies=ReplySender(
+                environment.worker_id,
+                environment.max_message_bytes,
+                self.clock,
+                reference_statuses=self.settings.statuses == "reference",
+            ),
+            retries=Retries(environment.retry_exchange),
+            addresses=ReplyAddresses(PoolNames(environment.pool), self.settings.reply_to_prefixes),
+            refused_texts=RefusedTexts(self.clock, environment.poison),
+            on_alone=on_alone,
+        )
+
+
+def build_parts(
+    app: App,
+    environment: WorkerEnvironment,
+    *,
+    ready_file: ReadyFile = NO_READY_FILE,
+    clock: Clock | None = None,
+) -> WorkerParts:
+    """Build the parts. Raises `ConfigurationError` if the environment or the application is invalid."""
+    clock = clock or SystemClock()
+    settings = runtime_settings(environment.config)
+    # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the first.
+    threads = ThreadPoolExecutor(settings.concurrency + settings.max_abandoned, thread_name_prefix="handler")
+    side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
+    return WorkerParts(
+        environment=environment,
+        settings=settings,
+        clock=clock,
+        ready_file=ready_file,
+        loader=Loader(app, first_context(environment), threads),
+        dispatcher=Dispatcher(app, threads=threads, side_threads=side_threads, debug=settings.debug),
+        reporter=Reporter(
+            key=environment.key,
+            worker_id=environment.worker_id,
+            exchange=environment.activity_exchange,
+            clock=clock,
+        ),
+    )
