@@ -102,5 +102,5 @@ def test_standby_without_a_leader_is_reported_as_an_error(spark: Any, api: Api) 
 
 def test_missing_url_names_the_remedy(spark: Any) -> None:
     register(spark)
-    with pytest.raises(PySparkException, match=r"Say where the daemon is: .option\(.url."):
+    with pytest.raises(PySparkException, match=r"The option .url. is missing: .option\(.url."):
         spark.read.format(FORMAT).load().collect()

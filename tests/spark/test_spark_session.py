@@ -229,5 +229,5 @@ def test_heap_of_the_jvm_is_read_and_collected(spark: Any) -> None:
     heap = JvmHeap(spark._jvm)
     before = heap.use()
     heap.collect()
-    assert 0 < heap.use().used <= before.most
+    assert 0 < heap.use().used <= before.maximum
     assert 0 < before.share < 1

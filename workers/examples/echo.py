@@ -1,4 +1,4 @@
-"""A worker without Spark that does as it is told: for tests, benchmarks and first steps.
+"""A worker without Spark whose behaviour each request controls: for tests, benchmarks and first steps.
 
 osrdyne-worker workers.examples.echo:app
 """
@@ -42,7 +42,7 @@ class State:
 
 @app.on_start
 def load(context: Context) -> State:
-    """`config`: `load_seconds` to be slow, `load_error` to fail, `greeting` to be told back by `/info`."""
+    """`config`: `load_seconds` delays the start, `load_error` fails it, `/info` returns `greeting`."""
     time.sleep(float(context.config.get("load_seconds", 0)))
     if "load_error" in context.config:
         raise RuntimeError(str(context.config["load_error"]))
@@ -51,19 +51,19 @@ def load(context: Context) -> State:
 
 @app.handler("/echo")
 async def echo(call: Call) -> Answer:
-    """The body, as it came."""
+    """Return the body."""
     return Answer(call.body, content_type=call.content_type)
 
 
 @app.handler("/echo_thread")
 def echo_thread(call: Call) -> Answer:
-    """The same in a thread."""
+    """Return the body from a thread."""
     return Answer(call.body, content_type=call.content_type)
 
 
 @app.handler("/info")
 async def info(call: Call) -> dict[str, Any]:
-    """Which worker answers."""
+    """Describe the worker that answers."""
     state: State = call.context.state
     return {
         "key": state.key,
@@ -77,21 +77,21 @@ async def info(call: Call) -> dict[str, Any]:
 
 @app.handler("/block")
 async def block(call: Call, request: Sleep) -> dict[str, float]:
-    """What a coroutine must not do: nothing else happens in the worker meanwhile."""
+    """Block the event loop, which a coroutine must not do: nothing else happens in the worker meanwhile."""
     time.sleep(request.seconds)  # noqa: ASYNC251
     return {"slept": request.seconds}
 
 
 @app.handler("/sleep")
 async def sleep(call: Call, request: Sleep) -> dict[str, float]:
-    """Answer after a while; ends at once when cancelled."""
+    """Answer after `seconds`; stop at once if cancelled."""
     await asyncio.sleep(request.seconds)
     return {"slept": request.seconds}
 
 
 @app.handler("/sleep_thread")
 def sleep_thread(call: Call, request: Sleep) -> dict[str, float]:
-    """The same in a thread that looks whether anybody still waits."""
+    """Answer after `seconds` from a thread that checks for a cancel."""
     until = time.monotonic() + request.seconds
     while (left := until - time.monotonic()) > 0:
         call.raise_if_cancelled()
@@ -101,7 +101,7 @@ def sleep_thread(call: Call, request: Sleep) -> dict[str, float]:
 
 @app.handler("/progress")
 def progress(call: Call, request: Progress) -> dict[str, int]:
-    """Report every step."""
+    """Send progress for every step."""
     for step in range(request.steps):
         call.progress({"step": step + 1, "of": request.steps})
         time.sleep(request.seconds)
@@ -110,19 +110,19 @@ def progress(call: Call, request: Progress) -> dict[str, int]:
 
 @app.handler("/fail")
 def fail(call: Call) -> None:
-    """A mistake in a handler."""
-    raise ZeroDivisionError("as requested")
+    """Raise an unexpected exception."""
+    raise ZeroDivisionError("requested by /fail")
 
 
 @app.handler("/refuse")
 def refuse(call: Call) -> None:
-    """A request that the handler does not accept."""
-    raise RequestError("no", code=403, error_code="refused", details={"hint": "ask another service"})
+    """Refuse the request."""
+    raise RequestError("no", code=403, error_code="refused", details={"hint": "use /echo"})
 
 
 @app.handler("/flaky")
 async def flaky(call: Call, request: Flaky) -> dict[str, int]:
-    """Fail with 503 at so many attempts: a route can have it tried again."""
+    """Fail the first `failures` attempts with 503: a route can retry them."""
     if call.attempt <= request.failures:
         raise RequestError(f"Attempt {call.attempt} fails.", code=503, error_code="flaky")
     return {"attempt": call.attempt}
@@ -130,7 +130,7 @@ async def flaky(call: Call, request: Flaky) -> dict[str, int]:
 
 @app.handler("/large")
 async def large(call: Call, request: dict[str, int]) -> bytes:
-    """An answer of so many `bytes`."""
+    """Return an answer of `bytes` bytes."""
     return b"x" * request.get("bytes", 0)
 
 
@@ -140,7 +140,7 @@ class Crash(BaseModel):
 
 @app.handler("/crash")
 def crash(call: Call, request: Crash) -> str:
-    """The worker process dies in the middle of a request, unless the file `unless` exists."""
+    """End the worker process in the middle of a request, unless the file `unless` exists."""
     if request.unless is not None and request.unless.exists():
         return "survived"
     print("the worker dies now", file=sys.stderr, flush=True)
@@ -149,6 +149,6 @@ def crash(call: Call, request: Crash) -> str:
 
 @app.handler("/hang")
 def hang(call: Call) -> None:
-    """A thread that nothing can end."""
+    """Block a thread without end."""
     while True:
         time.sleep(1)

@@ -45,9 +45,9 @@ class Watched:
         self.cancelled.append(group)
         self.reasons.append(reason)
 
-    def look(self, *, after: float = 10.0) -> None:
+    def check(self, *, after: float = 10.0) -> None:
         self.time += after
-        self.watch.look()
+        self.watch.check()
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def watched() -> Watched:
 
 def test_heap_with_room_costs_no_collection(watched: Watched) -> None:
     watched.watch.began("a")
-    watched.look()
+    watched.check()
     assert (watched.cancelled, watched.heap.collections) == ([], 0)
 
 
 def test_heap_full_of_garbage_is_collected_and_nothing_is_cancelled(watched: Watched) -> None:
     watched.watch.began("a")
     watched.heap.now = FULL
-    watched.look()
+    watched.check()
     assert (watched.cancelled, watched.heap.collections) == ([], 1)
 
 
@@ -75,7 +75,7 @@ def test_full_heap_cancels_the_youngest_that_has_run_for_a_moment(watched: Watch
     watched.watch.began("young")
     watched.time += 5
     watched.watch.began("just now")
-    watched.look(after=0.1)
+    watched.check(after=0.1)
     assert watched.cancelled == ["young"]
     assert "memory" in watched.reasons[0]
     assert "spark.driver.memory" in watched.reasons[0]
@@ -101,7 +101,7 @@ def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
     watched.watch.began("young")
     watched.time += 5
     watched.watch.began("just now")
-    watched.look(after=0.1)
+    watched.check(after=0.1)
     assert watched.cancelled == [cancelled]
 
 
@@ -110,15 +110,15 @@ def test_nothing_is_cancelled_until_the_cancelled_one_has_ended_and_let_go(watch
     watched.watch.began("innocent")
     watched.time += 5
     watched.watch.began("bomb")
-    watched.look(after=5)
+    watched.check(after=5)
     for _ in range(8):
-        watched.look(after=1)
+        watched.check(after=1)
     assert watched.cancelled == ["bomb"], "it has not ended yet"
     watched.watch.ended("bomb")
-    watched.look(after=1)
+    watched.check(after=1)
     assert watched.cancelled == ["bomb"], "its tasks have not yet"
     watched.heap.live = HALF
-    watched.look(after=1)
+    watched.check(after=1)
     assert (watched.cancelled, watched.heap.now) == (["bomb"], HALF)
 
 
@@ -127,12 +127,12 @@ def test_next_one_is_cancelled_when_the_first_does_not_end_in_time(watched: Watc
     watched.watch.began("old")
     watched.time += 5
     watched.watch.began("young")
-    watched.look(after=5)
-    watched.look(after=9)
+    watched.check(after=5)
+    watched.check(after=9)
     assert watched.cancelled == ["young"]
-    watched.look(after=2)
+    watched.check(after=2)
     assert watched.cancelled == ["young", "old"]
-    watched.look(after=20)
+    watched.check(after=20)
     assert watched.cancelled == ["young", "old"], "each is cancelled once"
 
 
@@ -140,7 +140,7 @@ def test_request_that_has_ended_is_not_cancelled(watched: Watched) -> None:
     watched.heap.now = watched.heap.live = FULL
     watched.watch.began("a")
     watched.watch.ended("a")
-    watched.look()
+    watched.check()
     assert watched.cancelled == []
 
 

@@ -1,7 +1,7 @@
-"""Which data belongs to a key: the configuration of the SQL pipeline, and its application to one key.
+"""The configuration of the SQL pipeline, and the dataset of a key. Pure; `loading` opens the data.
 
-Pure; the models read the worker's `app` configuration, `resolve` finds the dataset of a key. Opening the data is
-`loading`'s work. A part of a key becomes a path component or a value to compare a column with, never SQL.
+The models validate the worker's `app` configuration, `resolve` finds the dataset of a key. A part of a key becomes a
+path component or a value that a column is compared with, never SQL.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _UNSAFE_IN_PATH = re.compile(r"[\x00-\x1f\x7f/\\*?\[\]{}^~:]")
 
 
 class UnknownDatasetError(OsrdyneError):
-    """No dataset of the configuration has this key."""
+    """No configured dataset matches the key."""
 
 
 class InvalidKeyPartError(OsrdyneError):
-    """A part of the key cannot be used where the dataset uses it."""
+    """A part of the key is not allowed in a path."""
 
 
 class _Model(BaseModel):
@@ -36,10 +36,10 @@ class _Model(BaseModel):
 
 
 class KeyPattern:
-    """A pattern such as `tpch/sf={scale}` or `log/{day:\\d{4}-\\d\\d}`; it matches a whole key or not at all.
+    """A pattern such as `tpch/sf={scale}` or `log/{day:\\d{4}-\\d\\d}`, which must match the whole key.
 
-    `{name}` takes any text without `/`, as little as possible, but not `.` or `..`; `{name:regex}` takes what the
-    regular expression matches; `{{` and `}}` stand for braces. Raises ValueError saying what is wrong.
+    `{name}` matches any text without `/`, as little as possible, but not `.` or `..`; `{name:regex}` matches the
+    regular expression; `{{` and `}}` are braces. Raises ValueError for an invalid pattern.
     """
 
     def __init__(self, text: str) -> None:
@@ -49,7 +49,7 @@ class KeyPattern:
         self._regex = re.compile("".join(self._pieces(text)))
 
     def match(self, key: str) -> dict[str, str] | None:
-        """The parts of `key` by name, or None when the key is not of this pattern."""
+        """The parts of `key` by name; None if the pattern does not match."""
         found = self._regex.fullmatch(key)
         if found is None or any(found[name] in (".", "..") for name in self._free):
             return None
@@ -74,9 +74,9 @@ class KeyPattern:
     def _part(self, inner: str) -> str:
         name, colon, regex = inner.partition(":")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for a part; use letters, digits and _")
+            raise ValueError(f"{name!r} is not a valid name of a part; use letters, digits and _")
         if name in self.names:
-            raise ValueError(f"the part {name!r} is there twice")
+            raise ValueError(f"the part {name!r} is defined twice")
         self.names.append(name)
         if not colon:
             self._free.add(name)
@@ -90,7 +90,7 @@ class KeyPattern:
 
 
 def _closing_brace(text: str, start: int) -> int:
-    """Where the part that opens at `start` ends; a regular expression may hold braces in pairs (`\\d{4}`)."""
+    """The position of the brace that closes the one at `start`; regular expressions may contain pairs (`\\d{4}`)."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
@@ -100,7 +100,7 @@ def _closing_brace(text: str, start: int) -> int:
 
 
 class TableSpec(_Model):
-    """One view of a dataset and where its rows come from."""
+    """One view of a dataset, and the source of its rows."""
 
     view: str = Field(description="Name of the view in queries: letters, digits and _.")
     format: Literal["parquet", "csv", "json", "orc", "delta", "iceberg", "table"] = Field(
@@ -120,7 +120,7 @@ class TableSpec(_Model):
     @classmethod
     def _valid_view(cls, value: str) -> str:
         if not _NAME.fullmatch(value):
-            raise ValueError("a view has a plain name: letters, digits and _, not starting with a digit")
+            raise ValueError("the name of a view has letters, digits and _, and does not start with a digit")
         return value.lower()
 
     @model_validator(mode="after")
@@ -146,7 +146,7 @@ class DatasetSpec(_Model):
         views = [table.view for table in self.tables]
         for view in views:
             if views.count(view) > 1:
-                raise ValueError(f"the view {view!r} is there twice")
+                raise ValueError(f"the view {view!r} is defined twice")
         for table in self.tables:
             for template in (table.path, *table.filters.values()):
                 for name in _PLACEHOLDER.findall(template):
@@ -223,7 +223,7 @@ class SqlConfig(_Model):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTable:
-    """One view of one key: `path` and `filters` are final. `directory` is what a local path may not leave."""
+    """One view of one key, with its final `path` and `filters`. A local path must stay in `directory`."""
 
     spec: TableSpec
     path: str
@@ -240,7 +240,7 @@ class ResolvedDataset:
 
 
 def parse_config(values: Any) -> SqlConfig:
-    """Read the `app` configuration; `ConfigurationError` names every wrong field by its path."""
+    """Validate the `app` configuration. `ConfigurationError` names every invalid field by its path."""
     try:
         return SqlConfig.model_validate(dict(values))
     except ValidationError as error:
@@ -248,7 +248,7 @@ def parse_config(values: Any) -> SqlConfig:
             f"worker.config.{'.'.join(str(step) for step in problem['loc'])}: {problem['msg']}".replace(".:", ":")
             for problem in error.errors()
         )
-        raise ConfigurationError(f"The configuration of the SQL pipeline is wrong: {problems}.") from None
+        raise ConfigurationError(f"The configuration of the SQL pipeline is invalid: {problems}.") from None
 
 
 def resolve(config: SqlConfig, key: str) -> ResolvedDataset:
@@ -279,7 +279,7 @@ def _resolve_table(table: TableSpec, parts: dict[str, str], *, base: str | None)
 
 
 def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) -> tuple[str, str | None]:
-    """The path and, for a local one, the directory it must stay in: the base, or what precedes the first part."""
+    """The path and, if it is local, the directory that must contain it: the base, or the path before the first part."""
     for name in _PLACEHOLDER.findall(table.path):
         _check_path_part(name, parts[name])
     template = table.path
@@ -288,7 +288,7 @@ def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) 
         template = f"{base}/{template}"
     for step, filled in ((step, _fill(step, parts)) for step in template.split("/")):
         if step != filled and (filled.startswith((".", "_")) or not filled.strip()):
-            raise InvalidKeyPartError(f"The key makes {filled!r} a part of a path, which is not allowed.")
+            raise InvalidKeyPartError(f"The key results in the path component {filled!r}, which is not allowed.")
     if scheme is not None and scheme[0].lower() != "file:":
         return _fill(template, parts), None
     local = template[len(scheme[0]) :] if scheme is not None else template
@@ -301,7 +301,7 @@ def _resolve_path(table: TableSpec, parts: dict[str, str], *, base: str | None) 
 def _check_path_part(name: str, value: str) -> None:
     bad = _UNSAFE_IN_PATH.search(value)
     if bad is not None:
-        raise InvalidKeyPartError(f"The part {name}={value!r} of the key may not have {bad[0]!r}: it names a path.")
+        raise InvalidKeyPartError(f"The part {name}={value!r} of the key must not contain {bad[0]!r}: it is a path.")
 
 
 def _fill(template: str, parts: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
-"""Which of Spark's built-in functions a query may call.
+"""The built-in functions of Spark that a query may call.
 
-Data only, used by both nets (`sql_guard` and `plan_guard`). An allow-list: a function that a later Spark adds is
-refused until somebody has read what it does and added it here.
+Data only, used by `sql_guard` and `plan_guard`. An allow-list: a function of a later Spark is refused until it has been
+reviewed and added here.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ DENIED_FUNCTIONS: dict[str, str] = {
     **dict.fromkeys(("read_files", "read_kafka", "read_kinesis", "read_pubsub", "read_state"), "it reads other data"),
     **dict.fromkeys(("cloud_files_state", "python_worker_logs", "collations", "sql_keywords"), "it reads other data"),
 }
-"""Functions that are refused with a reason of their own; anything else that is not allowed is unknown."""
+"""Functions that are refused with a specific reason; other functions that are not allowed are reported as unknown."""
 
 TABLE_FUNCTIONS = frozenset(
     {
@@ -123,4 +123,4 @@ TABLE_FUNCTIONS = frozenset(
         "variant_explode_outer",
     }
 )
-"""Functions that may stand where a table may (`FROM`, `LATERAL VIEW`)."""
+"""Functions that are allowed in place of a table (`FROM`, `LATERAL VIEW`)."""

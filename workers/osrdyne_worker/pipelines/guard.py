@@ -1,7 +1,7 @@
-"""Decides whether a query may run: both nets, in their order, around Spark's parser and analyser.
+"""Decide whether a query may run: both checks (`sql_guard`, `plan_guard`), around Spark's parser and analyser.
 
-Called by the SQL pipeline for every query. Nothing of a query is evaluated before the parsed plan has passed: Spark
-evaluates constants and inline tables while it analyses. What was checked is what is analysed: the text is read once.
+Called by the SQL pipeline for every query. No part of a query is evaluated before its parsed plan has passed: Spark
+evaluates constants and inline tables during analysis. Spark parses the text once, so it analyses the checked plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def checked_query(
     check_plan: Callable[[ParsedQuery], None] | None = None,
     allow_unguarded: bool = False,
 ) -> CheckedQuery:
-    """The checked query, analysed and not yet run. Raises `QueryRefusedError`, or what Spark says of the query.
+    """Check and analyse a query without running it. Raises `QueryRefusedError`, or Spark's error about the query.
 
     `check_plan` may refuse the parsed plan as well, before anything is evaluated.
     """
@@ -46,9 +46,9 @@ def checked_query(
         parsed = parse_query(session, query)
     except Exception:
         if not_read is not None and not_read.error_code == "syntax_error":
-            raise not_read from None  # neither parser reads it; this message has the position
+            raise not_read from None  # neither parser accepts the text; this message has the position
         raise
-    if parsed is None:  # Spark Connect: there is the first net only
+    if parsed is None:  # Spark Connect: only the first check is possible
         if not allow_unguarded:
             raise QueryRefusedError("The plan of the query cannot be checked.", error_code="statement_not_allowed")
         if not_read is not None:

@@ -1,10 +1,10 @@
-"""Limits of a query, checked on the plan that Spark's parser made, before Spark evaluates anything.
+"""Limits of a query, checked on the plan of Spark's parser, before Spark evaluates anything.
 
-Spark evaluates constants while it analyses and optimises a query, expands each common table where it is used, and makes
-one projection for each grouping set and each window of a row. None of that can be cancelled, and all of it happens in
-the one JVM of the worker. So the size of what a text would make is estimated first. Pure; the SQL pipeline calls
-`check_limits` after `check_parsed`. What no estimate can know (how long a regular expression takes, how much data a
-join makes) is left to the deadline and to the watch over memory.
+Spark evaluates constants while it analyses and optimises a query, expands each common table wherever it is used, and
+creates one projection for each grouping set and each window of a row. None of that can be cancelled, and all of it
+happens in the only JVM of the worker. So the results are estimated first. Pure; the SQL pipeline calls `check_limits`
+after `check_parsed`. What cannot be estimated (the time of a regular expression, the rows of a join) is left to the
+deadline and to the heap watch.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from osrdyne_worker.pipelines.refusals import QueryRefusedError
 Node = dict[str, Any]
 
 _COLUMN_BYTES = 8.0
-"""Assumed of a value that only the data knows."""
+"""The assumed size of a value that depends on the data."""
 _TEXT_FORMAT = 200
-"""Characters of the longest constant text whose words are looked at."""
+"""Characters up to which the content of a constant text is considered."""
 _ITERATIONS = 64
-"""Steps of an `aggregate` that are estimated one by one; what grows by more each time then, grows without bound."""
+"""Steps of an `aggregate` that are estimated one by one. A size that still grows faster then counts as infinite."""
 _UNKNOWN_SPAN = 200 * 365.25 * 86_400e6
-"""Microseconds between two dates that are constants and are not known here."""
+"""The assumed microseconds between two constant dates whose values are not known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """How much one query may ask for; settings of the pipeline by the same names."""
+    """The limits of one query; settings of the pipeline have the same names."""
 
     max_plan_nodes: int = 2_000
     max_expression_nodes: int = 20_000
@@ -51,7 +51,7 @@ class PlanLimits:
 
 
 class LimitExceededError(QueryRefusedError):
-    """The query asks for more than a limit allows; the message names what, how much, the limit and its setting."""
+    """The query exceeds a limit. The message has the quantity, its value, the limit and the setting."""
 
     def __init__(self, what: str, *, value: float, limit: int, setting: str) -> None:
         shown = f"{value:,.0f}" if value < 1e15 else f"more than {1e15:,.0f}"
@@ -72,8 +72,8 @@ _SET_OPERATORS = re.compile(r"\b(?:union|except|intersect|minus)\b", re.IGNORECA
 
 
 def check_text(text: str, limits: PlanLimits) -> None:
-    """Check what takes Spark's parser itself too long: set operations (the square of their number), and CUBE and ROLLUP
-    within GROUPING SETS, which it expands."""
+    """Check what makes Spark's parser itself slow: set operations (quadratic time), and CUBE and ROLLUP within GROUPING
+    SETS, which the parser expands."""
     try:
         tokens = Spark().tokenize(text)
     except SqlglotError:
@@ -94,7 +94,7 @@ def check_text(text: str, limits: PlanLimits) -> None:
 
 
 def check_limits(plan_json: str, limits: PlanLimits, *, views: Mapping[str, int]) -> None:
-    """Raise `LimitExceededError` when the plan asks for too much; `views` has the columns of each view."""
+    """Raise `LimitExceededError` if the plan exceeds a limit. `views`: the number of columns of each view."""
     tree = json.loads(plan_json)
     _hold(limits, "max_expression_nodes", plan_json.count('"class":'), "nodes of the plan and its expressions")
     try:
@@ -106,7 +106,7 @@ def check_limits(plan_json: str, limits: PlanLimits, *, views: Mapping[str, int]
 
 
 def check_named_windows(description: str) -> None:
-    """Refuse in WINDOW clauses the functions that make much of little; `description` is the plan walker's.
+    """Refuse in WINDOW clauses the functions whose results may be large; `description` is written by the plan walker.
 
     `TreeNode.toJSON`, which `check_limits` reads, leaves these clauses out.
     """
@@ -120,7 +120,7 @@ def check_named_windows(description: str) -> None:
             name = ".".join(node["values"].get("nameParts") or ()).lower()
             if name in _GROWING:
                 raise QueryRefusedError(
-                    f"The query is refused: how much {name} makes in a WINDOW clause is not known "
+                    f"The query is refused: the size of {name} in a WINDOW clause cannot be estimated "
                     "(max_constant_bytes); call it in a subquery.",
                     error_code="limit_exceeded",
                     code=400,
@@ -138,10 +138,10 @@ def _hold(limits: PlanLimits, setting: str, value: float, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is known of an expression: at most so many bytes and items, so much work to evaluate it once.
+    """The estimate of an expression: its maximum bytes and items, and the steps (`work`) of one evaluation.
 
-    `number` is the value of a number, and microseconds of a time or an interval. `constant`: no data decides it, so
-    that a `number` of None is one that could be anything.
+    `number` is the value of a number, or the microseconds of a time or an interval. `constant`: independent of the
+    data; then a `number` of None may be any number.
     """
 
     bytes: float = _COLUMN_BYTES
@@ -151,13 +151,13 @@ class _Value:
     text: str | None = None
     constant: bool = False
     kind: str = ""
-    """`time` or `interval`, for one of these."""
+    """`time` or `interval`, else empty."""
     nodes: float = 1.0
-    """Nodes of the expression with those that it names in its place, where Spark's optimiser may put them."""
+    """Nodes of the expression after Spark's optimiser has replaced names by the expressions that they refer to."""
 
     @property
     def size(self) -> float:
-        """The number, as a size: without bound when it is a constant that is not known here."""
+        """The number, as a size: infinite for a constant whose value is not known here."""
         if self.number is not None:
             return max(0.0, self.number)
         return math.inf if self.constant else 1.0
@@ -167,7 +167,7 @@ _COLUMN = _Value()
 
 
 def _either(values: list[_Value]) -> _Value:
-    """One of these values."""
+    """The estimate of a value that is one of `values`."""
     if not values:
         return _COLUMN
     numbers = [value.number for value in values]
@@ -184,7 +184,7 @@ def _either(values: list[_Value]) -> _Value:
 
 
 def _made(arguments: list[_Value], *, bytes: float, items: float = 0.0, work: float = 0.0) -> _Value:
-    """A value that is made of others."""
+    """The estimate of a value that is computed from `arguments`."""
     return _Value(
         bytes=bytes,
         items=items,
@@ -275,7 +275,7 @@ def _format_number(a: list[_Value]) -> _Value:
 
 
 def _rounded(a: list[_Value]) -> _Value:
-    """A scale makes a decimal number of so many digits."""
+    """The result is a decimal number with as many digits as the scale."""
     number = _argument(a, 0)
     scale = _argument(a, 1, _Value(number=0, constant=True))
     digits = abs(scale.number) if scale.number is not None else scale.size
@@ -288,13 +288,13 @@ def _levenshtein(a: list[_Value]) -> _Value:
 
 
 def _compared_arrays(a: list[_Value]) -> _Value:
-    """Items of types without a hash (arrays, structs) are compared with each other."""
+    """Items of types without a hash (arrays, structs) are compared pairwise."""
     first, second = _argument(a, 0), _argument(a, min(1, len(a) - 1))
     return _made(a, bytes=_sum(a), items=first.items + second.items, work=first.items * second.items)
 
 
 def _array_insert(a: list[_Value]) -> _Value:
-    """A place behind the end is reached by nulls."""
+    """Nulls fill the array up to a position after its end."""
     array, place = _argument(a, 0), _argument(a, 1)
     items = array.items + (abs(place.number) if place.number is not None else place.size)
     return _made(a, bytes=_sum(a) + items * 8, items=items)
@@ -314,7 +314,7 @@ def _sketch(a: list[_Value]) -> _Value:
 
 
 def _distinct(a: list[_Value]) -> _Value:
-    """HyperLogLog++: registers for the relative standard deviation."""
+    """HyperLogLog++: the number of registers depends on the relative standard deviation."""
     precision = a[1].number if len(a) > 1 else 0.05
     return _made(a, bytes=(1.106 / precision) ** 2 if precision else math.inf)
 
@@ -328,17 +328,17 @@ def _size(a: list[_Value]) -> _Value:
 
 
 def _at_most(most: float) -> Callable[[list[_Value]], _Value]:
-    """A number that is small whatever it is made of."""
+    """A number of at most `most`."""
     return lambda a: replace(_made(a, bytes=8), number=most if all(value.constant for value in a) else None)
 
 
 def _times(factor: float, *, items: bool = False) -> Callable[[list[_Value]], _Value]:
-    """As long as its arguments, times a factor; with `items` an array of as many items as there are bytes."""
+    """As long as its arguments, times a factor; with `items` an array with one item for each byte."""
     return lambda a: _made(a, bytes=_sum(a) * factor, items=_sum(a) if items else 0.0)
 
 
 def _same(a: list[_Value]) -> _Value:
-    """A number or a time as it was, whatever its type is now."""
+    """The same number or time, possibly with another type."""
     first = _argument(a, 0)
     number, kind = first.number, first.kind
     if number is None and first.text is not None:
@@ -349,7 +349,7 @@ def _same(a: list[_Value]) -> _Value:
 
 
 def _text_of(a: list[_Value]) -> _Value:
-    """An array as text has some more bytes for each item."""
+    """The argument as text; the text of an array has further bytes for each item."""
     first = _argument(a, 0)
     text = first.text
     if text is None and first.number is not None and float(first.number).is_integer() and abs(first.number) < 1e15:
@@ -388,7 +388,7 @@ def _now(a: list[_Value]) -> _Value:
 
 
 def _moved(a: list[_Value], *, unit: float) -> _Value:
-    """A date some units later; earlier where the unit is negative."""
+    """A date moved by a number of units; a negative unit moves it back."""
     first, by = _same(a), _argument(a, 1)
     number = None if first.number is None or by.number is None else first.number + by.number * unit
     return replace(_made(a, bytes=8), number=number, kind="time")
@@ -484,8 +484,8 @@ _RULES: dict[str, Callable[[list[_Value]], _Value]] = {
                      "any_value", "first", "first_value", "last", "last_value", "min", "max", "mode", "elt"),
                     _largest),
 }  # fmt: skip
-"""What functions and operators (by their class, in lower case) make of their arguments. All others make at most what
-their arguments have together."""
+"""The estimates of functions and operators (by their class, in lower case). The result of any other has at most the
+size of its arguments together."""
 
 _LAMBDAS = frozenset(
     (
@@ -510,7 +510,7 @@ _QUANTITY = re.compile(r"([-+]?\d+(?:\.\d+)?)\s*([a-z]+?)s?\b")
 
 
 def interval_microseconds(text: str) -> float | None:
-    """The length of `1 day 2 hours`, None when it is no such text."""
+    """The length of `1 day 2 hours`; None if the text is not an interval."""
     found = _QUANTITY.findall(text.lower())
     if not found or any(unit not in _UNITS for _, unit in found):
         return None
@@ -525,7 +525,7 @@ def _number(text: str) -> float | None:
 
 
 def _time(text: str) -> float | None:
-    """Microseconds since 1970; a time zone does not matter here."""
+    """Microseconds since 1970; time zones are ignored."""
     try:
         return datetime.fromisoformat(text.strip()[:19]).replace(tzinfo=UTC).timestamp() * 1e6
     except (ValueError, OverflowError):
@@ -553,7 +553,10 @@ def _literal(node: Node) -> _Value:
 
 @dataclass(slots=True)
 class _Relation:
-    """What is known of a plan: its named columns, how many there are, the operators in it; `inner` has names below."""
+    """The estimate of a plan: its named columns, its number of columns (`width`) and of operators (`nodes`).
+
+    `inner` has the names of the operators below.
+    """
 
     columns: dict[str, _Value] = field(default_factory=dict)
     width: int = 0
@@ -569,7 +572,7 @@ _Names = Mapping[str, _Value]
 
 
 class _Estimate:
-    """Walks one plan from its leaves to its root, without recursion but for what stands in brackets."""
+    """Estimates one plan from its leaves to its root. Recursive only for parts in brackets."""
 
     def __init__(self, limits: PlanLimits, views: Mapping[str, int]) -> None:
         self._limits = limits
@@ -664,7 +667,7 @@ class _Estimate:
     def _project(
         self, listed: list[Any], made: _Relation, children: list[_Relation], names: dict[str, _Value], tables: _Tables
     ) -> None:
-        """The columns of a SELECT; each may use the names of those before it."""
+        """The columns of a SELECT; each may use the names of earlier ones."""
         below = sum(child.width for child in children)
         inherited = dict(made.columns)
         made.columns, made.width = {}, 0
@@ -684,7 +687,7 @@ class _Estimate:
                 visible.setdefault(name, value)
 
     def _output(self, node: Node, made: _Relation, value: _Value) -> None:
-        """Names that a generator, a table function or VALUES gives to what it makes."""
+        """The names of the output columns of a generator, a table function or VALUES."""
         share = value.bytes / max(1.0, value.items)
         given = [tree[0] for tree in _trees(node.get("generatorOutput"))]
         plain = str(node.get("names") or "").strip("[]").split(", ")
@@ -709,7 +712,7 @@ class _Estimate:
         return value
 
     def _expression(self, tree: list[Node], ends: list[int], root: int, names: _Names, tables: _Tables) -> _Value:
-        """Estimate one expression; the bodies of lambdas are left to the function that calls them."""
+        """Estimate one expression; functions estimate the bodies of their lambdas themselves."""
         places, at = [], root
         while at < ends[root]:
             places.append(at)
@@ -817,7 +820,7 @@ class _Estimate:
         self, tree: list[Node], ends: list[int], place: int, arguments: tuple[_Value, ...], names: _Names,
         tables: _Tables,
     ) -> _Value:  # fmt: skip
-        """The body of a lambda; its variables follow the body among its children."""
+        """The estimate of the body of a lambda. Its variables follow its body among its children."""
         variables = []
         at = ends[place + 1]
         while at < ends[place]:
@@ -849,7 +852,7 @@ def _is_tree(value: object) -> bool:
 
 
 def _is_plan(tree: list[Node]) -> bool:
-    """Whether a tree is of plans, not of expressions."""
+    """Whether a tree is a plan, not an expression."""
     full = str(tree[0].get("class"))
     return ".plans." in full or _kind(tree[0]) in _PLANS_OF_ANALYSIS
 
@@ -871,7 +874,7 @@ def _fields(value: object) -> list[Any]:
 
 
 def _trees(value: object) -> Iterator[list[Node]]:
-    """The trees in a field, however they are packed; not those inside of other trees."""
+    """The trees in a field, in any collections, but not those inside other trees."""
     if _is_tree(value):
         assert isinstance(value, list)
         yield value
@@ -881,7 +884,7 @@ def _trees(value: object) -> Iterator[list[Node]]:
 
 
 def _ends(tree: list[Node]) -> list[int]:
-    """For each node of a tree (each is followed by its children) the place behind its last descendant."""
+    """For each node of a tree, the index after its last descendant. Nodes are listed before their children."""
     ends = [0] * len(tree)
     for place in range(len(tree) - 1, -1, -1):
         end = place + 1
@@ -909,7 +912,7 @@ def _renamed(node: Node, made: _Relation) -> dict[str, _Value]:
 
 
 def _united(children: list[_Relation]) -> dict[str, _Value]:
-    """The columns of a UNION have the names of the first part, and any value of theirs."""
+    """The columns of a UNION: the names of the first part, and the values of any part."""
     if not children:
         return {}
     columns = [list(child.columns.values()) for child in children]

@@ -1,7 +1,7 @@
-"""Opens the data of one key as views of the session.
+"""Open the data of one key as views of the session.
 
-Called by the SQL pipeline at start, and again by a request when the data was missing. A failure that belongs to the key
-(no such path, unreadable files) becomes a `DataProblemError`; any other goes through and fails the start.
+Called by the SQL pipeline at start, and by a later request if the data was missing. A failure that concerns the key (no
+such path, unreadable files) becomes a `DataProblemError`; any other exception fails the start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from osrdyne_worker.pipelines.datasets import (
     UnknownDatasetError,
     resolve,
 )
-from osrdyne_worker.spark.errors import SparkFailure, describe
+from osrdyne_worker.spark.errors import describe
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ _UNREADABLE = re.compile(
 
 
 class DataProblemError(OsrdyneError):
-    """The data of this key cannot be served; every request is told why."""
+    """The data of this key cannot be served: the answer to every request. `can_change`: a later attempt may succeed."""
 
     def __init__(self, message: str, *, code: int, error_code: str, can_change: bool = False) -> None:
         super().__init__(message, code=code, error_code=error_code)
@@ -47,7 +47,7 @@ class DataProblemError(OsrdyneError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view that queries may name. `columns` are (name, type, nullable)."""
+    """A view for queries. `columns` are (name, type, nullable)."""
 
     name: str
     format: str
@@ -56,7 +56,7 @@ class View:
 
 
 def load(session: Any, config: SqlConfig, key: str) -> tuple[View, ...]:
-    """Make the views of `key`. Raises `DataProblemError` for what is wrong with this key only."""
+    """Create the views of `key`. Raises `DataProblemError` for a problem of this key."""
     try:
         dataset = resolve(config, key)
     except UnknownDatasetError as error:
@@ -102,7 +102,7 @@ def _read(session: Any, table: ResolvedTable) -> Any:
 
 
 def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
-    """Rows whose columns equal the parts of the key. The value is a literal of the column's type, never SQL."""
+    """The rows whose columns equal the parts of the key. Values become literals of the column's type, never SQL."""
     types = {field.name.lower(): field.dataType for field in frame.schema.fields}
     for column, value in table.filters:
         if column.lower() not in types:
@@ -113,20 +113,20 @@ def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
         literal = F.lit(value).try_cast(types[column.lower()])
         if session.range(1).select(literal.isNull()).first()[0]:
             kind = types[column.lower()].simpleString()
-            raise InvalidValueError(f"The key says {column}={value!r}, which is not a {kind}.")
+            raise InvalidValueError(f"The key contains {column}={value!r}, which is not a valid {kind}.")
         frame = frame.where(F.col(f"`{column.replace('`', '``')}`") == literal)
     return frame
 
 
 class InvalidValueError(DataProblemError):
-    """A part of the key does not fit the type of the column it is compared with."""
+    """A part of the key is not a valid value of its column."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code=400, error_code="invalid_key")
 
 
 def _check_directory(table: ResolvedTable) -> None:
-    """A symbolic link must not lead a local path out of its directory."""
+    """Check that no symbolic link leads a local path out of its directory."""
     if table.directory is None:
         return
     local = table.path.removeprefix("file://").removeprefix("file:")
@@ -138,7 +138,7 @@ def _check_directory(table: ResolvedTable) -> None:
 
 
 def _translated(table: ResolvedTable, error: Exception) -> Exception:
-    """What to raise instead of `error`: a problem of this key, of the configuration, or the error itself."""
+    """The exception to raise for `error`: a problem of this key, of the configuration, or `error` itself."""
     failure = describe(error)
     if failure is None:
         return error
@@ -158,9 +158,5 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             can_change=True,
         )
     if failure.is_query:
-        return _wrong_configuration(view, failure)
+        return ConfigurationError(f"The configuration of the view {view} is invalid: {failure.message}")
     return error
-
-
-def _wrong_configuration(view: str, failure: SparkFailure) -> ConfigurationError:
-    return ConfigurationError(f"The view {view} cannot be opened as it is configured: {failure.message}")

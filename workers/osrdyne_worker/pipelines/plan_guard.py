@@ -1,9 +1,9 @@
-"""The second net: reads the plan that Spark made of a query and refuses what is not over the views of the key.
+"""The second check of a query: refuse Spark's plan of it unless it is a query over the views of the key.
 
-Pure: it gets the description of a plan that `PlanWalker.java` writes, which holds everything that is in the plan. The
-SQL pipeline calls `check_parsed` before Spark analyses the query (which evaluates constants and runs commands), and
-`check_analyzed` before it is run. Both are allow-lists of node classes, so that a statement of a later Spark is refused
-until it has been reviewed. This net decides alone: the first net may fail to read a text that Spark reads.
+Pure: it reads the complete description of a plan by `PlanWalker.java`. `check_parsed` runs before Spark analyses the
+query (analysis evaluates constants and runs commands), `check_analyzed` before the query runs. Both are allow-lists of
+node classes: a statement of a later Spark is refused until it has been reviewed. This check does not depend on
+`sql_guard`, which may fail to parse a text that Spark accepts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLANS = """
     UnionLoopRef Unpivot UnresolvedHint UnresolvedWith View Window WithCTE WithWindowDefinition WindowGroupLimit
 """
 _PLAN_NODES = frozenset(_PLANS.split())
-"""Logical operators of a query. Not here: commands, writers, scripts, pipes, and whatever reads a source."""
+"""Logical operators of a query. Excluded: commands, writers, scripts, pipes, and operators that read a source."""
 
 _UNRESOLVED = """
     GroupingAnalytics Star TempResolvedColumn UnresolvedAlias UnresolvedAttribute UnresolvedDeserializer
@@ -38,10 +38,10 @@ _UNRESOLVED = """
     ResolvedInlineTable UnresolvedOrderByAll
 """
 _UNRESOLVED_NODES = frozenset(_UNRESOLVED.split())
-"""Nodes that only Spark's parser makes. Not here: IDENTIFIER clauses, parameters, EXECUTE IMMEDIATE."""
+"""Nodes that only Spark's parser creates. Excluded: IDENTIFIER clauses, parameters, EXECUTE IMMEDIATE."""
 
 _PARTITIONINGS = frozenset({"HashPartitioning", "RangePartitioning", "RoundRobinPartitioning"})
-"""What DISTRIBUTE BY, CLUSTER BY and SORT BY make."""
+"""Partitionings of DISTRIBUTE BY, CLUSTER BY and SORT BY."""
 
 _FORBIDDEN = """
     ApplyFunctionExpression AvroDataToCatalyst CallMethodViaReflection CatalystDataToAvro CurrentCatalog CurrentDatabase
@@ -50,25 +50,25 @@ _FORBIDDEN = """
     VariableReference XmlToStructs
 """
 _FORBIDDEN_EXPRESSIONS = frozenset(_FORBIDDEN.split())
-"""Expressions that run code, read files or show where the worker runs, by whatever name they were called."""
+"""Expressions that run code, read files or reveal the environment of the worker, under any function name."""
 
 _FORBIDDEN_PACKAGES = ("expressions.xml.",)
 
 _OPAQUE = frozenset({"java.util.UUID", "org.apache.spark.sql.types.Metadata", "scala.Enumeration$Val"})
-"""Objects that a plan of a query holds and that cannot hold plans or expressions."""
+"""Objects in the plan of a query that cannot contain plans or expressions."""
 
 _OPAQUE_VALUES = frozenset(
     {
-        "java.util.concurrent.atomic.AtomicReference",  # of a lambda variable, for its value at run time
+        "java.util.concurrent.atomic.AtomicReference",  # the run-time value of a lambda variable
         "org.apache.spark.unsafe.types.CalendarInterval",
         "org.apache.spark.unsafe.types.VariantVal",
     }
 )
-"""The same, as the value of a literal or a variable only."""
+"""Further such objects, allowed only as the value of a literal or a variable."""
 
 
 def check_parsed(description: str, *, views: Collection[str]) -> None:
-    """Check what Spark's parser read; `views` in lower case. Raises `QueryRefusedError`."""
+    """Check the plan of Spark's parser; `views` in lower case. Raises `QueryRefusedError`."""
     nodes: list[Node] = json.loads(description)
     scopes = _Scopes(nodes)
     functions = ALLOWED_FUNCTIONS | TABLE_FUNCTIONS
@@ -90,9 +90,9 @@ def check_parsed(description: str, *, views: Collection[str]) -> None:
 
 
 def check_analyzed(description: str) -> None:
-    """Check what Spark's analyser made of it: every leaf is a view of the key or holds no stored data.
+    """Check the plan of Spark's analyser: every leaf is a view of the key or contains no stored data.
 
-    Which views are of the key is known to the walker (`ours`), as it leaves out what is inside of them.
+    The walker marks the views of the key (`ours`) and leaves out the plans inside them.
     """
     for node in json.loads(description):
         _check_node(node)
@@ -101,10 +101,10 @@ def check_analyzed(description: str) -> None:
 
 
 class _Scopes:
-    """Which names the WITH clauses around a place give, as Spark resolves them.
+    """The names of WITH clauses that are visible at a node, as Spark resolves them.
 
-    Within a definition the earlier names of its clause are visible, and its own only with RECURSIVE; in the query
-    behind the clause all of them are.
+    In a definition, the earlier names of its clause are visible, and its own name only with RECURSIVE; in the query
+    after the clause, all of them.
     """
 
     def __init__(self, nodes: list[Node]) -> None:
@@ -119,7 +119,7 @@ class _Scopes:
                     self._names.setdefault(above, {})[position] = str(node["values"].get("name")).lower()
 
     def names_at(self, index: int) -> Iterator[str]:
-        """The names that the node may mean, in lower case."""
+        """The visible names, in lower case."""
         while (parent := self._nodes[index]["parent"]) >= 0:
             names = self._names.get(parent)
             if names:
@@ -132,13 +132,13 @@ class _Scopes:
 
 
 def _definition(field: str) -> int | None:
-    """The position of a definition in its WITH clause, by the field that holds it."""
+    """The position of a definition in its WITH clause, from the path of its field."""
     steps = field.split(".")
     return int(steps[1]) if steps[0] == "cteRelations" and len(steps) > 1 else None
 
 
 def _generator_name(nodes: list[Node], index: int) -> list[str]:
-    """The name of a generator is a function identifier."""
+    """The parts of a generator's name, which is a function identifier."""
     for node in nodes[index + 1 :]:
         if node["parent"] == index and node["field"] == "name":
             parts = [node["values"].get(part) for part in ("catalog", "database", "funcName")]
@@ -174,7 +174,7 @@ def _check_class(full: str) -> None:
             return
         if package == "plans.physical" and name in _PARTITIONINGS:
             return
-        # The parser puts these into a package of plans or analysis; they are expressions and hold no data.
+        # Expressions, in any subpackage: they contain no stored data.
         if package.split(".")[0] == "expressions" and name not in _FORBIDDEN_EXPRESSIONS:
             if f"{package}.".startswith(_FORBIDDEN_PACKAGES):
                 raise _not_a_query(name)
@@ -196,11 +196,11 @@ def _check_relation(node: Node, views: Collection[str], common: Iterator[str]) -
     if node["values"].get("isStreaming") is not False:
         raise _refused("table_not_allowed", "a view is not a stream")
     if node["values"].get("options"):
-        raise _refused("syntax_not_allowed", "a view has no options; leave out WITH (...) behind its name")
+        raise _refused("syntax_not_allowed", "a view has no options; leave out WITH (...) after its name")
 
 
 def _check_function(parts: object, allowed: Collection[str]) -> None:
-    """A name with a catalog or schema has several parts and is not known."""
+    """Check the name of a function; a name with catalog or schema has several parts and is never allowed."""
     name = ".".join(str(part) for part in parts).lower() if isinstance(parts, list) else ""
     if not isinstance(parts, list) or len(parts) != 1 or name not in allowed:
         reason = DENIED_FUNCTIONS.get(name, "it is not known or not allowed here")

@@ -1,6 +1,6 @@
-"""Why a query is refused: the one error of both nets.
+"""The error of a refused query.
 
-Pure; raised by `sql_guard` and `plan_guard`, turned into an `error` reply by the SQL pipeline.
+Raised by `sql_guard`, `plan_guard` and `limits`; the SQL pipeline answers it as `error`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from osrdyne.errors import OsrdyneError
 
 
 class QueryRefusedError(OsrdyneError):
-    """The query is refused; the message says why and, where known, `position` (line and column, from 1) says where.
+    """The query is refused. The message has the reason; `position` is line and column, from 1, if known.
 
-    `code` is the HTTP-like number (400: it cannot be understood, 403: it may not be run), `error_code` a word for
-    programs.
+    `code` is the HTTP-like code (400: invalid query, 403: not allowed), `error_code` a word for programs.
     """
 
     def __init__(
@@ -24,7 +23,7 @@ class QueryRefusedError(OsrdyneError):
         self.position = position
 
     def details(self) -> dict[str, object]:
-        """The position, for the reply; empty when it is not known."""
+        """The position for the reply; empty if unknown."""
         if self.position is None:
             return {}
         line, column = self.position
@@ -32,4 +31,4 @@ class QueryRefusedError(OsrdyneError):
 
 
 class QueryNotReadError(QueryRefusedError):
-    """The first net cannot read the query. Where Spark's parser can, the plan decides; else this is the answer."""
+    """`sql_guard` cannot parse the query. If Spark's parser can, its plan decides; otherwise this is the answer."""

@@ -1,6 +1,6 @@
-"""Checked queries that may be asked again, bounded in number and in bytes; the least recently used goes first.
+"""A cache of checked queries, bounded in number and in bytes; the least recently used entry is evicted first.
 
-Thread-safe; used by the SQL pipeline. What is made for one query by two threads at once is made twice, and one is kept.
+Thread-safe; used by the SQL pipeline. Two threads may make the value of one key at the same time; one value is kept.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 ValueT = TypeVar("ValueT")
 
 LARGEST_SHARE = 4
-"""What takes more than this part of the room is not kept: it would push out too many others."""
+"""A value larger than `max_bytes` divided by this is not kept: it would evict too many others."""
 
 
 class Remembered(Generic[ValueT]):
-    """At most `count` values of at most `max_bytes` together, as they were said to be when they were made."""
+    """At most `count` values with at most `max_bytes` in total; `make` returns the size of a value."""
 
     def __init__(self, *, count: int, max_bytes: int) -> None:
         self._count = count
@@ -34,7 +34,7 @@ class Remembered(Generic[ValueT]):
         return len(self._values)
 
     def get(self, key: Hashable, make: Callable[[], tuple[ValueT, int]]) -> ValueT:
-        """The value of `key`; `make` gives it and its bytes when it is not there, and may raise."""
+        """The value of `key`. If it is not cached, `make` returns the value and its size in bytes, or raises."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

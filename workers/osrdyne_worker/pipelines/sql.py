@@ -1,8 +1,7 @@
-"""The SQL pipeline: answers queries over the data of its key. `osrdyne_worker.pipelines.sql:app` is its application.
+"""The SQL pipeline: answers queries over the data of its key. Its application: `osrdyne_worker.pipelines.sql:app`.
 
-Owns the handlers; what may run is decided by `sql_guard` and `plan_guard`, what the data is by `datasets` and
-`loading`. It never gives Spark a text that the nets have not let through. See
-docs/reference/sql-pipeline/restrictions.md.
+This module has the handlers. `guard` decides which queries may run, `datasets` and `loading` provide the data. Spark
+evaluates no query that the guard has not accepted. See docs/reference/sql-pipeline/restrictions.md.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ log = get_logger(__name__)
 ValueT = TypeVar("ValueT")
 
 REQUIRED_SETTINGS = {
-    # ${...} in a query would be replaced by settings and environment variables, secrets among them.
+    # Spark would replace ${...} in a query by settings and environment variables, secrets included.
     "spark.sql.variable.substitute": "false",
-    # csv.`/etc/passwd` is not a table, should both nets miss it.
+    # A second defence: csv.`/etc/passwd` is not a table.
     "spark.sql.runSQLOnFiles": "false",
-    # Spark would evaluate a VALUES clause while it parses, before any check.
+    # Spark would evaluate a VALUES clause during parsing, before any check.
     "spark.sql.parser.eagerEvalOfUnresolvedInlineTable": "false",
-    # Spark opens files that an option of a function names with Hadoop's file systems; these would request a URL.
+    # Spark opens the files in options of functions with Hadoop's file systems; these ones would request a URL.
     **{f"spark.hadoop.fs.{scheme}.impl": "osrdyne.refused" for scheme in ("http", "https", "ftp", "sftp")},
 }
 
@@ -56,7 +55,7 @@ _REMEMBERED_LENGTH = 10_000
 
 
 class GuardedSessions(SparkSessions):
-    """Sessions whose queries can be checked: not those of Spark Connect, where the plans stay on the server."""
+    """Sessions whose plans can be checked. Refuses Spark Connect, where plans stay on the server."""
 
     def build(self, context: Context) -> Any:
         master = str((context.worker_config.get("spark") or {}).get("master") or "")
@@ -74,7 +73,7 @@ app = App(sessions=sessions)
 
 
 class SqlRequest(BaseModel):
-    """Body of `/sql`. `limit` is the number of rows to answer with at most."""
+    """Body of `/sql`. `limit`: the maximum number of rows in the answer."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -83,7 +82,7 @@ class SqlRequest(BaseModel):
 
 
 class ExplainRequest(BaseModel):
-    """Body of `/explain`. `mode` is one of Spark's."""
+    """Body of `/explain`. `mode`: a mode of Spark's EXPLAIN."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,7 +91,7 @@ class ExplainRequest(BaseModel):
 
 
 class SqlData:
-    """The views of this worker's key, or why there are none; and the queries that were checked already. Thread-safe."""
+    """The views of this worker's key, or the reason why there are none; a cache of checked queries. Thread-safe."""
 
     def __init__(
         self, session: Any, config: SqlConfig, key: str, *, monotonic: Callable[[], float] = time.monotonic
@@ -112,7 +111,7 @@ class SqlData:
         self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
 
     def load(self) -> None:
-        """Open the data; a problem of this key is kept for `views`, any other is raised."""
+        """Open the data. A problem of this key is kept for `views`; other exceptions are raised."""
         self._tried_at = self._monotonic()
         try:
             self._views, self._problem = load(self.session, self.config, self.key), None
@@ -121,7 +120,7 @@ class SqlData:
             self._problem = problem
 
     def views(self) -> tuple[View, ...]:
-        """The views; raises `RequestError` where there are none. Data that was missing is looked for again."""
+        """The views. Raises `RequestError` if there are none. Tries again to open data that was missing."""
         with self._lock:
             waited = self._monotonic() - self._tried_at
             if self._problem and self._problem.can_change and waited >= self.config.retry_missing_interval:
@@ -131,7 +130,7 @@ class SqlData:
             return self._views
 
     def prepared(self, query: str) -> PreparedQuery:
-        """The checked query, ready to run. Raises `QueryRefusedError`, or what Spark says of it."""
+        """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
         columns = self._columns()
         remembered = None
         if len(query) <= _REMEMBERED_LENGTH:
@@ -141,22 +140,22 @@ class SqlData:
         return remembered or prepare(self.check(query, columns).frame)
 
     def frame(self, query: str) -> Any:
-        """The checked query as a DataFrame of its own, not yet run; raises as `prepared` does."""
+        """The checked query as a new DataFrame, not yet run. Raises as `prepared` does."""
         return self.check(query, self._columns()).frame
 
     def _columns(self) -> dict[str, int]:
-        """How many columns each view has."""
+        """The number of columns of each view."""
         return {view.name: len(view.columns) for view in self.views()}
 
     def check(self, query: str, columns: Mapping[str, int]) -> CheckedQuery:
-        """Both nets and the limits. Whether a query passes depends on its text and on the views (their names and
-        number of columns) only."""
+        """Run the guard and the limits. Their result depends only on the text of the query, and on the names and
+        numbers of columns of the views."""
 
         def check_plan(parsed: ParsedQuery) -> None:
             check_limits(str(parsed.plan.toJSON()), self._plan_limits, views=columns)
             check_named_windows(parsed.description)
 
-        if len(query) <= self.config.max_query_length:  # or the first net refuses it
+        if len(query) <= self.config.max_query_length:  # otherwise the guard refuses it
             check_text(query, self._plan_limits)
         return checked_query(
             self.session,
@@ -168,8 +167,7 @@ class SqlData:
         )
 
     def _prepare_repeatable(self, query: str, columns: Mapping[str, int]) -> tuple[PreparedQuery | None, int]:
-        """The checked query, if it may be run again without being analysed again (the views stay what they are); and
-        how many bytes it takes to remember that."""
+        """The checked query if it may run again without a new analysis, otherwise None; and its size in the cache."""
         checked = self.check(query, columns)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None, len(query)
@@ -240,7 +238,7 @@ _NOT_STORED = {"partitions": 0, "cached_partitions": 0, "memory_bytes": 0, "disk
 
 
 def _stored(session: Any) -> Mapping[str, dict[str, int]]:
-    """What Spark holds in its caches, by name; with Spark Connect it does not say."""
+    """The figures of Spark's caches, by name; empty with Spark Connect."""
     if not hasattr(session, "_jsparkSession"):
         return {}
     return {
@@ -275,9 +273,9 @@ def _wants_arrow(accept: str | None) -> bool:
 
 
 def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
-    """Run the work on a query; a refusal or Spark's own error becomes the answer, in one line.
+    """Call `run`; turn a refusal or an error of Spark into an answer of one line.
 
-    What a lost JVM raises goes through: the runtime then gives the request back and ends the worker.
+    Exceptions of a lost JVM are raised unchanged: the runtime then rejects the request and exits.
     """
     try:
         return run()
@@ -290,6 +288,6 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
         if not failure.is_query and not failure.exhausted:
             if not sessions.is_alive(session):
                 raise
-            log.warning("a query failed in spark", condition=failure.condition, reason=failure.message)
+            log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
         details = {"sql_state": failure.sql_state} if failure.sql_state else {}
         raise RequestError(failure.message, failure.code, failure.condition, details) from None

@@ -1,8 +1,8 @@
-"""The first net: reads a query with sqlglot and refuses what is not one SELECT over the views of the key.
+"""The first check of a query: parse it with sqlglot, and refuse it unless it is one SELECT over the views of the key.
 
-Pure and quick; called by the SQL pipeline before Spark sees the text. It gives the good error messages, with positions.
-It is not trusted alone: two parsers can read one text differently, so `plan_guard` checks what Spark itself understood.
-A text that sqlglot cannot read raises `QueryNotReadError`: then the plan decides. It never changes the text.
+Pure and quick; runs before Spark receives the text, and gives good error messages, with positions. It is not trusted
+alone: two parsers can read one text differently, so `plan_guard` checks the plan of Spark's own parser. A text that
+sqlglot cannot parse raises `QueryNotReadError`: then the plan decides. The text is never changed.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ JOIN_HINTS = frozenset(
         "shuffle_replicate_nl",
     }
 )
-"""Hints that only choose how to join. Others (`REPARTITION`) could start any number of tasks."""
+"""Hints that select a join strategy. Other hints (`REPARTITION`) could start any number of tasks."""
 
 _FIRST_TOKENS = frozenset({TokenType.SELECT, TokenType.WITH, TokenType.VALUES, TokenType.L_PAREN})
 _SPARK_ONLY_FIRST_TOKENS = frozenset({TokenType.FROM, TokenType.TABLE})
-"""`FROM t SELECT a` and `TABLE t` are queries in Spark; sqlglot reads something else."""
+"""`FROM t SELECT a` and `TABLE t` are queries in Spark; sqlglot parses them differently."""
 _OPENING = frozenset({TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE, TokenType.CASE})
 _CLOSING = frozenset({TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE, TokenType.END})
 
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING, TokenType.IDENTIFIER})
 
-# Spark continues a comment behind a backslash in the next line and ends it at a carriage return; sqlglot does neither.
+# In Spark, a backslash continues a comment on the next line, and a carriage return ends it; in sqlglot neither does.
 _COMMENT_READ_TWO_WAYS = re.compile(r"--[^\r\n]*(?:\\\r?\n|\r(?!\n))")
 
 _FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
@@ -60,14 +60,14 @@ _FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a query may be. Both protect the worker from texts made to exhaust a parser."""
+    """The maximum size of a query: protects the worker from texts that exhaust a parser."""
 
     length: int = 100_000
     nesting: int = 30
 
 
 def check_query(text: str, *, views: Collection[str], limits: Limits | None = None) -> None:
-    """Return when `text` is one query over `views` (lower case); else raise `QueryRefusedError`."""
+    """Raise `QueryRefusedError` unless `text` is one query over `views` (lower case)."""
     limits = limits or Limits()
     if _COMMENT_READ_TWO_WAYS.search(text):
         raise QueryRefusedError(
@@ -85,7 +85,7 @@ def check_query(text: str, *, views: Collection[str], limits: Limits | None = No
 
 
 def _parse_one(text: str, limits: Limits) -> exp.Expr:
-    """The tree of the one statement in `text`."""
+    """Parse `text`, which must be one statement."""
     dialect = Spark()
     try:
         tokens = dialect.tokenize(text)
@@ -111,7 +111,7 @@ def _parse_one(text: str, limits: Limits) -> exp.Expr:
 
 
 def _check_tokens(tokens: list[Token], limits: Limits) -> None:
-    """Refuse by the tokens alone what the parser should not even be tried on."""
+    """Refuse by its tokens a text that should not reach the parser."""
     if not tokens:
         raise QueryRefusedError("The query is empty.", error_code="syntax_error", code=400)
     if tokens[0].token_type not in _FIRST_TOKENS | _SPARK_ONLY_FIRST_TOKENS:
@@ -128,7 +128,7 @@ def _check_tokens(tokens: list[Token], limits: Limits) -> None:
         elif token.token_type in _CLOSING:
             depth -= 1
         elif token.token_type not in _TEXTS and (token.text == "$" or token.text.startswith("${")):
-            raise _syntax("${...} is not replaced by anything here; write the value", token)
+            raise _syntax("${...} is not supported; write the value", token)
         elif token.token_type is TokenType.PIPE_GT:
             raise _syntax("the pipe operator |> is not supported; use WITH", token)
         elif token.token_type is TokenType.SEMICOLON and following and following.token_type is not TokenType.SEMICOLON:
@@ -142,7 +142,7 @@ def _check_tokens(tokens: list[Token], limits: Limits) -> None:
 
 
 def _brackets(text: str) -> int:
-    """How deep brackets are nested at most in a text whose tokens are not known."""
+    """The maximum nesting of brackets in a text that has no tokens."""
     depth = deepest = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -192,9 +192,9 @@ def _check_table(table: exp.Table, views: Collection[str]) -> None:
 
 
 def _common_tables(node: exp.Expr) -> Iterator[str]:
-    """Names that the WITH clauses around `node` give there.
+    """The names of WITH clauses that are visible at `node`.
 
-    Within a definition these are the earlier ones of its clause, and its own only with RECURSIVE.
+    In a definition, the earlier names of its clause are visible, and its own name only with RECURSIVE.
     """
     inside, ancestor = node, node.parent
     while ancestor is not None:
@@ -239,9 +239,9 @@ def _check_function(function: exp.Func) -> None:
 
 
 def _function_names(function: exp.Func) -> set[str]:
-    """What the function may have been called in the text, lower case.
+    """The possible names of the function in the text, in lower case.
 
-    sqlglot gives functions it knows their own class and forgets the name; those it does not know are `Anonymous`.
+    sqlglot has a class for each function that it knows, and drops the name; unknown functions are `Anonymous`.
     """
     if isinstance(function, exp.Anonymous):
         return {function.name.lower()}
@@ -249,13 +249,13 @@ def _function_names(function: exp.Func) -> set[str]:
 
 
 def _shown(node: exp.Expr) -> str:
-    """A short piece of the query for a message."""
+    """A short part of the query for a message."""
     text = node.name if isinstance(node, exp.Anonymous) else node.sql(dialect="spark")
     return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _position(place: exp.Expr | Token | None) -> tuple[int, int] | None:
-    """Line and column of a token, or of the first node below `place` that knows its own."""
+    """Line and column of a token, or of the first node below `place` that has a position."""
     if isinstance(place, Token):
         return _token_start(place.line, place.col, len(place.text))
     for node in place.walk() if place is not None else ():
@@ -272,7 +272,7 @@ def _token_start(line: int, last_column: int, width: int) -> tuple[int, int]:
 def _syntax_error(error: ParseError) -> QueryNotReadError:
     first = error.errors[0] if error.errors else {}
     description = str(first.get("description") or "it is not valid SQL").rstrip(".")
-    if "<class" in description:  # sqlglot's words for its own tree
+    if "<class" in description:  # a message about sqlglot's own classes
         description = "a function has too few or too many arguments, or a clause is incomplete"
     return QueryNotReadError(
         f"The query cannot be read: {description}.",

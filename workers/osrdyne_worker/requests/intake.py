@@ -1,4 +1,4 @@
-"""Takes requests from one queue: wait for the queue, consume it, stop when the controller says so.
+"""Takes requests from one queue: wait for the queue, consume it, stop when the controller requests it.
 
 There is one intake for each queue and broker connection, with a channel of its own: trouble with one queue does not
 affect the others. Deliveries go to the processor; an intake settles only those that came after its stop.

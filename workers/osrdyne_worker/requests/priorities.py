@@ -26,7 +26,7 @@ MAX_SILENT_CHECKS = 6
 class PriorityLevel:
     """What is known about the queue of one priority level. Updated by its intake and by the requests of the queue.
 
-    `count_ready` returns how many requests of the queue the processor has not received; None if RabbitMQ does not say.
+    `count_ready` returns how many requests of the queue the processor has not received; None if unknown.
     """
 
     def __init__(self, clock: Clock) -> None:

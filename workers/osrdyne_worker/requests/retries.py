@@ -58,7 +58,7 @@ def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | 
         return None
     delay_ms = terms.delay_ms(attempts)
     if request.deadline_ms is not None and request.deadline_ms < now_ms + delay_ms:
-        return None  # it would expire, and `expired` tells the caller less than this response
+        return None  # it would expire, and this response has more information than `expired`
     return Retry(delay_ms, attempts)
 
 

@@ -18,16 +18,16 @@ import org.apache.spark.unsafe.types.UTF8String;
 
 /**
  * Writes a Catalyst plan as a flat JSON list of everything that is in it. `TreeNode.toJSON` leaves out maps, sequences
- * of mixed elements and the plans inside of other objects; a check of its output does not see what stands there.
+ * of mixed elements and the plans inside other objects; a check of its output would miss these.
  *
- * Compiled by Janino, which Spark ships, when a session starts (see plans.py); so it keeps to the Java that Janino reads.
+ * Compiled by Janino, a part of Spark, when a session starts (see plans.py): only Java that Janino supports is used.
  *
  * Each object that is a node of a tree, a case class or of an unknown class becomes
  *   {"class", "parent": index in the list or -1, "field": path in the parent, "kind": "tree", "data" or "opaque",
- *    "ours": true for a view whose inside is left out,
+ *    "ours": true for a view of the key, whose plan is left out,
  *    "values": {field: text, number, boolean, a list of texts, or the size of a Java map}, "nulls": [field, ...]}
  * "nulls" has the fields that are null although their type holds expressions, plans or collections of them.
- * A node of a tree is listed once, at the first place where it was met.
+ * A node of a tree is listed once, where it occurs first.
  */
 public final class PlanWalker {
     private static final int LONGEST_LITERAL = 100;
@@ -47,7 +47,7 @@ public final class PlanWalker {
         this.analyzed = analyzed;
     }
 
-    /** `views`: names in lower case of the temporary views whose inside is left out. */
+    /** `views`: names, in lower case, of the temporary views whose plans are left out. */
     public static String walk(Object plan, java.util.Collection views, Boolean analyzed) throws Exception {
         PlanWalker walker = new PlanWalker(views, analyzed.booleanValue());
         walker.pending.push(new Object[] {plan, Integer.valueOf(-1), "", Boolean.TRUE});
@@ -62,7 +62,7 @@ public final class PlanWalker {
         boolean tree = value instanceof TreeNode;
         boolean product = value instanceof scala.Product;
         if (!declared && !tree && !product) {
-            return;  // a value that an object remembers, and not one that it was made of
+            return;  // a cached value of the object, not one of its parameters
         }
         if ((tree || !product || !declared) && seen.put(value, Boolean.TRUE) != null) {
             return;
@@ -116,10 +116,10 @@ public final class PlanWalker {
         out.append("]}");
         List hidden = new ArrayList();
         if (tree && !isView(value)) {
-            // Second parameter lists of case classes are no product elements.
+            // The second parameter list of a case class is not among its product elements.
             collect(OTHER_ARGUMENTS.invoke(value, new Object[0]), "others", below);
             if (!analyzed) {
-                // Nothing may hide in a field that is no parameter. An analysed plan remembers other plans there.
+                // Fields that are not parameters are written as well. An analysed plan caches other plans in them.
                 Field[] all = fieldsOf(value.getClass());
                 for (int i = 0; i < all.length; i++) {
                     collect(all[i].get(value), all[i].getName(), hidden);
@@ -174,7 +174,7 @@ public final class PlanWalker {
             for (int i = 0; i < tuple.productArity(); i++) {
                 collect(tuple.productElement(i), path + "." + i, found);
             }
-        } else if (!value.getClass().isArray()) {  // arrays of primitives hold no objects
+        } else if (!value.getClass().isArray()) {  // arrays of primitives contain no objects
             found.add(new Object[] {value, path});
         }
     }
@@ -196,7 +196,7 @@ public final class PlanWalker {
             || value instanceof Class;
     }
 
-    /** Rows, arrays and maps of values: they hold no expressions, and a VALUES clause may have thousands of them. */
+    /** Rows, arrays and maps of values: they contain no expressions, and a VALUES clause may have thousands. */
     private static boolean isData(Object value) {
         return value instanceof InternalRow || value instanceof ArrayData || value instanceof MapData;
     }

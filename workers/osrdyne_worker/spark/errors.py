@@ -1,7 +1,6 @@
-"""What went wrong in Spark, in one line.
+"""Describe an exception of Spark in one line, for the answer to a request whose query failed.
 
-Used by pipelines to answer a request whose query failed. A caller never sees a Java or Python stack, nor the plan that
-Spark appends to its messages.
+Used by pipelines. A caller never receives a Java or Python stack, nor the plan that Spark appends to its messages.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ _MAX_LENGTH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SparkFailure:
-    """`condition` is Spark's error class, such as `DIVIDE_BY_ZERO`; `is_query` says that the query is at fault."""
+    """`condition` is Spark's error class, such as `DIVIDE_BY_ZERO`; `is_query`: the query is at fault."""
 
     condition: str
     message: str
     sql_state: str | None = None
     is_query: bool = False
     exhausted: bool = False
-    """It used up memory, or a limit on results; Spark itself is well."""
+    """The query has exhausted memory, or a limit on results; Spark itself is healthy."""
 
     @property
     def code(self) -> int:
-        """The HTTP-like number for it."""
+        """The HTTP-like code."""
         return 413 if self.condition == "answer_too_large" else 400 if self.is_query else 500
 
 
 def describe(error: BaseException) -> SparkFailure | None:
-    """What Spark says about `error`, or None when it does not come from Spark."""
+    """Describe `error`; None if it does not come from Spark."""
     if isinstance(error, PySparkException):
         text, condition, sql_state = str(error), error.getCondition(), error.getSqlState()
     elif isinstance(error, Py4JJavaError):
@@ -60,7 +59,7 @@ def describe(error: BaseException) -> SparkFailure | None:
         condition=condition,
         message=message or condition,
         sql_state=sql_state,
-        # SQLSTATE 21 is a wrong number of rows, 22 wrong data in an expression, 42 a wrong name or syntax.
+        # SQLSTATE 21: wrong number of rows; 22: invalid data in an expression; 42: invalid name or syntax.
         is_query=isinstance(error, AnalysisException) or (sql_state or "").startswith(("21", "22", "42")),
     )
 
@@ -79,7 +78,7 @@ def _root_message(error: Py4JJavaError) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first line with words in it, without the name of a Java class in front."""
+    """The first line of text, without the name of the Java class in front."""
     for line in text.splitlines():
         stripped = _JAVA_CLASS.sub("", line.strip())
         if stripped and not stripped.startswith("at "):

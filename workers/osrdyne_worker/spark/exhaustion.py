@@ -1,7 +1,7 @@
-"""What a request has exhausted, read from the exception that Spark raised: memory, or a Python worker of its own.
+"""Recognise from an exception of Spark what a request has exhausted: memory, a result limit, or its Python process.
 
-Used by `session` for every application and by `errors` for pipelines. Pure text: no pyspark is imported, because the
-session's module is imported before Spark is known to be there.
+Used by `session` for all applications and by `errors` for pipelines. Reads text only and does not import pyspark: the
+module of the session is imported before Spark is known to be installed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_TEXT = 200_000
-"""Characters of an exception that are read; the cause stands at its beginning or ends one of its first stacks."""
+"""Characters of an exception that are read; the cause is at its beginning or at the end of one of its first stacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhaustion:
-    """`condition` is a word for programs, `message` one line that names the cause and the remedy."""
+    """`condition` is an error code for programs, `message` one line with the cause and the remedy."""
 
     condition: str
     message: str
@@ -26,7 +26,7 @@ _CAUSES = (
         ("bigger than spark.driver.maxResultSize", "larger than spark.driver.maxResultSize"),
         Exhaustion(
             "answer_too_large",
-            "The result is larger than a worker collects (spark.driver.maxResultSize): ask for fewer rows or columns.",
+            "The result is above the limit of a worker (spark.driver.maxResultSize): ask for fewer rows or columns.",
             413,
         ),
     ),
@@ -63,7 +63,7 @@ _CAUSES = (
 
 
 def exhaustion(error: BaseException) -> Exhaustion | None:
-    """What `error` says was exhausted; None when it says something else."""
+    """The exhausted resource that `error` names; None for any other error."""
     text = str(error)[:MAX_TEXT]
     for words, cause in _CAUSES:
         if any(word in text for word in words):

@@ -1,8 +1,8 @@
-"""A watch over the heap of the worker's JVM: it cancels a request before memory is exhausted.
+"""Watches the heap of the worker's JVM, and cancels a request before memory is exhausted.
 
-`SparkSessions` starts one for each session with a JVM of its own. A JVM without memory fails in any of its threads,
-also in those that Spark cannot do without; so one request is ended while the rest still works. Owns a thread; asks the
-JVM every half second while a request runs.
+A JVM without memory fails in any of its threads, also in those that Spark depends on. So one request is cancelled while
+the others still work. `SparkSessions` starts a watch for each session with a JVM of its own. The watch is a thread that
+polls the JVM every half second while a request runs.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from osrdyne.logs import get_logger
 log = get_logger(__name__)
 
 LIMIT = "spark.osrdyne.maxHeapUse"
-"""Setting of the session: the share of the heap, after a garbage collection, from which on requests are cancelled."""
+"""Setting of the session: requests are cancelled if more than this share of the heap is in use after a collection."""
 DEFAULT_LIMIT = 0.75
-"""G1 keeps a tenth of the heap in reserve and needs room for new objects: above four fifths it does little else than
-collect, and the query that fills the heap hardly gets on."""
+"""G1 reserves a tenth of the heap and needs room for new objects: above four fifths it spends most of its time on
+collections, and the query that fills the heap makes little progress."""
 INTERVAL = 0.5
 COLLECT_SHARE = 0.1
-"""The share of time, at most, that collections take which the watch asks for."""
+"""The maximum share of time for the collections that the watch triggers."""
 YOUNG = 0.5
-"""Seconds that a request must have run to be cancelled while an older one runs: most of those are harmless."""
+"""Seconds that a request must have run to be cancelled before older ones: most younger ones are harmless."""
 AFTER_CANCEL = 1.5
-"""Seconds for tasks of a cancelled request to let go of its memory after its handler has ended."""
+"""Seconds for tasks of a cancelled request to release its memory after its handler has ended."""
 CANCEL_TIME = 10.0
-"""Seconds that a cancelled request has to end, before another one is cancelled: some cannot be cancelled."""
-LEAST_EVIDENCE = 0.1
-"""The share of the heap that a request must hold, as far as Spark knows, to be cancelled for that."""
+"""Seconds for a cancelled request to end before another one is cancelled: some requests cannot be cancelled."""
+MIN_EVIDENCE = 0.1
+"""The share of the heap that a request must hold, as far as Spark knows, to be chosen for that reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeapUse:
-    """Bytes of the heap in use, and the most that it may have."""
+    """Bytes of the heap in use, and its maximum size."""
 
     used: int
-    most: int
+    maximum: int
 
     @property
     def share(self) -> float:
-        return self.used / self.most if self.most > 0 else 0.0
+        return self.used / self.maximum if self.maximum > 0 else 0.0
 
 
 class JvmHeap:
-    """The heap of a JVM, through py4j. Not its memory beans: their classes are closed to reflection."""
+    """The heap of a JVM, through py4j. Memory beans cannot be used: their classes are closed to reflection."""
 
     def __init__(self, jvm: Any) -> None:
         self._runtime = jvm.java.lang.Runtime.getRuntime()
@@ -61,25 +61,25 @@ class JvmHeap:
         self._runtime.gc()
 
 
-def choose(started: Mapping[str, float], held: Mapping[str, int], *, least: float, now: float) -> str | None:
-    """The group to cancel: the one that holds most, if that is at least `least` bytes; else the youngest that has run
-    for a moment, or the youngest of all."""
-    most = max(started, key=lambda group: held.get(group, 0), default=None)
-    if most is not None and held.get(most, 0) >= least:
-        return most
-    grown = {group: since for group, since in started.items() if now - since >= YOUNG} or started
-    return max(grown, key=lambda group: grown[group], default=None)
+def choose_group(started: Mapping[str, float], held: Mapping[str, int], *, minimum: float, now: float) -> str | None:
+    """The group to cancel: the one that holds most memory, if that is at least `minimum` bytes. Otherwise the youngest
+    one that has run for `YOUNG` seconds, or the youngest of all."""
+    largest = max(started, key=lambda group: held.get(group, 0), default=None)
+    if largest is not None and held.get(largest, 0) >= minimum:
+        return largest
+    older = {group: since for group, since in started.items() if now - since >= YOUNG} or started
+    return max(older, key=lambda group: older[group], default=None)
 
 
-def nothing_known(groups: Sequence[str]) -> Mapping[str, int]:
+def unknown_memory(groups: Sequence[str]) -> Mapping[str, int]:
     return {}
 
 
 class HeapWatch:
     """Watches one heap while groups run. Thread-safe.
 
-    `cancel(group, reason)` and `held_by(groups)`, bytes that Spark knows to be held by each, are called in the watch's
-    thread.
+    The watch calls `cancel(group, reason)` and `held_by(groups)` in its thread; the latter returns the bytes that Spark
+    knows each group to hold.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class HeapWatch:
         *,
         limit: float,
         cancel: Callable[[str, str], None],
-        held_by: Callable[[Sequence[str]], Mapping[str, int]] = nothing_known,
+        held_by: Callable[[Sequence[str]], Mapping[str, int]] = unknown_memory,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._heap = heap
@@ -118,21 +118,21 @@ class HeapWatch:
     def ended(self, group: str) -> None:
         with self._lock:
             self._started.pop(group, None)
-            if group in self._cancelled:  # its tasks may hold memory a little longer
+            if group in self._cancelled:  # its tasks may hold memory a bit longer
                 self._cancelled.discard(group)
                 self._not_before = self._monotonic() + AFTER_CANCEL
             if not self._started:
                 self._busy.clear()
 
-    def look(self) -> None:
-        """Cancel a request if the heap is nearly full of what is in use. One look of the thread."""
+    def check(self) -> None:
+        """Check the heap once, and cancel a request if it is nearly full after a collection."""
         now = self._monotonic()
         if now < self._not_before:
             return
         use = self._heap.use()
         if use.share < self._limit:
             return
-        self._heap.collect()  # until then nothing says how much of it is garbage
+        self._heap.collect()  # the use before a collection includes garbage
         after = self._heap.use()
         self._not_before = self._monotonic() + (self._monotonic() - now) / COLLECT_SHARE
         if after.share < self._limit:
@@ -142,30 +142,35 @@ class HeapWatch:
         held = self._held(list(running)) if len(running) > 1 else {}
         with self._lock:
             running = {group: since for group, since in running.items() if group in self._started}
-            chosen = choose(running, held, least=LEAST_EVIDENCE * after.most, now=now)
+            chosen = choose_group(running, held, minimum=MIN_EVIDENCE * after.maximum, now=now)
             if chosen is None:
                 return
             self._cancelled.add(chosen)
-            # Until it has ended nothing says whether that was enough.
+            # Whether that was enough is known only after the request has ended.
             self._not_before = self._monotonic() + CANCEL_TIME
-        log.warning("a request is cancelled because the heap is nearly full", group=chosen, used=after.used,
-                    most=after.most, held=held.get(chosen))  # fmt: skip
+        log.warning(
+            "heap nearly full, request cancelled",
+            group=chosen,
+            used=after.used,
+            maximum=after.maximum,
+            held=held.get(chosen),
+        )
         self._cancel(chosen, out_of_memory(after))
 
     def _held(self, groups: list[str]) -> Mapping[str, int]:
         try:
             return self._held_by(groups)
-        except Exception as error:  # evidence is worth no more than that
-            log.warning("spark does not say which request holds memory", reason=type(error).__name__)
+        except Exception as error:  # the choice works without these figures
+            log.warning("memory of requests unknown", reason=type(error).__name__)
             return {}
 
     def _run(self) -> None:
         while self._busy.wait() and not self._closed:
             try:
-                self.look()
-            except Exception as error:  # a JVM that ends, or has no memory left for an answer
+                self.check()
+            except Exception as error:  # the JVM is ending, or has no memory left for an answer
                 if not self._closed:
-                    log.warning("the heap of the JVM cannot be read", reason=type(error).__name__)
+                    log.warning("JVM heap could not be read", reason=type(error).__name__)
                 time.sleep(AFTER_CANCEL)
             time.sleep(INTERVAL)
 
@@ -173,6 +178,6 @@ class HeapWatch:
 def out_of_memory(use: HeapUse) -> str:
     return (
         f"The request was cancelled because the memory of its worker was nearly exhausted "
-        f"({use.used / 2**20:,.0f} of {use.most / 2**20:,.0f} MiB of Spark's heap): let it use less data at once, or "
-        "raise spark.driver.memory."
+        f"({use.used / 2**20:,.0f} of {use.maximum / 2**20:,.0f} MiB of Spark's heap): let it use less data at once, "
+        "or raise spark.driver.memory."
     )

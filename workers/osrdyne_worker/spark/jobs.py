@@ -1,7 +1,7 @@
-"""What Spark tells of groups of jobs: how far one is, and which tasks go on although their group is over.
+"""Facts about groups of jobs from Spark's status tracker: their progress, their memory, and their stray tasks.
 
-Used by `session`; not with Spark Connect, which tells nothing. Spark's reports of tasks may be late, and may be lost in
-a rush.
+A stray task runs on although its group is over. Used by `session`; Spark Connect has no status tracker. Spark's events
+about tasks may be late, and Spark drops some under load.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-_MOST_OVER = 100
-"""Groups that are asked about, at a question or more each."""
-_MOST_TASKS = 100
-"""Running tasks of a stage that are asked about."""
-_LOOKS = 3
-"""How often a group is looked at in vain before it is asked about no more: the start of a task may be told late."""
+_MAX_ENDED = 100
+"""Ended groups that are checked, with one or more calls to the JVM each."""
+_MAX_TASKS = 100
+"""Running tasks of a stage that are checked."""
+_CHECKS = 3
+"""Checks without a task after which a group is forgotten: the event of a task's start may be late."""
 
 
 def progress_of(session: Any, group_id: str) -> Mapping[str, int]:
-    """Running jobs of the group and the tasks of all its jobs so far."""
+    """Running jobs of the group, and the tasks of all its jobs so far."""
     tracker = session.sparkContext.statusTracker()
     jobs = _jobs(tracker, group_id)
     stages = _stages(tracker, jobs)
@@ -29,38 +29,38 @@ def progress_of(session: Any, group_id: str) -> Mapping[str, int]:
     }
 
 
-class GroupsThatAreOver:
-    """Groups that were cancelled or failed, the last of them, until no task of theirs is left. Thread-safe."""
+class EndedGroups:
+    """The last groups that were cancelled or failed, each until none of its tasks runs. Thread-safe."""
 
     def __init__(self) -> None:
         self._groups: dict[str, int] = {}
-        """With the number of looks since a task of theirs was seen."""
+        """With the number of checks since the last one that found a task."""
 
     def add(self, group_id: str) -> None:
         self._groups[group_id] = 0
-        for oldest in list(self._groups)[:-_MOST_OVER]:
+        for oldest in list(self._groups)[:-_MAX_ENDED]:
             self._groups.pop(oldest, None)
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
-        """Tasks that still run, by group. A stage that is active does not count: some job waits for it."""
+        """The number of stray tasks by group. Tasks of an active stage do not count: a job waits for them."""
         if not self._groups:
             return {}
         tracker = session.sparkContext.statusTracker()
-        wanted = set(tracker.getActiveStageIds())
+        active = set(tracker.getActiveStageIds())
         strays: dict[str, int] = {}
-        for group_id, looks in list(self._groups.items()):
+        for group_id, checks in list(self._groups.items()):
             stages = [stage for stage in _stages(tracker, _jobs(tracker, group_id)) if stage.numActiveTasks > 0]
-            self._groups[group_id] = 0 if stages else looks + 1
-            if self._groups[group_id] == _LOOKS:
+            self._groups[group_id] = 0 if stages else checks + 1
+            if self._groups[group_id] == _CHECKS:
                 self._groups.pop(group_id, None)
-            if count := sum(stage.numActiveTasks for stage in stages if stage.stageId not in wanted):
+            if count := sum(stage.numActiveTasks for stage in stages if stage.stageId not in active):
                 strays[group_id] = count
         return strays if strays and _any_task_runs(session) else {}
 
 
 def memory_held(session: Any, groups: Iterable[str]) -> Mapping[str, int]:
-    """Bytes of the heap that each group is known to hold: execution memory (sorts, joins, hash tables) of its tasks
-    in this JVM, and the results of finished tasks of its jobs. Objects that a function makes are not known to Spark.
+    """Bytes of the heap that Spark knows each group to hold: execution memory (sorts, joins, hash tables) of its tasks
+    in this JVM, and the results of finished tasks of its jobs. Spark does not know of objects that functions create.
     """
     tracker = session.sparkContext.statusTracker()
     return {group: _memory_of_group(session, tracker, group) for group in groups}
@@ -75,7 +75,7 @@ def _memory_of_group(session: Any, tracker: Any, group_id: str) -> int:
         data = store.lastStageAttempt(stage.stageId)
         held += data.resultSize()
         tasks = store.taskList(
-            stage.stageId, data.attemptId(), 0, _MOST_TASKS, jvm.scala.Option.empty(), True, running
+            stage.stageId, data.attemptId(), 0, _MAX_TASKS, jvm.scala.Option.empty(), True, running
         ).iterator()
         while tasks.hasNext():
             held += memory.getExecutionMemoryUsageForTask(tasks.next().taskId())
@@ -93,7 +93,7 @@ def _stages(tracker: Any, jobs: Iterable[Any]) -> list[Any]:
 
 
 def _any_task_runs(session: Any) -> bool:
-    """What the scheduler knows from the executors, not from reports. True where this Spark does not say."""
+    """Whether the scheduler, which does not depend on events, has a running task. True if unknown."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     try:

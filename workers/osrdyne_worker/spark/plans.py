@@ -1,8 +1,8 @@
-"""Spark's own plans of a query, and a complete description of them as JSON.
+"""Spark's plans of a query, and a complete description of them as JSON.
 
-Used by pipelines to look at a query before it runs. With Spark Connect the plans stay on the server: None.
-`TreeNode.toJSON` leaves out maps and whatever it does not know, so `PlanWalker.java` writes the description; Janino,
-the compiler that Spark ships, compiles it once for each JVM.
+Used by pipelines to check a query before it runs. With Spark Connect the plans stay on the server: None.
+`TreeNode.toJSON` leaves out maps and unknown objects; hence `PlanWalker.java` writes the description. Janino, the
+compiler that is part of Spark, compiles it once in each JVM.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SAMPLE = '"class":"org.apache.spark.sql.catalyst.plans.logical.Sample"'
 
 @dataclass(frozen=True, slots=True)
 class ParsedQuery:
-    """What Spark's parser reads: its plan (an object of the JVM), and the description of that plan."""
+    """The plan of Spark's parser (an object of the JVM), and its description."""
 
     plan: Any
     description: str
 
 
 def parse_query(session: Any, query: str) -> ParsedQuery | None:
-    """The plan of Spark's parser; nothing is evaluated or looked up. Raises what the parser says of the text."""
+    """Parse a query. Spark evaluates and resolves nothing. Raises the error of Spark's parser."""
     java_session = getattr(session, "_jsparkSession", None)
     if java_session is None:
         return None
@@ -37,7 +37,7 @@ def parse_query(session: Any, query: str) -> ParsedQuery | None:
 
 
 def frame_of(session: Any, parsed: ParsedQuery) -> Any:
-    """The DataFrame of a parsed plan: it is analysed here, and the text is not read a second time."""
+    """Analyse a parsed plan; its DataFrame. The text is not parsed a second time."""
     from pyspark.sql.classic.dataframe import DataFrame
 
     java_frame = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, parsed.plan)
@@ -45,7 +45,7 @@ def frame_of(session: Any, parsed: ParsedQuery) -> Any:
 
 
 def analyzed_plan(frame: Any, *, views: frozenset[str] = frozenset()) -> str | None:
-    """The description of what Spark's analyser made of a DataFrame, without the inside of the `views`."""
+    """The description of the analysed plan of a DataFrame, without the plans inside the `views`."""
     java_frame = getattr(frame, "_jdf", None)
     if java_frame is None:
         return None
@@ -53,10 +53,10 @@ def analyzed_plan(frame: Any, *, views: frozenset[str] = frozenset()) -> str | N
 
 
 def is_repeatable(frame: Any, analyzed: str) -> bool:
-    """Whether running the analysed plan (`analyzed` is its description) again is the same as running the text again.
+    """Whether running the analysed plan (`analyzed` is its description) again equals running the text again.
 
-    It is not where Spark has drawn a random seed: for `rand()` while it analyses, for TABLESAMPLE while it parses. The
-    time of day is looked at later. Nor where it has evaluated rows (VALUES): the plan holds them, of any size.
+    It does not if Spark has drawn a random seed: for `rand()` during analysis, for TABLESAMPLE during parsing. Current
+    times are evaluated later. Plans with evaluated rows (VALUES) are excluded because of their size.
     """
     return (
         _SAMPLE not in analyzed
@@ -66,12 +66,12 @@ def is_repeatable(frame: Any, analyzed: str) -> bool:
 
 
 def memory_bytes(analyzed: str) -> int:
-    """An estimate of the heap that an analysed plan takes (`analyzed` is its JSON): its objects are of that order."""
+    """An estimate of the heap that an analysed plan occupies (`analyzed` is its JSON)."""
     return 2 * len(analyzed)
 
 
 def explained_plan(frame: Any, mode: str) -> str:
-    """The plan as `EXPLAIN` prints it; `mode` is one of Spark's (simple, extended, codegen, cost, formatted)."""
+    """The plan in the format of `EXPLAIN`; `mode`: simple, extended, codegen, cost or formatted."""
     java_frame = getattr(frame, "_jdf", None)
     if java_frame is None:
         return str(frame._explain_string(mode=mode))
@@ -80,7 +80,7 @@ def explained_plan(frame: Any, mode: str) -> str:
 
 
 def load_plan_walker(session: Any) -> None:
-    """Compile the walker now, so that the first query does not wait for it, and a JVM without it does not start."""
+    """Compile the walker: the first query does not wait for it, and a JVM that cannot compile it fails to start."""
     if getattr(session, "_jsparkSession", None) is not None:
         _walk_method(session.sparkContext._gateway)
 

@@ -1,8 +1,8 @@
 """A batch data source over the poison inventory: `spark.read.format("osrdyne-poison").option("url", …).load()`.
 
-It reads `/v1/poison` of the pool's leader and consumes nothing. For notebooks and jobs of people; no worker uses it.
-Options: `url` of a daemon's API; `key`, `path`, `older_than` and `newer_than` (seconds) to pick entries, `timeout`
-(seconds, 30). One partition: the inventory is small, and its pages follow one another.
+It reads `/v1/poison` of the pool's leader and consumes nothing. For notebooks and jobs; workers do not use it. Options:
+`url` of a daemon's API; `key`, `path`, `older_than` and `newer_than` (seconds) to select entries, `timeout` (seconds,
+30). One partition: the inventory is small, and each page contains the cursor of the next one.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ SCHEMA = (
     f"unexplained int, finding string, deaths array<struct<{DEATH}>>, replays int, first_at timestamp, "
     "last_at timestamp, size_bytes long, headers string, content_type string, body binary"
 )
-"""`headers` is a JSON document, because their types are the publishers' own; `body` is the request's, byte for byte."""
+"""`headers` is a JSON document, because publishers choose the types of headers; `body` holds the unchanged bytes."""
 _FILTERS = ("key", "path", "older_than", "newer_than")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session."""
+    """Register the format in a session."""
     spark.dataSource.register(PoisonDataSource)
 
 
 class PoisonDataSource(DataSource):
-    """The format `osrdyne-poison`. Made by Spark, which also sends its reader to an executor."""
+    """The format `osrdyne-poison`. Created by Spark, which sends its reader to an executor."""
 
     @classmethod
     def name(cls) -> str:
@@ -51,12 +51,12 @@ class PoisonDataSource(DataSource):
     def reader(self, schema: StructType) -> PoisonReader:
         options = dict(self.options)
         if "url" not in options:
-            raise ConfigurationError('Say where the daemon is: .option("url", "http://127.0.0.1:4242").')
+            raise ConfigurationError('The option "url" is missing: .option("url", "http://127.0.0.1:4242").')
         return PoisonReader(options, schema)
 
 
 class PoisonReader(DataSourceReader):
-    """Reads all pages, and makes a row of each entry, in the order of the schema asked for."""
+    """Reads all pages, and returns one row for each entry, with the columns of the requested schema."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._url = options["url"].rstrip("/")
@@ -65,7 +65,7 @@ class PoisonReader(DataSourceReader):
         self._columns = schema.names
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Raises `OsrdyneError` when nobody answers, or with what was answered instead."""
+        """Read all entries. Raises `OsrdyneError` if no daemon answers, or with the error of the daemon."""
         after: str | None = None
         with httpx.Client(timeout=self._timeout, trust_env=False) as http:
             while True:
@@ -78,17 +78,17 @@ class PoisonReader(DataSourceReader):
                     return
 
     def _page(self, http: httpx.Client, after: str | None) -> Mapping[str, Any]:
-        place = {} if after is None else {"after": after}
-        query = {**self._query, **place, "bodies": "true", "limit": str(PAGE)}
-        content = self._ask(http, self._url, query)
+        cursor = {} if after is None else {"after": after}
+        query = {**self._query, **cursor, "bodies": "true", "limit": str(PAGE)}
+        content = self._get(http, self._url, query)
         leader = leader_to_ask(self._url, content)
         if leader is not None:
-            content = self._ask(http, leader, query)
+            content = self._get(http, leader, query)
         if "entries" not in content:
-            raise OsrdyneError(str(content.get("detail", f"What answers at {self._url} is no osrdyne daemon.")))
+            raise OsrdyneError(str(content.get("detail", f"The server at {self._url} is not an osrdyne daemon.")))
         return content
 
-    def _ask(self, http: httpx.Client, url: str, query: Mapping[str, str]) -> Mapping[str, Any]:
+    def _get(self, http: httpx.Client, url: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         try:
             content = http.get(f"{url}/v1/poison", params=query).json()
         except (httpx.HTTPError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""The rows of a query as the wire carries them: exact JSON values, or an Arrow IPC stream.
+"""Collect the rows of a query, and encode them as exact JSON values or as an Arrow IPC stream. Used by pipelines.
 
-Used by pipelines. Rows leave Spark as Arrow batches in both cases: that is as fast as Spark's own way for few rows and
-much faster for many, and keeps every type exact.
+Spark returns Arrow batches in both cases: as fast as `collect` for few rows, much faster for many, and exact for all
+types.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 _TEXT_ONLY = frozenset({"variant", "yearmonthinterval", "interval", "geometry", "geography", "void"})
-"""Types that have no exact Arrow type: they leave Spark as text."""
+"""Types without an exact Arrow type: Spark casts them to text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The rows of a query, at most as many as were asked for; `truncated` says that there are more."""
+    """The rows of a query up to its limit; `truncated`: there are more."""
 
     table: pa.Table
     types: tuple[tuple[str, str], ...]
@@ -54,25 +54,26 @@ class Result:
 
 @dataclass(slots=True)
 class PreparedQuery:
-    """A query that Spark has analysed: it may be run any number of times, also by several threads at once.
+    """An analysed query. It may run any number of times, also in several threads at once.
 
-    Each run is optimised and planned anew. `frame` may differ from the query in columns that leave Spark as text.
+    Spark optimises and plans each run anew. `frame` differs from the query in columns that are cast to text.
     """
 
     frame: Any
     types: tuple[tuple[str, str], ...]
     _schema: pa.Schema | None = field(default=None, init=False)
-    """What `toArrow` makes of the result, once it is known."""
+    """The schema of `toArrow`, after the first run."""
 
     def run(self, *, limit: int) -> Result:
-        """Run it and keep at most `limit` rows; one more is asked for, to know whether it ends."""
+        """Run the query for at most `limit` rows, plus one row to know whether there are more."""
         table = self._collect(self.frame.limit(limit + 1))
         return Result(table=table.slice(0, limit), types=self.types, truncated=table.num_rows > limit)
 
     def _collect(self, frame: Any) -> pa.Table:
-        """The rows of `frame`. What `toArrow` asks the JVM besides is the same each time: a third of all questions.
+        """The rows of `frame`.
 
-        So it is called once, and later runs call the method of pyspark that it is made of, where there is one.
+        A third of the calls of `toArrow` to the JVM return the same each time. So `toArrow` runs once, and later runs
+        call the method of pyspark below it, if this pyspark has it.
         """
         collect = getattr(frame, "_collect_as_arrow", None)
         if self._schema is None or collect is None:
@@ -84,7 +85,7 @@ class PreparedQuery:
 
 
 def prepare(frame: Any) -> PreparedQuery:
-    """Prepare the query of a DataFrame; nothing is run."""
+    """Prepare the query of a DataFrame without running it."""
     fields = frame.schema.fields
     types = tuple((field.name, field.dataType.simpleString()) for field in fields)
     if any(_needs_text(field.dataType) for field in fields):
@@ -103,7 +104,7 @@ def _needs_text(kind: DataType) -> bool:
 
 
 def _with_text(frame: Any, fields: list[Any]) -> Any:
-    """The same columns, those without an exact Arrow type as text. Columns are taken by place: names may repeat."""
+    """The same columns, those without an exact Arrow type as text. Selected by position, because names may repeat."""
     places = [f"c{place}" for place in range(len(fields))]
     columns = [
         (F.col(place).cast("string") if _needs_text(field.dataType) else F.col(place)).alias(field.name)
@@ -115,13 +116,13 @@ def _with_text(frame: Any, fields: list[Any]) -> Any:
 def values_of(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """The values of an Arrow column as exact JSON values.
 
-    Integers and text stay as they are. Decimals, dates, times and timestamps become text (ISO 8601, with zone where the
-    type has one), binary base64, `NaN` and the infinities their names. Structs become objects, maps with text keys
+    Integers and text are unchanged. Decimals, dates, times and timestamps become text (ISO 8601, with zone if the type
+    has one), binary values base64, `NaN` and the infinities their names. Structs and maps with text keys become
     objects, other maps lists of pairs.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
-    if isinstance(column, pa.ChunkedArray):  # combine_chunks keeps several when one would be too large
+    if isinstance(column, pa.ChunkedArray):  # combine_chunks keeps several chunks if one would be too large
         return [value for chunk in column.chunks for value in values_of(chunk)]
     for is_kind, convert in _CONVERSIONS:
         if is_kind(column.type):
@@ -149,7 +150,7 @@ def _binaries(column: pa.Array) -> list[Any]:
 
 
 def _dates_and_times(column: pa.Array) -> list[Any]:
-    """Arrow's own text: Python's dates end with the year 9999, Spark's do not."""
+    """Arrow's text: dates of Python end with the year 9999, dates of Spark do not."""
     texts = pc.cast(column, pa.string()).to_pylist()
     return [None if text is None else text.replace(" ", "T", 1).replace(".000000", "", 1) for text in texts]
 
@@ -178,7 +179,7 @@ def _lists(column: pa.Array) -> list[Any]:
 def _maps(column: pa.Array) -> list[Any]:
     as_objects = pa.types.is_string(column.type.key_type)
     found: list[Any] = []
-    # `.keys` and `.items` are those of the whole column, also when it is a slice; the offsets count from its start.
+    # `.keys` and `.items` belong to the whole column even for a slice; the offsets count from the start of the column.
     keys, items = values_of(column.keys), values_of(column.items)
     offsets, valid = column.offsets.to_pylist(), column.is_valid().to_pylist()
     for here, (start, end) in enumerate(pairwise(offsets)):

@@ -1,7 +1,7 @@
-"""The one SparkSession of a worker: how it is built, controlled and ended.
+"""The SparkSession of a worker: build it, control its jobs, end it.
 
-`SparkSessions` is the runtime's `SessionFactory` for applications that use Spark: `App(sessions=SparkSessions())`. It
-reads the `spark` part of `WORKER_CONFIG` (`master`, `conf`). It knows no requests, only groups of jobs.
+`SparkSessions` is the `SessionFactory` for applications that use Spark: `App(sessions=SparkSessions())`. It reads the
+`spark` part of `WORKER_CONFIG` (`master`, `conf`). It deals with groups of jobs, not with requests.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark import heap
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
-from osrdyne_worker.spark.jobs import GroupsThatAreOver, memory_held, progress_of
+from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
 
 log = get_logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
 DEFAULTS: Mapping[str, str] = {
-    # A worker serves requests, not a web page; many workers on a host would fight for its port.
+    # Many workers on a host would compete for the port of the UI.
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    # Finding the caller's line for every column costs time; requests have no such line.
+    # Spark would look up the line of source code for every column, which takes time and is useless for requests.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
-    # A first look at several partitions of a limited query saves a second job.
+    # Reading several partitions at first usually saves a limited query its second job.
     "spark.sql.limit.initialNumPartitions": "4",
-    # An answer is at most `requests.max_message_bytes` (16 MiB) long. Spark refuses a result above this while its tasks
-    # finish, before Python holds any of it.
+    # An answer has at most `requests.max_message_bytes` (16 MiB). Spark refuses a result above this limit while its
+    # tasks finish, before Python holds any of it.
     "spark.driver.maxResultSize": "128m",
     heap.LIMIT: str(heap.DEFAULT_LIMIT),
 }
 """Settings that a configuration may change."""
 
 _LOCAL_DEFAULTS = {
-    # Where all of Spark is one process, its ports need not be reached from elsewhere.
+    # All of Spark is one process: its ports need not be reachable from other machines.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # A task that runs out of memory fails its job. By default it ends its process, which is the worker's JVM here.
+    # A task that runs out of memory fails its job. The default would end its process, here the JVM of the worker.
     "spark.executor.killOnFatalError.depth": "0",
 }
 
@@ -64,20 +64,20 @@ _JVM_END_TIMEOUT = 10.0
 class SparkSessions:
     """Builds and controls the SparkSession of this process; there is at most one at a time.
 
-    `required` are settings that the application depends on: they win over the configuration. `java_options` are added
-    to the configured options of every JVM, behind them, so that they win too.
+    `required` are settings that the application depends on: they override the configuration. `java_options` are
+    appended to the configured options of every JVM, and so override them as well.
     """
 
     def __init__(self, *, required: Mapping[str, str] | None = None, java_options: str = "") -> None:
         self._required = dict(required or {})
         self._java_options = java_options
-        self._over = GroupsThatAreOver()
-        self._watch: HeapWatch | None = None
+        self._ended = EndedGroups()
+        self._heap_watch: HeapWatch | None = None
         self._out_of_memory: dict[str, str] = {}
-        """Why the watch over the heap has cancelled a group."""
+        """The reason for each group that the heap watch has cancelled."""
 
     def build(self, context: Context) -> Any:
-        """The session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (the JVM ended)."""
+        """Build the session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (JVM exited)."""
         settings = context.worker_config.get("spark") or {}
         master = str(settings.get("master") or "local[*]")
         conf = session_conf(master, settings.get("conf") or {}, self._required, self._java_options)
@@ -86,7 +86,7 @@ class SparkSessions:
             import pyspark.sql  # noqa: F401
         except ImportError as error:
             raise ConfigurationError("This worker needs pyspark: install osrdyne[spark].") from error
-        # pyspark writes every failed query with its stack to stderr; failures are answered and logged by us.
+        # pyspark would write every failed query with its stack to stderr; the runtime answers and logs failures.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
         if is_connect(master):
             return _connect(master, conf)
@@ -94,17 +94,20 @@ class SparkSessions:
         _require_java()
         session = _start(master, conf)
         if limit > 0:
-            self._watch = HeapWatch(
+            self._heap_watch = HeapWatch(
                 JvmHeap(session._jvm),
                 limit=limit,
-                cancel=lambda group, why: self._end_for_memory(session, group, why),
+                cancel=lambda group, why: self._cancel_for_memory(session, group, why),
                 held_by=lambda groups: memory_held(session, groups),
             )
-            self._watch.start()
+            self._heap_watch.start()
         return session
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
-        """Call `function` with the jobs of this thread in the group."""
+        """Call `function` with the jobs of this thread in the group.
+
+        Raises `RequestError` with the cause if the request has exhausted memory and the session lives on.
+        """
         if _is_connect_session(session):
             tag = _tag(group_id)
             session.addTag(tag)
@@ -114,12 +117,12 @@ class SparkSessions:
                 session.removeTag(tag)
         context = session.sparkContext
         context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
-        if self._watch is not None:
-            self._watch.began(group_id)
+        if self._heap_watch is not None:
+            self._heap_watch.began(group_id)
         try:
             return function()
         except Exception as error:
-            self._over.add(group_id)
+            self._ended.add(group_id)
             why = self._out_of_memory.get(group_id)
             if why is not None:
                 raise RequestError(why, 500, "out_of_memory") from error
@@ -128,16 +131,16 @@ class SparkSessions:
                 raise RequestError(exhausted.message, exhausted.code, exhausted.condition) from error
             raise
         except BaseException:
-            self._over.add(group_id)
+            self._ended.add(group_id)
             raise
         finally:
-            if self._watch is not None:
-                self._watch.ended(group_id)
+            if self._heap_watch is not None:
+                self._heap_watch.ended(group_id)
             self._out_of_memory.pop(group_id, None)
             with suppress(Exception):  # a dead JVM has no groups
                 context._jsc.clearJobGroup()
 
-    def _end_for_memory(self, session: Any, group_id: str, why: str) -> None:
+    def _cancel_for_memory(self, session: Any, group_id: str, why: str) -> None:
         self._out_of_memory[group_id] = why
         self.cancel(session, group_id)
 
@@ -146,17 +149,17 @@ class SparkSessions:
         if _is_connect_session(session):
             session.interruptTag(_tag(group_id))
         else:
-            self._over.add(group_id)
+            self._ended.add(group_id)
             session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group_id)
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
-        """Running jobs of the group and the tasks of all its jobs so far; nothing is known with Connect."""
+        """Running jobs of the group, and the tasks of all its jobs so far; zeros with Connect."""
         if _is_connect_session(session):
             return {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
         return progress_of(session, group_id)
 
     def is_alive(self, session: Any) -> bool:
-        """False when the JVM has ended or its context was stopped (a Connect server: when the session ended)."""
+        """False if the JVM has exited or its context was stopped (Connect: if the session ended)."""
         try:
             if _is_connect_session(session):
                 return not session.is_stopped
@@ -164,23 +167,23 @@ class SparkSessions:
             if process is not None and process.poll() is not None:
                 return False
             return not session.sparkContext._jsc.sc().isStopped()
-        except Exception:  # whatever a dead JVM does to a call
+        except Exception:  # a call to a dead JVM may raise anything
             return False
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
-        """Tasks that still run of groups that were cancelled or failed; nothing is known with Connect."""
-        return {} if _is_connect_session(session) else self._over.stray_tasks(session)
+        """Running tasks of groups that were cancelled or failed; empty with Connect."""
+        return {} if _is_connect_session(session) else self._ended.stray_tasks(session)
 
     def close(self, session: Any) -> None:
-        """Stop the session, and end the JVM: it must not outlive its worker."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        """Stop the session and end the JVM, which must not outlive its worker."""
+        if self._heap_watch is not None:
+            self._heap_watch.close()
+            self._heap_watch = None
         try:
             if self.is_alive(session):
                 session.stop()
         except Exception:
-            log.warning("the spark session did not stop cleanly", exc_info=True)
+            log.warning("spark session did not stop cleanly", exc_info=True)
         if not _is_connect_session(session):
             _end_jvm()
 
@@ -188,7 +191,7 @@ class SparkSessions:
 def session_conf(
     master: str, configured: Mapping[str, Any], required: Mapping[str, str], java_options: str = ""
 ) -> dict[str, str]:
-    """The settings of the session: defaults, then what is configured, then what the application requires."""
+    """The settings of the session: the application's required ones before configured ones before defaults."""
     local = _LOCAL_DEFAULTS if master.startswith("local") else {}
     conf = {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
     if java_options:
@@ -211,7 +214,7 @@ def _heap_limit(conf: Mapping[str, str]) -> float:
 
 
 def app_name(context: Context) -> str:
-    """Pool and key as Spark shows them, without the characters that a command line cannot hold."""
+    """The name of the Spark application: pool and key, without characters that a command line cannot contain."""
     name = f"osrdyne {context.pool} {context.key}".strip()
     return "".join(character if character.isprintable() else "�" for character in name)
 
@@ -226,7 +229,7 @@ def _text(value: object) -> str:
 
 
 def _tag(group_id: str) -> str:
-    """A Connect tag may not hold a comma and must not be empty."""
+    """The tag of a group: Connect allows neither commas nor an empty tag."""
     return "osrdyne-" + hashlib.blake2s(group_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -251,11 +254,11 @@ def _start(master: str, conf: dict[str, str]) -> Any:
     from pyspark.sql import SparkSession
 
     if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # or Spark warns of every host name it dislikes
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # or Python in Spark runs in the first python3 there is
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark warns if the host name is a loopback address
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would use the first python3 on the PATH
     try:
-        # What is given to the gateway is on the JVM's command line, where everybody on the host can read it; secrets
-        # reach the JVM through the socket instead.
+        # Settings of the gateway are on the JVM's command line, which all users of the host can read; secrets reach the
+        # JVM through its socket instead.
         visible = SparkConf(loadDefaults=False).setMaster(master)
         visible.setAll([(name, value) for name, value in conf.items() if not _SECRET.search(name)])
         SparkContext._ensure_initialized(conf=visible)
@@ -264,8 +267,8 @@ def _start(master: str, conf: dict[str, str]) -> Any:
         _end_jvm()
         if error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise StartFailedError(
-                "Spark's Java process ended while it started; its messages are above in this worker's output. "
-                "Spark needs Java 17 or later and spark.driver.memory that the machine has."
+                "Spark's Java process exited while it started; its messages are above in this worker's output. "
+                "Spark needs Java 17 or later, and spark.driver.memory must fit into the memory of the machine."
             ) from error
         raise StartFailedError(f"Spark could not be started: {_first_line(error)}") from error
     except BaseException:
@@ -278,7 +281,7 @@ def _connect(master: str, conf: dict[str, str]) -> Any:
         from pyspark.sql.connect.session import SparkSession
     except ImportError as error:
         raise ConfigurationError(
-            f"spark.master is a Spark Connect address, and its client is not complete ({error}): "
+            f"spark.master is a Spark Connect address, and the Connect client is incomplete ({error}): "
             "install pyspark[connect]."
         ) from error
     runtime: dict[str, Any] = {name: value for name, value in conf.items() if name.startswith("spark.sql.")}
@@ -290,7 +293,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _jvm_process() -> subprocess.Popen[bytes] | None:
-    """The JVM that pyspark started for this process, if it did."""
+    """The JVM that pyspark has started for this process, if any."""
     from pyspark import SparkContext
 
     process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
@@ -298,7 +301,7 @@ def _jvm_process() -> subprocess.Popen[bytes] | None:
 
 
 def _end_jvm() -> None:
-    """End the JVM of this process and let pyspark forget it, so that another one could be started."""
+    """End the JVM of this process and reset pyspark, so that it can start another one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -310,20 +313,20 @@ def _end_jvm() -> None:
     if process is not None:
         _end_process(process)
     try:
-        # Not `gateway.shutdown()`: it asks the JVM, and waits for an answer that a dead one does not give.
+        # Not `gateway.shutdown()`: it waits for an answer of the JVM, which may be dead.
         gateway.shutdown_callback_server()
         gateway.close()
     except Exception:
-        log.debug("the gateway to the JVM was closed already")
+        log.debug("JVM gateway already closed")
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
-            process.stdin.close()  # the JVM ends when its standard input does
+            process.stdin.close()  # the JVM exits at the end of its standard input
     try:
         process.wait(_JVM_END_TIMEOUT)
     except subprocess.TimeoutExpired:
-        log.warning("the JVM did not end and is killed", pid=process.pid)
+        log.warning("JVM killed, it did not exit", pid=process.pid)
         process.kill()
         process.wait(_JVM_END_TIMEOUT)
