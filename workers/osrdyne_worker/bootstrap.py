@@ -16,11 +16,10 @@ from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.requests.suspects import RefusedTexts
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
+from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings, runtime_settings
 
 
 @dataclass(frozen=True, slots=True)

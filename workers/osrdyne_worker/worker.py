@@ -26,7 +26,6 @@ from osrdyne_worker.bootstrap import WorkerParts
 from osrdyne_worker.requests.intake import Intake
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.runtime.connection import BrokerConnection, open_broker_connection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.control import (
     ControlWarnings,
     DesiredState,
@@ -46,6 +45,7 @@ from osrdyne_worker.runtime.exit import (
 )
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
 from osrdyne_worker.runtime.session_health import SessionHealth
+from osrdyne_worker.runtime.settings import RuntimeContext
 
 RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 FORGED_INTERVAL = 5.0

@@ -43,10 +43,9 @@ from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.control import ControlWarnings, DesiredState, apply_control, listen
 from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.settings import RuntimeSettings
+from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
 AT_ONCE = 100
 EXAMPLES = int(os.environ.get("OSRDYNE_HOSTILE", "6000")) // (2 * AT_ONCE)

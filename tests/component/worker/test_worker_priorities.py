@@ -24,9 +24,8 @@ from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.settings import RuntimeSettings
+from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
 HIGH, MIDDLE, LOW = (QueueName(name) for name in ("high", "middle", "low"))
 QUEUES = (HIGH, MIDDLE, LOW)

@@ -25,10 +25,9 @@ from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.requests.replies import ReplySender
 from osrdyne_worker.requests.retries import Retries
 from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.exit import ExitReason
 from osrdyne_worker.runtime.reports import Reporter
-from osrdyne_worker.runtime.settings import RuntimeSettings
+from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings
 
 QUEUE, REPLIES, RETRIES = "requests", "replies", "retries"
 PATIENCE = 120.0

@@ -57,7 +57,7 @@ class RetryBench(Bench):
         self.broker.hook = hook
 
     async def connect_again(self) -> None:
-        """As the worker does: the same queues, a broker_connection of its own."""
+        """Reconnect as the worker does: the same queues, a new connection."""
         self.connection = type(self.connection)(self.broker, self.connection.options)
         self.broker_connection = type(self.broker_connection)(
             self.connection, await self.connection.channel(confirms=True), self.clock

@@ -18,8 +18,8 @@ from osrdyne.protocol.names import QueueName
 from osrdyne_worker.requests.prefetch import Prefetch, QueueConsumer
 from osrdyne_worker.requests.processor import Processor
 from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.exit import QueueMissing
+from osrdyne_worker.runtime.settings import RuntimeContext
 
 RETRY = Backoff(initial=0.5, factor=1.5, maximum=5.0)
 

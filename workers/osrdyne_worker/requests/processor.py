@@ -43,9 +43,9 @@ from osrdyne_worker.requests.suspects import (
     refusal,
 )
 from osrdyne_worker.runtime.connection import BrokerConnection
-from osrdyne_worker.runtime.context import RuntimeContext
 from osrdyne_worker.runtime.exit import Unrecoverable
 from osrdyne_worker.runtime.reports import Completion, Reporter
+from osrdyne_worker.runtime.settings import RuntimeContext
 
 MAX_ROUTE = 200
 """Characters of a route's name in a report."""

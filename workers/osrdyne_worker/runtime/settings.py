@@ -1,12 +1,15 @@
-"""The settings of the runtime: the `runtime` part of `WORKER_CONFIG`, as plain values. Read once at start."""
+"""The settings of the runtime: the `runtime` part of `WORKER_CONFIG`, read once at start; and `RuntimeContext`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from osrdyne.aio.clock import Clock
 from osrdyne.errors import ConfigurationError
+from osrdyne_worker.runtime.exit import ExitReason
 
 MAX_CONCURRENCY = 64
 
@@ -33,6 +36,17 @@ class RuntimeSettings:
     debug: bool = False
     reply_to_prefixes: tuple[str, ...] | None = None
     statuses: Literal["full", "reference"] = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """What all parts of one worker share. `spawn` starts a task that the worker owns; `request_exit` makes the worker
+    shut down and exit."""
+
+    settings: RuntimeSettings
+    clock: Clock
+    spawn: Callable[..., asyncio.Task[None]]
+    request_exit: Callable[[ExitReason], None]
 
 
 def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
