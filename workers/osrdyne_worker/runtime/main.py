@@ -4,7 +4,11 @@ import warnings
 
 from osrdyne_worker.main import main as main
 
-warnings.warn("osrdyne_worker.runtime.main is deprecated; use osrdyne_worker.main", DeprecationWarning, stacklevel=2)
+warnings.warn(
+    "osrdyne_worker.runtime.main is deprecated; use osrdyne_worker.main",
+    DeprecationWarning,
+    stacklevel=1 if __name__ == "__main__" else 2,  # Python shows the warning only if its line is in __main__
+)
 
 if __name__ == "__main__":
     main()
