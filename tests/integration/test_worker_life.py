@@ -158,7 +158,7 @@ async def test_sigterm_finishes_what_runs(pool: Stage) -> None:
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/sleep_thread"])
-async def test_sigterm_gives_back_what_would_take_longer(pool: Stage, path: str) -> None:
+async def test_sigterm_requeues_what_would_take_longer(pool: Stage, path: str) -> None:
     worker = await pool.start(runtime={"stop_grace": 1})
     await pool.caller.send(path, {"seconds": 60})
     await pool.until_reported(worker, Event.REQUEST_RECEIVED)

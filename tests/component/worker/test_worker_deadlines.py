@@ -80,7 +80,7 @@ async def test_caller_is_answered_at_its_deadline_although_the_handler_goes_on(b
     assert bench.exits == []
 
 
-async def test_handler_that_goes_on_keeps_its_place(bench: DeafBench) -> None:
+async def test_handler_that_runs_on_keeps_its_slot(bench: DeafBench) -> None:
     """With `concurrency` 1 an application may rely on running alone."""
     await bench.take("/deaf_thread", **bench.soon())
     await bench.until_answered("expired")

@@ -120,7 +120,7 @@ async def test_high_request_that_comes_while_a_low_one_runs_is_next(scene: Scene
     assert scene.served == ["low 1", "high 1", "high 2", "middle", "low 2", "low 3"]
 
 
-async def test_at_most_one_request_of_a_class_waits_in_the_worker(scene: Scene) -> None:
+async def test_at_most_one_request_of_a_level_waits_in_the_worker(scene: Scene) -> None:
     scene.go.clear()
     for queue in QUEUES:
         await scene.put(queue, "1", "2", "3")
@@ -173,7 +173,7 @@ async def test_queue_whose_leader_is_gone_delays_no_other_for_long(scene: Scene)
     assert scene.served == ["low 1", "low 2"]
 
 
-async def test_class_that_is_not_served_any_more_delays_no_other(scene: Scene) -> None:
+async def test_level_that_is_no_longer_consumed_delays_no_other(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, "high 1", "high 2")
     await scene.put(LOW, "low")
@@ -186,7 +186,7 @@ async def test_class_that_is_not_served_any_more_delays_no_other(scene: Scene) -
 
 
 @pytest.mark.parametrize("concurrency", [2])
-async def test_one_class_fills_all_places_of_the_worker(scene: Scene) -> None:
+async def test_one_level_fills_all_slots(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, "high 1", "high 2", "high 3", "high 4")
     await scene.put(LOW, "low")
@@ -197,7 +197,7 @@ async def test_one_class_fills_all_places_of_the_worker(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [2, 4])
-async def test_at_most_one_request_of_a_class_waits_while_others_run(scene: Scene, concurrency: int) -> None:
+async def test_at_most_one_request_of_a_level_waits_while_others_run(scene: Scene, concurrency: int) -> None:
     scene.go.clear()
     for queue in QUEUES:
         await scene.put(queue, *(f"{queue} {number}" for number in range(concurrency + 3)))
@@ -209,7 +209,7 @@ async def test_at_most_one_request_of_a_class_waits_while_others_run(scene: Scen
 
 
 @pytest.mark.parametrize("concurrency", [3])
-async def test_pause_gives_back_what_waits_and_finishes_what_runs(scene: Scene) -> None:
+async def test_pause_requeues_waiting_requests_and_finishes_running_ones(scene: Scene) -> None:
     scene.go.clear()
     await scene.put(HIGH, *(f"high {number}" for number in range(6)))
     await scene.serve()
@@ -249,5 +249,5 @@ async def test_no_request_gets_ahead_while_a_higher_queue_is_being_asked() -> No
         slots.release()
 
 
-async def test_slot_without_classes_is_taken_at_once() -> None:
+async def test_slot_without_levels_is_acquired_at_once() -> None:
     assert Slots(1, levels=PriorityLevels(VirtualClock())).try_acquire(0)

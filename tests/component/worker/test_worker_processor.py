@@ -229,7 +229,7 @@ async def test_cancel_while_the_answer_is_being_sent_comes_too_late(bench: Bench
     assert bench.statuses() == ["ok"]
 
 
-async def test_waiting_request_goes_back_without_blame(bench: Bench) -> None:
+async def test_waiting_request_is_requeued_without_a_failed_delivery(bench: Bench) -> None:
     await bench.take("/wait")
     await bench.running.wait()
     await bench.take("/wait", correlation_id="second")
@@ -241,7 +241,7 @@ async def test_waiting_request_goes_back_without_blame(bench: Bench) -> None:
     assert (bench.statuses(), bench.returned()) == (["ok"], [0])
 
 
-async def test_queue_that_is_let_go_gives_back_only_its_own_requests(bench: Bench) -> None:
+async def test_queue_that_is_no_longer_consumed_requeues_only_its_requests(bench: Bench) -> None:
     first, second = QueueName("first"), QueueName("second")
     for queue in (first, second):
         bench.broker.declare_queue(queue, {})
@@ -269,7 +269,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_running_request_goes_back_on_command(bench: Bench) -> None:
+async def test_running_request_is_requeued_on_command(bench: Bench) -> None:
     await bench.take("/wait")
     await bench.running.wait()
     await bench.channel.cancel(bench.consumer)
@@ -287,7 +287,7 @@ async def test_lost_channel_ends_the_work_without_an_answer(bench: Bench) -> Non
     assert (bench.statuses(), bench.calls[0].cancelled) == ([], True)
 
 
-async def test_connection_lost_under_the_answer_is_survived(bench: Bench) -> None:
+async def test_connection_lost_during_the_answer_does_not_end_the_worker(bench: Bench) -> None:
     bench.go.set()
     await bench.take("/wait")
     bench.connection.cut()
@@ -295,7 +295,7 @@ async def test_connection_lost_under_the_answer_is_survived(bench: Bench) -> Non
     assert bench.statuses() == []
 
 
-async def test_handler_that_ignores_its_cancel_is_answered_and_given_up(bench: Bench) -> None:
+async def test_handler_that_ignores_its_cancel_is_answered_and_ends_the_worker(bench: Bench) -> None:
     await bench.take("/deaf")
     await bench.running.wait()
     bench.processor.cancel("c", REPLIES)

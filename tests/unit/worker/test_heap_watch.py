@@ -105,7 +105,7 @@ def test_full_heap_cancels_the_one_that_spark_knows_to_hold_most(
     assert watched.cancelled == [cancelled]
 
 
-def test_nothing_is_cancelled_until_the_cancelled_one_has_ended_and_let_go(watched: Watched) -> None:
+def test_nothing_is_cancelled_until_the_cancelled_request_has_released_its_memory(watched: Watched) -> None:
     watched.heap.now = watched.heap.live = FULL
     watched.watch.began("innocent")
     watched.time += 5

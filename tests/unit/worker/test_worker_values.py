@@ -152,7 +152,7 @@ def test_cancels_take_bounded_memory() -> None:
     assert memory.take(str(MAX_REMEMBERED), "r")
 
 
-async def test_slot_goes_to_the_highest_rank_then_the_longest_waiting() -> None:
+async def test_slot_goes_to_the_highest_priority_then_the_longest_waiting() -> None:
     slots, order = Slots(1), list[str]()
 
     async def take(name: str, priority: int) -> None:
@@ -226,7 +226,7 @@ def test_different_outcomes_are_different_reports() -> None:
     assert events(window.take(1.0))[1:3] == [(Event.REQUEST_COMPLETED, 2), (Event.REQUEST_COMPLETED, 1)]
 
 
-def test_route_and_class_of_completed_requests_are_reported() -> None:
+def test_route_and_priority_of_completed_requests_are_reported() -> None:
     window = ReportWindow()
     for priority in (0, None):
         window.received()

@@ -37,7 +37,7 @@ def test_groups_that_are_just_being_cancelled_one_after_the_other_do_no_harm() -
     assert reasons == [None] * 40
 
 
-def test_two_looks_far_apart_are_too_few() -> None:
+def test_two_checks_far_apart_are_too_few() -> None:
     """The session did not answer in between, and its figures may be old."""
     watch = SessionHealth(30.0)
     reasons = [watch.answered(alive=True, strays={"g": 1}, idle=True, now=now) for now in (0.0, 100.0, 105.0)]
