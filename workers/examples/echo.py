@@ -111,13 +111,13 @@ def progress(call: Call, request: Progress) -> dict[str, int]:
 @app.handler("/fail")
 def fail(call: Call) -> None:
     """Raise an unexpected exception."""
-    raise ZeroDivisionError("requested by /fail")
+    raise ZeroDivisionError("as requested")
 
 
 @app.handler("/refuse")
 def refuse(call: Call) -> None:
     """Refuse the request."""
-    raise RequestError("no", code=403, error_code="refused", details={"hint": "use /echo"})
+    raise RequestError("no", code=403, error_code="refused", details={"hint": "ask another service"})
 
 
 @app.handler("/flaky")

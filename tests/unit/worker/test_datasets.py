@@ -137,7 +137,7 @@ def test_local_path_knows_the_directory_it_may_not_leave(
         ({"dataset": []}, "worker.config.dataset: Extra"),
         (config(pathh="/x"), "worker.config.datasets.0.tables.0.pathh: Extra"),
         (config(format="text"), "worker.config.datasets.0.tables.0.format"),
-        (config(view="a.b"), "plain name"),
+        (config(view="a.b"), "name of a view"),
         (config("k={a}"), "{scale} is not a part of the key pattern"),
         (config(filters={"c": "{nope}"}), "{nope} is not a part"),
         (config("{a"), "is not closed"),
@@ -146,7 +146,7 @@ def test_local_path_knows_the_directory_it_may_not_leave(
         ({"base_directory": "data"}, "absolute"),
         ({"row_limit": 10, "max_row_limit": 5}, "max_row_limit"),
         ({"datasets": [{"key": "k", "tables": []}]}, "worker.config.datasets.0.tables"),
-        ({"datasets": [{"key": "k", "tables": [{"view": v, "path": "/x"} for v in "aA"]}]}, "there twice"),
+        ({"datasets": [{"key": "k", "tables": [{"view": v, "path": "/x"} for v in "aA"]}]}, "defined twice"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
