@@ -66,7 +66,6 @@ from osrdyne.processors.requests.delivery import Forwarder, Router
 from osrdyne.processors.requests.ingress import IngressRouter
 from osrdyne.processors.requests.orphans import DirectRouter
 from osrdyne.protocol.names import Key
-from osrdyne.protocol.reply_addresses import ReplyAddresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,62 +343,41 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
 def wire_processors(
     resources: Resources, state: TermState, queues: Queues, workers: Workers, routing: Routing
 ) -> Processors:
-    settings, session = resources.context.settings, resources.session
-    names, publisher, clock, metrics = (
-        session.names,
-        session.publisher,
-        resources.context.clock,
-        resources.context.metrics,
-    )
-    requests = settings.requests
-    addresses = ReplyAddresses(names, requests.reply_to_prefixes)
-    forgeries = Forgeries(addresses, metrics=metrics, clock=clock)
-    replier = Replier(
-        publisher,
-        forgeries=forgeries,
-        clock=clock,
-        metrics=metrics,
-        reference_statuses=requests.statuses == "reference",
-    )
-    kept_cancels = KeptCancels(clock)
+    context, session = resources.context, resources.session
+    names, publisher = context.names, session.publisher
+    forgeries = Forgeries(context)
+    replier = Replier(context, publisher=publisher, forgeries=forgeries)
+    kept_cancels = KeptCancels(context.clock)
     forwarder, sweeper = wire_forwarder(resources, state, queues, routing, kept_cancels, replier, forgeries)
     dead_letters = DeadLetterResponder(
-        names=names,
+        context,
         publisher=publisher,
         replier=replier,
         forgeries=forgeries,
-        workers=state.worker_status,
-        evidence=EvidenceCollector(registry=state.worker_reports, deaths=state.crashes, clock=clock),
+        worker_status=state.worker_status,
         poison_texts=state.poison_texts,
-        delivery_limit=requests.delivery_limit,
-        on_inventory_missing=routing.topology.check_soon,
-        max_message_bytes=requests.max_message_bytes,
-        clock=clock,
-        metrics=metrics,
+        evidence=EvidenceCollector(context, worker_reports=state.worker_reports, crashes=state.crashes),
+        topology=routing.topology,
     )
     cancels = CancelProcessor(
-        names=names,
+        context,
         tracker=state.tracker,
         routing=routing.routes,
         splitting=routing.splitter,
         kept=kept_cancels,
         publisher=publisher,
         forgeries=forgeries,
-        metrics=metrics,
     )
     reports = activity.ActivityProcessor(
-        names=names,
-        forgeries=forgeries,
+        context,
         tracker=state.tracker,
-        board=state.queue_status,
-        registry=state.worker_reports,
-        on_report=cancels.heard_of,
+        queue_status=state.queue_status,
+        worker_reports=state.worker_reports,
+        forgeries=forgeries,
+        on_report=cancels.repeat_to,
         on_retried=routing.routes.note_retried,
-        window=settings.lifecycle.extra_lifetime,
-        clock=clock,
-        metrics=metrics,
     )
-    bounded = first_prefetch(requests.max_message_bytes)
+    bounded = first_prefetch(context.settings.requests.max_message_bytes)
     consumers = ControllerConsumers(
         [  # orphans last: the reports and dead letters that they cause find their consumers open
             Processor(names.activity_queue, activity.PREFETCH, reports.run),
@@ -410,17 +388,15 @@ def wire_processors(
         open_channel=session.channel,
         sweeper=sweeper,
     )
-    poison = PoisonInventory(
-        names=names, publisher=publisher, open_channel=session.channel, forgeries=forgeries, clock=clock
-    )
+    poison = PoisonInventory(context, publisher=publisher, open_channel=session.channel, forgeries=forgeries)
     start_failures = StartFailureResponder(
+        context,
         layout=state.layout,
-        board=state.worker_status,
-        queues=state.queue_status,
+        worker_status=state.worker_status,
+        queue_status=state.queue_status,
         replier=replier,
         open_channel=session.channel,
-        retry=workers.loop.retry,
-        clock=clock,
+        worker_loop=workers.loop,
     )
     return Processors(consumers=consumers, forwarder=forwarder, poison=poison, start_failures=start_failures)
 

@@ -1,20 +1,20 @@
-"""The activity processor: what workers report, made into a low-bandwidth summary for the tracker.
+"""The activity processor: summarises the reports of workers for the tracker.
 
-Per key and window (`extra_lifetime`) the first report of use counts and requires the group for the window longer, so
-that nothing is lost by not looking at the others. Reports may be lost and may lie about keys nobody knows: a report
-alone never creates a group.
+For each key, the first report of use in an interval of `lifecycle.extra_lifetime` counts and requires the group for one
+interval more, so that the other reports can be ignored. Reports may be lost and may name unknown keys: a report alone
+never creates a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import InvalidKeyError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import OTHER, Metrics
+from osrdyne.metrics import OTHER
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WORK, WorkerRegistry, completed_requests
@@ -31,44 +31,39 @@ from osrdyne.protocol.activity import (
     report_from_wire,
 )
 from osrdyne.protocol.messages import STATUS_HEADER
-from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId, parse_key
+from osrdyne.protocol.names import PRIORITIES, Key, WorkerId, parse_key
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
 MAX_COUNTED = 1_000_000
-"""What one report may add to a counter of forged messages; a report may claim any number."""
+"""The most that one report adds to a counter of forged messages; a report may claim any number."""
 
 
 class ActivityProcessor:
-    """Consumes `P-activity`. `on_report` is told of each report of a group that is known, `on_retried` of the group,
-    class and route of requests that wait for another attempt."""
+    """Consumes `P-activity`. Calls `on_report` for each report of a known group, and `on_retried` with the group,
+    priority level and route of requests that wait for another attempt."""
 
     def __init__(
         self,
+        context: TermContext,
         *,
-        names: PoolNames,
         tracker: PoolStateTracker,
-        board: QueueStatuses,
-        registry: WorkerRegistry,
+        queue_status: QueueStatuses,
+        worker_reports: WorkerRegistry,
         forgeries: Forgeries,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
         on_retried: Callable[[Key, int | None, str | None], None],
-        window: float,
-        clock: Clock,
-        metrics: Metrics,
     ) -> None:
-        self._names = names
-        self._forgeries = forgeries
+        self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
+        self._interval = context.settings.lifecycle.extra_lifetime
         self._tracker = tracker
-        self._board = board
-        self._registry = registry
+        self._queue_status = queue_status
+        self._worker_reports = worker_reports
+        self._forgeries = forgeries
         self._on_report = on_report
         self._on_retried = on_retried
-        self._window = window
-        self._clock = clock
-        self._metrics = metrics
         self._counted_at: dict[Key, float] = {}
-        self._log: Logger = get_logger("activity")
+        self._log: Logger = get_logger("activity", pool=self._names.pool)
 
     async def run(self, consumer: Consumer) -> None:
         """Process reports until the consumer ends."""
@@ -77,19 +72,19 @@ class ActivityProcessor:
                 report = self.process(delivery)
                 if report is not None and report.event is not Event.STOPPING:
                     await self._on_report(Key(report.key), WorkerId(report.worker_id))
-            except Exception:  # or it would end this term and, as it comes back, each one that follows
+            except Exception:  # or the report would end this leader's term, return, and end each one that follows
                 self._count_invalid()
-                self._log.exception("activity report that cannot be processed")
+                self._log.exception("activity report not processed")
             await delivery.ack()
 
     def process(self, delivery: Delivery) -> ActivityReport | None:
-        """One report; None for what is none, or of a group that nobody knows."""
+        """Process one report; None if it is malformed or its group is unknown."""
         if self._forgeries.is_forged(delivery, self._names.activity_exchange, queue="activity"):
             return None
         report = report_from_wire(routing_key=delivery.routing_key, headers=delivery.headers, body=delivery.body)
         try:
             if report is None:
-                raise InvalidKeyError("The message is no activity report.")
+                raise InvalidKeyError("The message is not an activity report.")
             key = parse_key(report.key)
         except InvalidKeyError as error:
             self._count_invalid()
@@ -98,10 +93,10 @@ class ActivityProcessor:
         self._metrics.activity.labels(event=report.event.value).inc()
         if not self._is_known(key):
             return None
-        if not report.worker_id:  # a worker of the reference: its work keeps the group active, and says no more
+        if not report.worker_id:  # a worker of the reference implementation: its work only keeps the group active
             self._count_use(key, report)
             return None
-        self._registry.report(report)
+        self._worker_reports.report(report)
         forged = report.details.get(FORGED_FIELD)
         if isinstance(forged, int) and 0 < forged < MAX_COUNTED:
             self._forgeries.count("control", messages=forged, worker_id=report.worker_id)
@@ -128,21 +123,21 @@ class ActivityProcessor:
         self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))
 
     def _is_known(self, key: Key) -> bool:
-        return self._tracker.status(key) is not None or self._board[key].exists
+        return self._tracker.status(key) is not None or self._queue_status[key].exists
 
     def _count_use(self, key: Key, report: ActivityReport) -> None:
-        # That a worker has started or is ready is no use: one that crashes again and again would keep its group for
-        # ever, and every take-over, which asks all workers for a report, would wake the idle ones.
+        # Started and ready are not use: a worker that crashes repeatedly would keep its group up without end, and every
+        # take-over, which asks all workers for a report, would keep idle groups.
         if report.event not in WORK or self._tracker.is_retired(key):
             return
         now = self._clock.monotonic()
         counted_at = self._counted_at.get(key)
-        if counted_at is not None and now - counted_at < self._window:
+        if counted_at is not None and now - counted_at < self._interval:
             return
         self._counted_at[key] = now
-        self._tracker.require_worker_group(key, self._window)
+        self._tracker.require_worker_group(key, self._interval)
         if len(self._counted_at) > 4 * len(self._tracker) + 1000:
-            self._counted_at = {key: at for key, at in self._counted_at.items() if now - at < self._window}
+            self._counted_at = {key: at for key, at in self._counted_at.items() if now - at < self._interval}
 
 
 def _read_priority(value: object) -> int | None:

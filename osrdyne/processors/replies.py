@@ -1,16 +1,16 @@
-"""The controller's own answers: to the caller's reply queue, with a confirm, before anything is acknowledged."""
+"""The controller's own answers: published to the client's reply queue with a confirm, before the request is
+acknowledged."""
 
 from __future__ import annotations
 
 import json
 from functools import partial
 
-from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Message
 from osrdyne.amqp.reply_retry import publish_reply
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.messages import JSON_TYPE, Request, Response, header_text
@@ -20,21 +20,12 @@ from osrdyne.protocol.statuses import Status
 class Replier:
     """Publishes answers that a person can act upon: a status, a sentence, and the facts as JSON."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        *,
-        forgeries: Forgeries,
-        clock: Clock,
-        metrics: Metrics,
-        reference_statuses: bool = False,
-    ) -> None:
+    def __init__(self, context: TermContext, *, publisher: Publisher, forgeries: Forgeries) -> None:
+        self._clock, self._metrics = context.clock, context.metrics
         self._publisher = publisher
         self._forgeries = forgeries
-        self._clock = clock
-        self._metrics = metrics
-        self._reference_statuses = reference_statuses
-        self._log: Logger = get_logger("replies")
+        self._reference_statuses = context.settings.requests.statuses == "reference"
+        self._log: Logger = get_logger("replies", pool=context.names.pool)
 
     async def answer(
         self,
@@ -45,10 +36,10 @@ class Replier:
         retry_after: float | None = None,
         facts: dict[str, object] | None = None,
     ) -> None:
-        """Answer a request; one without `reply-to` has nobody to answer.
+        """Answer a request; one without `reply-to` gets no answer.
 
-        Returns when the broker has the answer, or when nothing can take it any more (the reply queue is gone, is still
-        full after a few attempts, or is without a leader): that is counted, and the caller may acknowledge the request.
+        Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, is still
+        full after a few attempts, or has no leader). That is counted, and the caller may acknowledge the request.
         """
         if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
@@ -75,4 +66,4 @@ class Replier:
             )
         except (PublishRefusedError, BrokerSilentError) as error:
             self._metrics.replies_failed.inc()
-            self._log.warning("answer refused", key=request.key, status=str(status), error=str(error))
+            self._log.warning("answer not delivered", key=request.key, status=str(status), error=str(error))

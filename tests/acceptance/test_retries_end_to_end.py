@@ -104,7 +104,7 @@ async def test_request_cancelled_while_it_waits_is_not_tried_by_the_successor_of
         os.kill(killed.pid, signal.SIGKILL)
 
         def notices() -> list[dict[str, Any]]:
-            events = daemon.events("worker told of a cancel", correlation_id="waits")
+            events = daemon.events("cancel sent to a worker", correlation_id="waits")
             return [event for event in events if event["worker"] != killed.worker_id]
 
         await until(notices, "its successor is notified of the cancel")

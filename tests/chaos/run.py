@@ -35,7 +35,7 @@ from tests.log_tails import log_tails
 ANSWERS_TIMEOUT = 300.0
 """Seconds for the last answers: as long as a request may wait in two queues, and as long again for a slow machine."""
 IDLE_TIMEOUT = 240.0
-EVENTS = ("leading", "worker started", "group ends", "request queue deleted", "queue cleaned")
+EVENTS = ("leading", "worker started", "group ends", "request queue deleted", "queue swept")
 """Log events of the daemons that show how much went on."""
 
 

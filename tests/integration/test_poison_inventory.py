@@ -17,14 +17,13 @@ from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
-from osrdyne.metrics import Metrics
 from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.views import PoisonQuery, PoisonView
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
 from osrdyne.processors.poison.inventory import PoisonInventory
-from osrdyne.protocol.names import Key, PoolNames
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import Key
+from osrdyne.testing.context import make_context
 
 NOW_MS = 1_700_000_000_000
 DEATH = WorkerDeath("w1", "exit code 9", None, 1_699_999_999.0, ("out of memory",), 0)
@@ -34,7 +33,8 @@ class Pool:
     """A pool's queues, an inventory over them, and one caught request to make entries of."""
 
     def __init__(self, connection: amqp.Connection, channel: Channel, pool: str) -> None:
-        self.names = PoolNames(pool)
+        self.context = make_context(pool=pool, clock=SystemClock())
+        self.names = self.context.names
         self.channel = channel
         self.connection = connection
         self.publisher = LeaderPublisher(channel, connection, clock=SystemClock())
@@ -42,11 +42,10 @@ class Pool:
 
     def make_inventory(self, publisher: LeaderPublisher, renew_at: int = 500_000) -> PoisonInventory:
         return PoisonInventory(
-            names=self.names,
+            self.context,
             publisher=publisher,
             open_channel=self.connection.channel,
-            forgeries=Forgeries(ReplyAddresses(self.names), metrics=Metrics(), clock=SystemClock()),
-            clock=SystemClock(),
+            forgeries=Forgeries(self.context),
             renew_at=renew_at,
         )
 

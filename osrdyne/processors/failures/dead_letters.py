@@ -1,24 +1,25 @@
-"""The dead letter responder: tells callers why their request was not served.
+"""The dead letter responder: answers dead letters with the reason why they were not served.
 
-The status is RabbitMQ's first death reason. What reached the delivery limit goes to the poison inventory first, and so
-does what the controller itself failed on and nobody waits for an answer to. Steps: poison entry with confirm → answer
-with confirm → acknowledge; a crash in between repeats the steps before it, so that an answer may come twice with the
-same status, and none is lost.
+The status is RabbitMQ's first death reason. A request that reached the delivery limit is put into the poison inventory
+first, and so is a one-way request on which the controller itself failed. Steps: poison entry with confirm → answer with
+confirm → acknowledge. A crash in between repeats the steps before it: an answer may come twice with the same status,
+and none is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
+from osrdyne.pool.queues.topology_watch import TopologyWatch
 from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.state.observed import WorkerStatuses
 from osrdyne.processors.error_boundary import ErrorBoundary
@@ -33,7 +34,7 @@ from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 RUNS_OF_POISON = 2
-"""How often a request has run whose text is refused."""
+"""Runs of a request before its text is refused."""
 FIRST_QUEUE = "x-first-death-queue"
 FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
@@ -54,7 +55,7 @@ _FAILED = "The controller failed on this request; its log says why. Please repor
 def death_reason(headers: Mapping[str, object]) -> Status | None:
     """RabbitMQ's first death reason; None for a message that was never dead-lettered.
 
-    Only the reasons that RabbitMQ knows: anybody may send a message to the dead letter exchange.
+    Other reasons than RabbitMQ's are ignored: any client with the permission can publish to the exchange.
     """
     reason = decode_text(headers.get(FIRST_REASON))
     deaths = headers.get("x-death")
@@ -64,7 +65,7 @@ def death_reason(headers: Mapping[str, object]) -> Status | None:
 
 
 def without_waits(headers: Mapping[str, object], names: PoolNames) -> Mapping[str, object]:
-    """The headers with the first death that was one: the end of a wait between two attempts is none."""
+    """The headers without deaths in a retry queue, where the end of a wait between two attempts counts as one."""
 
     def waited(queue: object) -> bool:
         return names.delay_of_retry_queue(decode_text(queue) or "") is not None
@@ -83,37 +84,32 @@ class DeadLetterResponder:
 
     def __init__(
         self,
+        context: TermContext,
         *,
-        names: PoolNames,
         publisher: Publisher,
         replier: Replier,
         forgeries: Forgeries,
-        workers: WorkerStatuses,
-        evidence: EvidenceCollector,
+        worker_status: WorkerStatuses,
         poison_texts: PoisonTexts,
-        delivery_limit: int,
-        on_inventory_missing: Callable[[], None],
-        max_message_bytes: int,
-        clock: Clock,
-        metrics: Metrics,
+        evidence: EvidenceCollector,
+        topology: TopologyWatch,
     ) -> None:
-        self._names = names
+        requests = context.settings.requests
+        self._names, self._clock, self._metrics = context.names, context.clock, context.metrics
         self._publisher = publisher
         self._replier = replier
         self._forgeries = forgeries
-        self._workers = workers
-        self._evidence = evidence
+        self._worker_status = worker_status
         self._poison_texts = poison_texts
-        # RabbitMQ forgets the count on the way (3.10), and a limit of N allows N+1.
-        self._deliveries = delivery_limit + 1
-        self._on_inventory_missing = on_inventory_missing
-        self._max_message_bytes = max_message_bytes
-        self._clock = clock
-        self._metrics = metrics
-        self._log: Logger = get_logger("dead_letters")
+        self._evidence = evidence
+        self._topology = topology
+        # RabbitMQ 3.10 drops the count when it dead-letters, and a limit of N allows N+1 deliveries.
+        self._deliveries = requests.delivery_limit + 1
+        self._max_message_bytes = requests.max_message_bytes
+        self._log: Logger = get_logger("dead_letters", pool=self._names.pool)
 
     async def run(self, consumer: Consumer) -> None:
-        """Answer dead letters until the consumer ends. Those that wait for the poison inventory hold up no others."""
+        """Answer dead letters until the consumer ends; one that waits for the poison inventory holds up no others."""
         prefetch = AdaptivePrefetch(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as group:
             adapting = group.create_task(prefetch.run(), name="prefetch of dead letters")
@@ -130,7 +126,7 @@ class DeadLetterResponder:
         prefetch.finish(delivery)
 
     async def process(self, delivery: Delivery) -> None:
-        """One dead letter, to its end."""
+        """Answer one dead letter and acknowledge it."""
         if self._forgeries.is_forged(delivery, self._names.dead_letter_exchange, queue="dead-letters"):
             await delivery.ack()
             return
@@ -139,26 +135,29 @@ class DeadLetterResponder:
         reason = death_reason(headers)
         if reason is None:
             self._metrics.invalid_messages.labels(queue="dead-letters").inc()
-            self._log.warning("message in the dead letter queue that did not die", key=request.key)
+            self._log.warning("message has no x-death header", key=request.key)
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
         if reason is Status.REJECTED and self._is_poison(request, headers):
             reason = Status.POISON
-        await self._replier.answer(request, reason, await self._explain(delivery, request, reason, headers))
+        # Crash before: the dead letter returns. After its poison entry is confirmed: it returns and is entered twice.
+        detail = await self._explain(delivery, request, reason, headers)
+        # Crash after: the dead letter returns and is answered a second time, with the same status.
+        await self._replier.answer(request, reason, detail)
         await delivery.ack()
         self._metrics.dead_letters.labels(reason=reason.value, **self._labels(headers)).inc()
         self._log.info("dead letter answered", key=request.key, status=reason.value)
 
     def _labels(self, headers: Mapping[str, object]) -> dict[str, str]:
-        """Of which route and class the request was."""
+        """The labels of the route and priority level of the request."""
         queue = decode_text(headers.get(FIRST_QUEUE)) or ""
         return self._metrics.of_route(decode_text(headers.get(ROUTE_HEADER)), priority_of(queue))
 
     async def _explain(
         self, delivery: Delivery, request: Request, reason: Status, headers: Mapping[str, object]
     ) -> str:
-        """What to tell the caller; what has to be kept is in the inventory by then."""
+        """The detail of the answer; a request that must be kept is in the inventory when this returns."""
         if reason in {Status.DELIVERY_LIMIT, Status.POISON}:
             return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(headers):
@@ -168,25 +167,25 @@ class DeadLetterResponder:
         return _DETAILS[reason] + self._waiting(request.key, reason)
 
     def _died_as_orphan(self, headers: Mapping[str, object]) -> bool:
-        """Whether no worker has had it: then it was the controller that refused it."""
+        """Whether the controller rejected it, before any worker had it."""
         return decode_text(headers.get(FIRST_QUEUE)) == self._names.orphan_queue
 
     def _is_poison(self, request: Request, headers: Mapping[str, object]) -> bool:
-        """Whether a worker has refused it for good because its text ends workers."""
+        """Whether a worker rejected it because its text ends workers."""
         if self._died_as_orphan(headers):
             return False
         return text_fingerprint(request.path, request.body) in self._poison_texts.of_key(Key(request.key))
 
     def _waiting(self, key: str, reason: Status) -> str:
-        waiting_for = self._workers[Key(key)].waiting_for
+        waiting_for = self._worker_status[Key(key)].waiting_for
         if reason is not Status.EXPIRED or waiting_for is None:
             return ""
         return f" Its group was still waiting to be started ({waiting_for})."
 
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
-        """Put the request into the poison inventory; only when it is there, return what to tell the caller."""
+        """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
         deaths = await self._evidence.collect(delivery)
-        # A worker has refused it after two runs: the third delivery was the last.
+        # A worker rejects it after two runs: the third delivery was the last.
         deliveries = self._deliveries if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)
         now = now_ms(self._clock)
         await self._keep(poison_entry(delivery, reason=reason, deliveries=deliveries, now_ms=now, deaths=deaths))
@@ -202,12 +201,12 @@ class DeadLetterResponder:
                 return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
-                self._on_inventory_missing()
-                self._log.warning("poison inventory does not take a request, trying again", error=str(error))
+                self._topology.check_soon()
+                self._log.warning("poison entry not stored", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))
 
     async def _give_up(self, delivery: Delivery) -> None:
-        """Keep and answer a dead letter that cannot be processed, with as little of it as there must be."""
+        """Keep and answer a dead letter that cannot be processed, without its headers."""
         await self._keep(bare_entry(delivery, reason=Status.REJECTED, now_ms=now_ms(self._clock)))
         properties = delivery.properties
         request = Request(

@@ -1,8 +1,8 @@
-"""Answers the requests of groups whose workers cannot be started.
+"""The start failure responder: answers the requests of groups whose workers cannot be started.
 
-While a group has a final start failure and no worker, its queue is consumed here and every request answered
-`start-failed` with the worker's last words. The first request after the back-off is put back, and causes the next
-attempt. One request at a time per group, so that putting back costs one delivery of one request.
+While a group has a final start failure and no worker, the responder consumes its queues and answers every request
+`start-failed` with the last log line of the worker. The first request after the back-off is requeued and causes another
+attempt. One request at a time per queue, so that requeueing costs one delivery of one request.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import now_ms
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
+from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.processors.error_boundary import ErrorBoundary, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
@@ -25,9 +27,9 @@ from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
 MAX_ATTACHED = 500
-"""Queues consumed at once: RabbitMQ allows some 2,000 channels for a connection, which others need as well."""
+"""Groups whose queues are consumed at once: other components need channels of the connection's 2,000, too."""
 TURN = 5.0
-"""How long a group keeps its place when others wait for one, seconds."""
+"""Seconds that a group keeps its slot when others wait for one."""
 
 
 class StartFailureResponder:
@@ -35,33 +37,33 @@ class StartFailureResponder:
 
     def __init__(
         self,
+        context: TermContext,
         *,
         layout: QueueLayout,
-        board: WorkerStatuses,
-        queues: QueueStatuses,
+        worker_status: WorkerStatuses,
+        queue_status: QueueStatuses,
         replier: Replier,
         open_channel: Callable[[], Awaitable[Channel]],
-        retry: Callable[[Key], None],
-        clock: Clock,
+        worker_loop: WorkerGroupsLoop,
     ) -> None:
+        self._clock = context.clock
         self._layout = layout
-        self._board = board
-        self._queues = queues
+        self._worker_status = worker_status
+        self._queue_status = queue_status
         self._replier = replier
         self._open_channel = open_channel
-        self._retry = retry
-        self._clock = clock
+        self._worker_loop = worker_loop
         self._serving: set[Key] = set()
         self._consumers: dict[Key, list[tuple[Channel, Consumer]]] = {}
-        self._room = asyncio.Semaphore(MAX_ATTACHED)
-        self._waiting_for_room = 0
-        self._log: Logger = get_logger("start_failures")
+        self._slots = asyncio.Semaphore(MAX_ATTACHED)
+        self._waiting_for_slot = 0
+        self._log: Logger = get_logger("start_failures", pool=context.names.pool)
 
     async def run(self) -> None:
-        """Attach to and detach from queues as groups fail and recover, for ever."""
-        changes = self._board.feed.subscribe(already=self._board.keys())
+        """Attach to and detach from queues as groups fail and recover; never returns."""
+        changes = self._worker_status.feed.subscribe(already=self._worker_status.keys())
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_classes(), name="classes of failed groups")
+            group.create_task(self._follow_priorities(), name="priorities of failed groups")
             while True:
                 for key in await changes.wait():
                     if not self._is_failed(key):
@@ -71,16 +73,16 @@ class StartFailureResponder:
                         group.create_task(self._serve(key), name=f"start failures of {key!r}")
 
     def _is_failed(self, key: Key) -> bool:
-        facts = self._board[key]
-        return facts.failure is not None and facts.is_empty and self._queues[key].exists
+        status = self._worker_status[key]
+        return status.failure is not None and status.is_empty and self._queue_status[key].exists
 
     def _queues_of(self, key: Key) -> list[QueueName]:
-        """The queues that the group has; of a class that has just come into use it may have none yet."""
+        """The queues of the group; a priority level that has just come into use may have none yet."""
         return [queue.name for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
 
-    async def _follow_classes(self) -> None:
-        """Attach anew where a group has got a queue for a further class."""
-        changes = self._queues.feed.subscribe()
+    async def _follow_priorities(self) -> None:
+        """Attach again when a group gets a queue for another priority level."""
+        changes = self._queue_status.feed.subscribe()
         while True:
             for key in await changes.wait():
                 attached = self._consumers.get(key)
@@ -88,44 +90,44 @@ class StartFailureResponder:
                     await self._detach(key)
 
     async def _detach(self, key: Key) -> None:
-        """Take no further request; the one that is being answered is answered to its end."""
+        """Take no further request; a request that is being answered is finished."""
         for channel, consumer in self._consumers.pop(key, []):
             with suppress(BrokerError):
                 await channel.cancel(consumer)
 
     async def _serve(self, key: Key) -> None:
-        """Answer the group's requests until it recovers, or a request comes that may cause the next attempt."""
+        """Answer the group's requests until it recovers, or until a request may cause the next attempt."""
         while self._is_failed(key):
-            await self._take_place()
+            await self._take_slot()
             turn = asyncio.ensure_future(self._end_turn(key))
             try:
                 if await self._answer_until_demand(key):
-                    self._retry(key)
+                    self._worker_loop.retry(key)
             except BrokerError as error:
-                self._log.debug("queue of a failed group cannot be read", key=key, error=str(error))
+                self._log.debug("queue of a failed group not readable", key=key, error=str(error))
             finally:
                 turn.cancel()
-                self._room.release()
+                self._slots.release()
             await self._clock.sleep(REATTACH_DELAY)
         self._serving.discard(key)
 
-    async def _take_place(self) -> None:
-        """First come, first served."""
-        self._waiting_for_room += 1
+    async def _take_slot(self) -> None:
+        """Wait for a slot, in the order of arrival."""
+        self._waiting_for_slot += 1
         try:
-            await self._room.acquire()
+            await self._slots.acquire()
         finally:
-            self._waiting_for_room -= 1
+            self._waiting_for_slot -= 1
 
     async def _end_turn(self, key: Key) -> None:
-        """Make room for others that wait for it, so that every failed group is looked at."""
-        while not self._waiting_for_room:
+        """Give the slot to a waiting group after a while, so that every failed group has its turn."""
+        while not self._waiting_for_slot:
             await self._clock.sleep(TURN)
         await self._clock.sleep(TURN)
         await self._detach(key)
 
     async def _answer_until_demand(self, key: Key) -> bool:
-        """Answer requests. True when one came after the back-off: it is put back, for the worker to be started."""
+        """Answer requests. True when one arrives after the back-off: it is requeued for the worker to be started."""
         channel = await self._open_channel()
         try:
             queues = self._queues_of(key)
@@ -139,12 +141,12 @@ class StartFailureResponder:
             await channel.close()
 
     async def _answer_from(self, consumer: Consumer, key: Key) -> bool:
-        """Answer what one queue of the group holds; True on demand, and then no queue of it is read any further."""
+        """Answer the requests of one queue; True on demand, and then no queue of the group is read any further."""
         async for delivery in consumer:
-            failure = self._board[key].failure
+            failure = self._worker_status[key].failure
             if failure is None or self._clock.monotonic() >= failure.retry_at:
                 await self._detach(key)
-                return True
+                return True  # unacknowledged: closing the channel returns it to its queue
             with ErrorBoundary(delivery, self._log) as boundary:
                 await self._answer(key, failure, delivery)
             if boundary.failed:
@@ -153,6 +155,7 @@ class StartFailureResponder:
 
     async def _answer(self, key: Key, failure: StartFailure, delivery: Delivery) -> None:
         request = delivery.to_request(now_ms=now_ms(self._clock), key=key)
+        # Crash before: the request returns to its queue. After: it returns and is answered a second time.
         await self._replier.answer(
             request,
             Status.START_FAILED,
@@ -161,14 +164,11 @@ class StartFailureResponder:
             facts={"log_lines": [header_text(line) for line in failure.log_lines], "attempts": failure.attempts},
         )
         await delivery.ack()
-        self._log.info("request answered, its group cannot start", key=key)
+        self._log.info("request answered start-failed", key=key)
 
 
 def describe_failure(failure: StartFailure) -> str:
-    """The reason and the worker's last line, unless that only repeats what the worker gave as the reason.
-
-    That no worker could be started is what the status says already.
-    """
+    """The reason and the last log line of the worker, unless the reason already contains it."""
     reason = failure.reason.rstrip(".")
     last = failure.log_lines[-1] if failure.log_lines else ""
     words = "" if not last or reason.rpartition(": ")[2] in last else f" Last words: {last}"

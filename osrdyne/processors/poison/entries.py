@@ -1,7 +1,7 @@
-"""The shape of a poison entry: made of a dead letter, shown to a person, made into a request again. Pure.
+"""Poison entries: made of dead letters, shown to a person, selected by queries, made into requests again. Pure.
 
-An entry is the request itself, in `P-poison`, with headers of ours added. What else somebody puts into that queue is
-shown as well, and never believed: everything here takes any message.
+An entry is the request itself, in the queue `P-poison`, with additional headers. Other messages in that queue are shown
+as well and never trusted: every function here accepts any message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OURS = frozenset(
     }
 )
 MAX_PROPERTIES_BYTES = 120_000
-"""All properties of a message travel in one frame of 128 KiB; a larger one would end the connection."""
+"""All properties of a message must fit into one frame of 128 KiB; a larger one would close the connection."""
 MAX_EVIDENCE_BYTES = 32_000
 MAX_DEATHS = 20
 MAX_LINE = 500
@@ -58,11 +58,11 @@ def poison_entry(
     now_ms: int,
     deaths: Sequence[WorkerDeath] = (),
 ) -> Message:
-    """The message that goes into the inventory; it never expires there.
+    """The message to store in the inventory; it never expires there.
 
-    Log lines, then deaths, and in the end the largest headers of the request make room where there is none.
+    If it is too large, log lines are left out first, then deaths, then the largest headers of the request.
     """
-    # Credentials of a caller are not kept for whoever may read the inventory.
+    # Credentials of the client are not kept: readers of the inventory must not see them.
     secret = {name for name in delivery.headers if name.lower() == AUTHORIZATION_HEADER}
     kept = _without(delivery.headers, _OURS | secret)
     ours: dict[str, object] = {
@@ -90,7 +90,7 @@ def poison_entry(
 
 
 def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
-    """An entry of a message whose headers are perhaps what nobody can cope with."""
+    """An entry without the headers of its message, which may be what the controller fails on."""
     return Message(
         body=delivery.body,
         correlation_id=delivery.properties.correlation_id,
@@ -107,14 +107,14 @@ def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
 
 
 def replayed(delivery: Delivery) -> Message:
-    """The request of an entry as it was, without its old deadline and with one replay more noted."""
+    """The request of an entry as it was, without its old deadline and with one more replay counted."""
     headers = _without(delivery.headers, _OURS | {DEADLINE_HEADER, HOPS_HEADER})
     headers[REPLAY_HEADER] = _replays(delivery.headers) + 1
     return delivery.to_message(headers=headers, expiration=None)
 
 
 def entry_id(delivery: Delivery) -> str:
-    """The name of an entry: a digest of all that does not change while it lies there. Alike entries are named alike."""
+    """The id of an entry: a digest of everything that does not change in the queue. Equal entries have equal ids."""
     message = delivery.to_message(headers=delivery.headers, expiration=None)
     digest = blake2b(digest_size=16)
     for part in (repr(sorted(message.headers.items())), repr(replace(message, headers={}, body=b""))):
@@ -124,7 +124,7 @@ def entry_id(delivery: Delivery) -> str:
 
 
 def key_of(headers: Mapping[str, object]) -> str | None:
-    """The raw key of an entry; None for a message that is no entry of ours."""
+    """The raw key of an entry; None for a message that osrdyne did not store."""
     key = headers.get(KEY_HEADER)
     if isinstance(key, bytes | bytearray):
         return key.decode("utf-8", "surrogateescape")
@@ -132,7 +132,7 @@ def key_of(headers: Mapping[str, object]) -> str | None:
 
 
 def view_entry(delivery: Delivery, *, name: str) -> PoisonView:
-    """An entry as the API shows it, under its name."""
+    """An entry as the API shows it; `name` is its id."""
     headers, properties = delivery.headers, delivery.properties
     deliveries = _number(headers.get(DELIVERIES_HEADER))
     deaths = _read_deaths(headers.get(DEATHS_HEADER))
@@ -159,11 +159,11 @@ def view_entry(delivery: Delivery, *, name: str) -> PoisonView:
 
 
 def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
-    """What the evidence says, in a sentence or two for a person."""
+    """The evidence in a sentence or two for a person."""
     if deliveries is None:
-        return "This message was not put here by osrdyne; nothing is known of it."
+        return "This message was not stored by osrdyne; nothing is known about it."
     if deliveries == 0:
-        return "No worker has had this request: the controller failed on it, and its log says why."
+        return "No worker has received this request: the controller failed on it, and its log says why."
     if not deaths:
         return (
             "No worker is known to have died while it ran this request, which may be innocent: RabbitMQ also counts "
@@ -181,7 +181,7 @@ def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
 
 
 class Cursor(NamedTuple):
-    """The place of an entry among the others: when it came, in milliseconds since the epoch, and its id."""
+    """The position of an entry in the order: when it was stored, in milliseconds since the epoch, and its id."""
 
     at_ms: int
     id: str
@@ -196,7 +196,7 @@ class Cursor(NamedTuple):
         try:
             return cls(int(moment), name)
         except ValueError:
-            raise PoisonNotFoundError("That is no place in the poison inventory: begin without `after`.") from None
+            raise PoisonNotFoundError("Invalid `after` cursor; omit it to start at the first page.") from None
 
 
 def cursor_of(view: PoisonView) -> Cursor:
@@ -204,7 +204,7 @@ def cursor_of(view: PoisonView) -> Cursor:
 
 
 def matches(view: PoisonView, query: PoisonQuery, *, now: float) -> bool:
-    """Whether the query means this entry. One that came at an unknown time is older than anything."""
+    """Whether the entry matches the query. One without a time is older than all others."""
     age = float("inf") if view.last_at is None else now - view.last_at
     return (
         (query.keys is None or view.key in query.keys)
@@ -229,7 +229,7 @@ def page_of(views: Sequence[PoisonView], *, after: Cursor | None, limit: int, wi
 
 
 def resolve(name: str, views: Sequence[PoisonView]) -> PoisonView:
-    """The entry of this id, or the only one whose id begins like that. Raises `PoisonNotFoundError`."""
+    """The entry with this id, or the only one whose id begins with it. Raises `PoisonNotFoundError`."""
     found = [view for view in views if view.id == name] or [view for view in views if name and view.id.startswith(name)]
     if not found:
         raise PoisonNotFoundError(f"There is no entry {name} in the poison inventory.")
@@ -243,7 +243,7 @@ def _without(headers: Mapping[str, object], names: frozenset[str]) -> dict[str, 
 
 
 def _first_moment(delivery: Delivery, deaths: Sequence[WorkerDeath]) -> int | None:
-    """When the request was published, as far as it says so; else when a worker first died of it."""
+    """When the request was published, if it has a timestamp; else when a worker first died while it ran it."""
     timestamp = delivery.properties.timestamp
     moments = [] if timestamp is None else [int(timestamp.timestamp() * 1000)]
     moments += [int(death.at * 1000) for death in deaths]
@@ -251,7 +251,7 @@ def _first_moment(delivery: Delivery, deaths: Sequence[WorkerDeath]) -> int | No
 
 
 def _evidence(deaths: Sequence[WorkerDeath]) -> Iterator[dict[str, object]]:
-    """The header with the evidence, in full, then shorter, then not at all."""
+    """The header with the evidence: in full, then shorter, then left out."""
     latest = deaths[-MAX_DEATHS:]
     for lines in (20, 5, 0) if latest else ():
         short = [asdict(replace(one, log_lines=_last(one.log_lines, lines))) for one in latest]

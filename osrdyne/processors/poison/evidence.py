@@ -1,14 +1,15 @@
-"""What is known of a request's failed deliveries: the deaths of workers that were running it.
+"""The evidence on a request's failed deliveries: the deaths of workers that were running it.
 
-RabbitMQ's count decides what is poison; this only tells a person who died of it. Asked by the dead letter responder.
+RabbitMQ's delivery count decides which request is poison; the evidence only explains it to a person. Collected by the
+dead letter responder.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.crashes import DeathRegister, WorkerDeath
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.fingerprints import fingerprint
@@ -17,11 +18,11 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import decode_text
 
 PATIENCE = 3.0
-"""Seconds to wait for the driver to notice what the broker has noticed already: that the last worker is dead."""
+"""Seconds to wait for the driver to report the last worker's death, which RabbitMQ has already noticed."""
 
 
 def fingerprint_of(delivery: Delivery) -> str:
-    """The fingerprint that workers have used for this request."""
+    """The fingerprint under which workers report this request."""
     properties = delivery.properties
     return fingerprint(
         key=delivery.routing_key,
@@ -34,26 +35,26 @@ def fingerprint_of(delivery: Delivery) -> str:
 
 
 class EvidenceCollector:
-    """Reads what this term has seen."""
+    """Collects the deaths that this leader's term has seen."""
 
-    def __init__(self, *, registry: WorkerRegistry, deaths: DeathRegister, clock: Clock) -> None:
-        self._registry = registry
-        self._deaths = deaths
-        self._clock = clock
+    def __init__(self, context: TermContext, *, worker_reports: WorkerRegistry, crashes: DeathRegister) -> None:
+        self._clock = context.clock
+        self._worker_reports = worker_reports
+        self._crashes = crashes
 
     async def collect(self, delivery: Delivery) -> tuple[WorkerDeath, ...]:
-        """The deaths that a dead letter was there for, the earliest first; waits a little for the last of them."""
+        """The deaths of workers that ran the request, earliest first; waits a little for the report of the last one."""
         key, request = Key(delivery.routing_key), fingerprint_of(delivery)
         until = self._clock.monotonic() + PATIENCE
-        while self._is_said_to_run(key, request) and (left := until - self._clock.monotonic()) > 0:
+        while self._is_reported_running(key, request) and (left := until - self._clock.monotonic()) > 0:
             await self._next_death(left)
-        return self._deaths.of_request(key, request)
+        return self._crashes.of_request(key, request)
 
-    def _is_said_to_run(self, key: Key, request: str) -> bool:
-        return any(request in worker.requests for worker in self._registry.of_key(key))
+    def _is_reported_running(self, key: Key, request: str) -> bool:
+        return any(request in worker.requests for worker in self._worker_reports.of_key(key))
 
     async def _next_death(self, seconds: float) -> None:
-        death = asyncio.ensure_future(self._deaths.count.changed())
+        death = asyncio.ensure_future(self._crashes.count.changed())
         timer = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
             await asyncio.wait({death, timer}, return_when=asyncio.FIRST_COMPLETED)

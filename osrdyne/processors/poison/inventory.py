@@ -1,9 +1,9 @@
-"""Reading and changing the poison inventory, `P-poison`: one for a term, and the only one who reads that queue.
+"""The poison inventory: reads and changes the queue `P-poison`. One per leader's term, its only consumer.
 
-A reading takes every message and gives every message back. That adds to the broker's count of deliveries (on 3.10,
-where giving back counts) and shuffles the queue, on every version. So entries have a place of their own (when they
-came, and their id), lists are answered from an index for as long as the queue has not changed, and an entry that was
-read very often is replaced by a copy long before the delivery limit of the queue.
+A reading takes every message and requeues it. That adds to RabbitMQ's count of deliveries (on 3.10, where requeueing
+counts) and changes the order of the queue, on every version. So entries are ordered by their time and id, lists are
+answered from an index while the queue is unchanged, and an entry that was read very often is replaced by a copy long
+before the delivery limit of the queue.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 
-from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Delivery
 from osrdyne.errors import InvalidKeyError, PoisonNotFoundError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.views import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import Cursor, cursor_of, matches, page_of, replayed, resolve
 from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER, SPLIT_HEADER
-from osrdyne.protocol.names import PoolNames, parse_key
+from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.statuses import decode_text
 
 MAX_ENTRIES = 10_000
-"""Entries that are looked at; what is beyond them is seen when they are gone."""
+"""Entries that a reading takes; further ones are listed when some of these are removed."""
 MAX_INDEX_AGE = 60.0
-"""Seconds for which an index is believed when the queue looks as it did."""
+"""Seconds for which an index is used while the queue has the same length."""
 RENEW_AT = 500_000
 """Deliveries after which an entry is replaced by a copy; the queue's own limit is twice that."""
 RETURN_TIMEOUT = 2.0
 
 Refuse = Callable[[PoisonView, Delivery], Awaitable[str | None]]
-"""Do something with an entry before it is removed; a reason not to remove it, or None."""
+"""Acts on an entry before it is removed; returns a reason not to remove it, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """All entries in their order, without bodies; how many were ready then, and when (monotonic)."""
+    """All entries in order, without bodies; how many were ready at `read_at` (monotonic)."""
 
     views: tuple[PoisonView, ...]
     ready: int
@@ -48,31 +48,29 @@ class _Index:
 
 
 class PoisonInventory:
-    """Every method raises `BrokerError` when the term ends meanwhile; entries are then all where they were."""
+    """Every method raises `BrokerError` when the leader's term ends meanwhile; then all entries are still there."""
 
     def __init__(
         self,
+        context: TermContext,
         *,
-        names: PoolNames,
         publisher: Publisher,
         open_channel: Callable[[], Awaitable[Channel]],
         forgeries: Forgeries,
-        clock: Clock,
         renew_at: int = RENEW_AT,
     ) -> None:
-        self._names = names
+        self._names, self._clock = context.names, context.clock
         self._publisher = publisher
         self._open_channel = open_channel
         self._forgeries = forgeries
-        self._clock = clock
         self._renew_at = renew_at
         self._lock = asyncio.Lock()
         self._index: _Index | None = None
-        self._given_back = 0
-        self._log: Logger = get_logger("poison", pool=names.pool)
+        self._requeued = 0
+        self._log: Logger = get_logger("poison", pool=self._names.pool)
 
     async def page(self, query: PoisonQuery) -> PoisonPage:
-        """Entries that match, oldest first. Raises `PoisonNotFoundError` for a place that is none."""
+        """Entries that match, oldest first. Raises `PoisonNotFoundError` for an invalid cursor."""
         after = None if query.after is None else Cursor.parse(query.after)
         async with self._lock:
             index = await self._fresh_index()
@@ -95,20 +93,20 @@ class PoisonInventory:
         return replace(view, body=bodies[view.id])
 
     async def replay(self, names: Sequence[str]) -> PoisonOutcome:
-        """Publish requests again, with confirm, and then remove their entries: a crash in between duplicates them."""
+        """Publish requests again, each with a confirm, then remove its entry; a crash in between leaves both."""
         return await self._remove(names, self._publish_again)
 
     async def drop(self, names: Sequence[str]) -> PoisonOutcome:
         """Remove entries for good."""
 
-        async def say(view: PoisonView, _: Delivery) -> None:
+        async def log_entry(view: PoisonView, _: Delivery) -> None:
             self._log.info("poison entry dropped", key=view.key, entry=view.id, correlation_id=view.correlation_id)
 
-        return await self._remove(names, say)
+        return await self._remove(names, log_entry)
 
     async def _publish_again(self, view: PoisonView, delivery: Delivery) -> str | None:
         if view.key is None:
-            return "It has no key: osrdyne did not put it there. Publish it yourself, or drop it."
+            return "The entry has no key: osrdyne did not store it. Publish it yourself, or drop it."
         try:
             key = parse_key(decode_text(delivery.headers.get(SPLIT_HEADER)) or view.key)
             message = replayed(delivery)
@@ -163,11 +161,11 @@ class PoisonInventory:
         return index
 
     async def _count(self, channel: Channel) -> int:
-        """How many are ready; what was given back a moment ago may still be on its way."""
+        """How many messages are ready; those requeued a moment ago may not be ready yet."""
         patience = RETURN_TIMEOUT
         while True:
             ready = (await channel.declare_queue(self._names.poison_queue, passive=True)).ready
-            if ready >= self._given_back or patience <= 0:
+            if ready >= self._requeued or patience <= 0:
                 return ready
             await self._clock.sleep(0.05)
             patience -= 0.05
@@ -184,20 +182,20 @@ class PoisonInventory:
 
     @asynccontextmanager
     async def _reading(self) -> AsyncIterator[Reading]:
-        """A reading of the whole queue; at its end everything that was not removed goes back."""
+        """A reading of the whole queue; at its end everything that was not removed is requeued."""
         channel = await self._open_channel()
         reading = Reading(channel, self._names.poison_queue, self._renew, is_forged=self._is_forged)
         try:
             reading.expect(min(await self._count(channel), MAX_ENTRIES))
             yield reading
         finally:
-            self._given_back = await reading.give_back()
+            self._requeued = await reading.requeue()
 
     def _is_forged(self, delivery: Delivery) -> bool:
         return self._forgeries.is_forged(delivery, self._names.poison_exchange, queue="poison")
 
     async def _renew(self, delivery: Delivery) -> bool:
-        """Replace an entry that was read too often: the copy first, so that a crash leaves two."""
+        """Replace an entry that was read very often: the copy first, so that a crash leaves both."""
         count = delivery.headers.get(DELIVERY_COUNT_HEADER)
         if not isinstance(count, int) or count < self._renew_at:
             return False

@@ -1,7 +1,7 @@
-"""One reading of the poison queue: entry by entry, in batches, and then everything goes back.
+"""One reading of the poison queue: entry by entry, in batches; at its end everything is requeued.
 
-`basic.get` would do, but costs a quorum queue a write to disk for each message; a consumer gets a batch for one. Made
-by `PoisonInventory`, which sees to it that there is only one at a time.
+`basic.get` would cost the quorum queue a write to disk for each message; a consumer gets a batch for one. Created by
+`PoisonInventory`, one at a time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from osrdyne.pool.views import PoisonView
 from osrdyne.processors.poison.entries import entry_id, view_entry
 
 BATCH = 50
-"""Messages under way at once, and so the bodies in memory."""
+"""Messages prefetched at once, which limits the bodies in memory."""
 ARRIVAL_TIMEOUT = 5.0
-"""Seconds for a message that was counted; somebody else has taken one that does not come."""
+"""Seconds to wait for a counted message; if it does not arrive, another consumer has taken it."""
 
 
 class Reading:
-    """The entries one by one, each with its delivery. Remembers delivery tags, no bodies."""
+    """An iterator over the entries, each with its delivery. Keeps delivery tags and no bodies."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Reading:
         self._named: Counter[str] = Counter()
 
     def expect(self, count: int) -> None:
-        """Read so many messages; what comes into the queue meanwhile is for the next reading."""
+        """Read this many messages; later ones are left for the next reading."""
         self._expected = count
 
     def __aiter__(self) -> Reading:
@@ -84,7 +84,7 @@ class Reading:
         return self._arrived.popleft()
 
     async def _end_batch(self) -> None:
-        """Consume no more. What an acknowledgement has let in meanwhile has arrived as well."""
+        """Cancel the consumer and take the messages that acknowledgements have let in meanwhile."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await self._channel.cancel(consumer)
@@ -92,7 +92,7 @@ class Reading:
                 self._arrived.append(await consumer.get())
 
     def _name(self, delivery: Delivery) -> str:
-        """The id; the second and third of entries that are exactly alike get a number."""
+        """The id of the entry; further entries that are exactly alike get a number."""
         name = entry_id(delivery)
         self._named[name] += 1
         return name if self._named[name] == 1 else f"{name}.{self._named[name]}"
@@ -101,10 +101,10 @@ class Reading:
         await delivery.ack()
         del self._held[delivery.tag]
 
-    async def give_back(self) -> int:
-        """Give back what is held (not counted as a failure on 4.3) and close; how many there were.
+    async def requeue(self) -> int:
+        """Requeue all held messages (not counted as a failure on 4.3) and close the channel; how many there were.
 
-        On a channel that is lost the broker has done so itself.
+        When the channel is lost, RabbitMQ has requeued them itself.
         """
         with suppress(BrokerError):
             await self._end_batch()

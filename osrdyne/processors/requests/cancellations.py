@@ -1,9 +1,10 @@
-"""The cancel processor: clients ask for the end of a request, the controller tells the group's workers.
+"""The cancel processor: sends a client's cancel of a request to the workers of its group.
 
-Knowing the correlation id and the reply address of a request is the right to cancel it
-(docs/reference/protocol/requests.md).
-A cancel that gets lost costs nothing but the work it would have saved. Where requests may wait for another attempt, it
-is kept, for workers that come later and for the ingress.
+A client may cancel a request whose correlation id and reply address it knows (docs/reference/protocol/requests.md). A
+lost cancel costs only the work that it would have saved. Where requests may wait for another attempt, the leader keeps
+cancels for as long as such a wait may last: the request is then in no worker, and the worker that tried it may end. A
+worker of its group that reports later receives the cancel, and the ingress answers the request itself if it returns
+there. A new leader knows no cancels of the previous one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
-from osrdyne.metrics import Metrics
+from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
 from osrdyne.pool.routing.routes import ActiveRoutes
 from osrdyne.pool.routing.splitter import ActiveSplitter
@@ -28,18 +29,17 @@ from osrdyne.processors.error_boundary import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import Request
-from osrdyne.protocol.names import Key, PoolNames, WorkerId, parse_key
+from osrdyne.protocol.names import Key, WorkerId, parse_key
 
 PREFETCH = 100
 MAX_WORKER_ID_BYTES = 200
-"""What calls itself by a longer name is none of ours, and its routing key would be none."""
-
-
+"""Longer ids are not osrdyne's, and would make an invalid routing key."""
 MAX_KEPT = 1000
+"""Kept cancels; beyond it the oldest is dropped."""
 
 
 class RequestName(NamedTuple):
-    """Knowing both is the right to cancel a request (docs/reference/protocol/requests.md)."""
+    """What a client must know to cancel a request (docs/reference/protocol/requests.md)."""
 
     correlation_id: str
     reply_to: str
@@ -49,18 +49,18 @@ class RequestName(NamedTuple):
 class _Kept:
     key: Key
     until: float
-    told: set[WorkerId] = field(default_factory=set)
+    sent_to: set[WorkerId] = field(default_factory=set)
 
 
 class KeptCancels:
-    """The cancels of one term. `key` is the one that the canceller named."""
+    """The cancels of one leader's term. `key` is the one in the cancel message."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._kept: OrderedDict[RequestName, _Kept] = OrderedDict()
 
     def keep(self, name: RequestName, key: Key, *, seconds: float) -> None:
-        """The request may wait for so long."""
+        """Keep a cancel for as long as the request may wait."""
         if seconds <= 0:
             return
         self._kept[name] = _Kept(key, self._clock.monotonic() + seconds)
@@ -69,28 +69,30 @@ class KeptCancels:
             self._kept.popitem(last=False)
 
     def forget(self, request: Request) -> None:
-        """This one is new: a cancel of its name was of another one."""
+        """Drop the cancel of a new request's name: it was meant for an earlier request."""
         if self._kept and (name := _name_of(request)) is not None:
             self._kept.pop(name, None)
 
     def was_cancelled(self, request: Request) -> bool:
-        """Whether this one, which was accepted before, was cancelled since."""
+        """Whether a request that was accepted before has been cancelled since."""
         kept = self._kept.get(name) if (name := _name_of(request)) is not None else None
         return kept is not None and self._clock.monotonic() <= kept.until
 
-    def untold(self, worker: WorkerId, concerns: Callable[[Key], bool]) -> list[tuple[RequestName, float]]:
-        """The cancels that a worker has not been told of, and how many seconds each is still to be kept."""
+    def unsent(self, worker: WorkerId, concerns: Callable[[Key], bool]) -> list[tuple[RequestName, float]]:
+        """The cancels that a worker has not received, each with the seconds that it is still kept."""
         now = self._clock.monotonic()
         for name in [name for name, one in self._kept.items() if one.until < now]:
             del self._kept[name]
         return [
-            (name, one.until - now) for name, one in self._kept.items() if worker not in one.told and concerns(one.key)
+            (name, one.until - now)
+            for name, one in self._kept.items()
+            if worker not in one.sent_to and concerns(one.key)
         ]
 
-    def note_told(self, name: RequestName, worker: WorkerId) -> None:
-        """The worker has heard of it."""
+    def note_sent(self, name: RequestName, worker: WorkerId) -> None:
+        """Note that the worker has received the cancel."""
         if name in self._kept:
-            self._kept[name].told.add(worker)
+            self._kept[name].sent_to.add(worker)
 
 
 def _name_of(request: Request) -> RequestName | None:
@@ -104,28 +106,26 @@ class CancelProcessor:
 
     def __init__(
         self,
+        context: TermContext,
         *,
-        names: PoolNames,
         tracker: PoolStateTracker,
         routing: ActiveRoutes,
         splitting: ActiveSplitter,
         kept: KeptCancels,
         publisher: Publisher,
         forgeries: Forgeries,
-        metrics: Metrics,
     ) -> None:
-        self._names = names
+        self._names, self._metrics = context.names, context.metrics
         self._tracker = tracker
         self._routing = routing
         self._splitting = splitting
         self._kept = kept
         self._publisher = publisher
         self._forgeries = forgeries
-        self._metrics = metrics
-        self._log: Logger = get_logger("cancels")
+        self._log: Logger = get_logger("cancels", pool=self._names.pool)
 
     async def run(self, consumer: Consumer) -> None:
-        """Pass cancels on until the consumer ends."""
+        """Process cancels until the consumer ends."""
         async for delivery in consumer:
             with ErrorBoundary(delivery, self._log) as boundary:
                 await self.process(delivery)
@@ -137,7 +137,7 @@ class CancelProcessor:
         self._metrics.invalid_messages.labels(queue="cancel").inc()
 
     async def process(self, delivery: Delivery) -> None:
-        """One cancel: to every worker that may run the request; the one that does acts."""
+        """Send one cancel to every worker that may run the request; the worker that runs it stops it."""
         if self._forgeries.is_forged(delivery, self._names.cancel_exchange, queue="cancel"):
             return
         properties = delivery.properties
@@ -153,27 +153,27 @@ class CancelProcessor:
         self._kept.keep(name, key, seconds=keep_for)
         message = self._message(name, keep_for=keep_for)
         for group in self._groups_of(key):
-            await self._tell(self._names.control_group_routing_key(group), message)
+            await self._send(self._names.control_group_routing_key(group), message)
 
-    async def heard_of(self, group: Key, worker: WorkerId) -> None:
-        """A worker of the group has reported: tell it what was cancelled before it was there."""
+    async def repeat_to(self, group: Key, worker: WorkerId) -> None:
+        """Send a worker that has reported the cancels from before it was there."""
         if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
             return
-        untold = self._kept.untold(worker, self._concerning(group))
-        await asyncio.gather(*(self._tell_worker(worker, name, keep_for) for name, keep_for in untold))
+        unsent = self._kept.unsent(worker, self._concerning(group))
+        await asyncio.gather(*(self._send_to_worker(worker, name, keep_for) for name, keep_for in unsent))
 
-    async def _tell_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
+    async def _send_to_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
         message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
-        if await self._tell(routing_key, message, mandatory=True):
-            self._kept.note_told(name, worker)
-            self._log.debug("worker told of a cancel", worker=worker, correlation_id=name.correlation_id)
+        if await self._send(routing_key, message, mandatory=True):
+            self._kept.note_sent(name, worker)
+            self._log.debug("cancel sent to a worker", worker=worker, correlation_id=name.correlation_id)
 
     def _message(self, name: RequestName, *, keep_for: float) -> ControlMessage:
         kept = {"keep_for": round(keep_for, 3)} if keep_for > 0 else {}
         return ControlMessage(Command.CANCEL, self._tracker.generation, {**name._asdict(), **kept})
 
     def _concerning(self, group: Key) -> Callable[[Key], bool]:
-        """Whether a request with a key may be in this group."""
+        """A function that returns whether a request with a key may be in this group."""
         splitter, table = self._splitting.splitter, self._routing.table
         is_named = table is not None and group in table.manifest.named_keys
 
@@ -184,16 +184,16 @@ class CancelProcessor:
         return concerns
 
     def _groups_of(self, key: Key) -> set[Key]:
-        """Where a request with this key may be: in its own group, in one that the splitter makes, in one that a route
-        names."""
+        """The groups that a request with this key may be in: its own, those that the splitter makes of the key, those
+        that a route names."""
         splitter, table = self._splitting.splitter, self._routing.table
         prefix = None if splitter is None else splitter.prefix_of(key)
         known = [] if prefix is None else self._tracker.keys()
         split = [one for one in known if one.startswith(prefix or "")]
         return {key, *split, *(() if table is None else table.manifest.named_keys)}
 
-    async def _tell(self, routing_key: str, message: ControlMessage, *, mandatory: bool = False) -> bool:
-        """Whether RabbitMQ has taken the message; if `mandatory`, whether somebody gets it."""
+    async def _send(self, routing_key: str, message: ControlMessage, *, mandatory: bool = False) -> bool:
+        """Publish a control message; whether RabbitMQ confirmed it and, if `mandatory`, routed it to a queue."""
         try:
             await self._publisher.publish(
                 Message(body=message.wire_body(), persistent=False),
@@ -203,6 +203,6 @@ class CancelProcessor:
             )
         except (PublishRefusedError, BrokerSilentError) as error:
             if not mandatory:
-                self._log.warning("cancel not passed on", to=routing_key, error=str(error))
+                self._log.warning("cancel not sent", to=routing_key, error=str(error))
             return False
         return True

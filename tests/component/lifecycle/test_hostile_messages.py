@@ -67,7 +67,7 @@ PLACES = (
 INVALID = {
     "activity": "activity report ignored",
     "cancel": "cancel ignored",
-    "dead-letters": "message in the dead letter queue that did not die",
+    "dead-letters": "message has no x-death header",
 }
 """What is logged about a message that makes no sense, by queue."""
 CONSUMED = ("pool-orphan", "pool-dl", "pool-activity", "pool-cancel")

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osrdyne.amqp import Delivery, Message
+from osrdyne.config.models import LifecycleSettings
 from osrdyne.metrics import Metrics
 from osrdyne.pool.state.groups import Delays, GroupStatus
 from osrdyne.pool.state.observed import QueueStatuses
@@ -15,14 +16,14 @@ from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.processors.activity import ActivityProcessor
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.activity import EVENT_HEADER, WORKER_ID_HEADER, ActivityReport, Event
-from osrdyne.protocol.names import Key, PoolNames, WorkerId
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker
 from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.context import make_context
 
 A = Key("a")
-WINDOW = 10.0
+INTERVAL = 10.0
 UNBIND = 100.0
 
 
@@ -30,21 +31,19 @@ class Setting:
     def __init__(self) -> None:
         self.clock = VirtualClock(monotonic=0.0)
         self.tracker = PoolStateTracker(term=1, delays=Delays(UNBIND, 50.0), clock=self.clock)
-        self.board = QueueStatuses()
-        self.registry = WorkerRegistry(self.clock)
+        self.queue_status = QueueStatuses()
+        self.worker_reports = WorkerRegistry(self.clock)
         self.metrics = Metrics()
-        names = PoolNames("pool")
+        lifecycle = LifecycleSettings(extra_lifetime=INTERVAL)
+        context = make_context(pool="pool", clock=self.clock, metrics=self.metrics, lifecycle=lifecycle)
         self.processor = ActivityProcessor(
-            names=names,
-            forgeries=Forgeries(ReplyAddresses(names), metrics=self.metrics, clock=self.clock),
+            context,
             tracker=self.tracker,
-            board=self.board,
-            registry=self.registry,
+            queue_status=self.queue_status,
+            worker_reports=self.worker_reports,
+            forgeries=Forgeries(context),
             on_report=self.note_report,
             on_retried=lambda *_: None,
-            window=WINDOW,
-            clock=self.clock,
-            metrics=self.metrics,
         )
 
     async def note_report(self, key: Key, worker_id: WorkerId) -> None:
@@ -75,13 +74,13 @@ def test_use_keeps_the_group_for_the_window_longer(setting: Setting) -> None:
     """What is skipped within the window is caught up on."""
     setting.tracker.require_worker_group(A)
     setting.report(Event.REQUEST_RECEIVED)
-    assert setting.until() == UNBIND + WINDOW
+    assert setting.until() == UNBIND + INTERVAL
 
 
 def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: Setting) -> None:
     setting.tracker.require_worker_group(A)
     setting.process(Message(headers={EVENT_HEADER: bytearray(b"request-received")}))
-    assert (setting.until(), setting.registry.all()) == (UNBIND + WINDOW, [])
+    assert (setting.until(), setting.worker_reports.all()) == (UNBIND + INTERVAL, [])
 
 
 async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
@@ -92,7 +91,7 @@ async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
         setting.report(Event.REQUEST_RECEIVED)
         untils.append(setting.until())
         await setting.clock.advance(1.0)
-    assert sorted(set(untils)) == [UNBIND + WINDOW, UNBIND + 2 * WINDOW, UNBIND + 3 * WINDOW]
+    assert sorted(set(untils)) == [UNBIND + INTERVAL, UNBIND + 2 * INTERVAL, UNBIND + 3 * INTERVAL]
 
 
 async def test_group_used_steadily_is_never_unbound(setting: Setting) -> None:
@@ -119,11 +118,11 @@ def test_report_without_work_does_not_count_as_use(setting: Setting, event: Even
 
 def test_report_about_an_unknown_key_creates_nothing(setting: Setting) -> None:
     setting.report(Event.REQUEST_RECEIVED)
-    assert (setting.tracker.keys(), setting.registry.all(), setting.processor._counted_at) == ([], [], {})
+    assert (setting.tracker.keys(), setting.worker_reports.all(), setting.processor._counted_at) == ([], [], {})
 
 
 def test_report_about_a_group_on_its_way_out_brings_it_back(setting: Setting) -> None:
-    setting.board.update(A, exists=True)
+    setting.queue_status.update(A, exists=True)
     setting.report(Event.BUSY, in_flight=1)
     assert setting.tracker.status(A) is GroupStatus.ACTIVE
 
@@ -131,7 +130,9 @@ def test_report_about_a_group_on_its_way_out_brings_it_back(setting: Setting) ->
 def test_state_of_the_worker_is_kept(setting: Setting) -> None:
     setting.tracker.require_worker_group(A)
     setting.report(Event.READY)
-    assert [(worker.worker_id, worker.state) for worker in setting.registry.of_key(A)] == [("w", WorkerState.READY)]
+    assert [(worker.worker_id, worker.state) for worker in setting.worker_reports.of_key(A)] == [
+        ("w", WorkerState.READY)
+    ]
 
 
 async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(setting: Setting) -> None:
@@ -140,7 +141,7 @@ async def test_memory_of_counted_keys_does_not_grow_with_keys_that_come_and_go(s
         setting.tracker.require_worker_group(key)
         setting.report(Event.BUSY, key)
         setting.tracker.retire(key)
-        await setting.clock.advance(WINDOW)
+        await setting.clock.advance(INTERVAL)
         setting.tracker.advance()
         setting.tracker.end(key)
     assert len(setting.processor._counted_at) <= 1_010

@@ -121,9 +121,9 @@ async def test_cancels_are_kept_for_their_time_and_in_bounded_memory(clock: Virt
     kept = KeptCancels(clock)
     for number in range(MAX_KEPT + 1):
         kept.keep(RequestName(str(number), "r"), A, seconds=10.0)
-    assert len(kept.untold(W, lambda _: True)) == MAX_KEPT
+    assert len(kept.unsent(W, lambda _: True)) == MAX_KEPT
     await clock.advance(11.0)
-    assert kept.untold(W, lambda _: True) == []
+    assert kept.unsent(W, lambda _: True) == []
 
 
 @pytest.mark.parametrize("reply_to", ["r", "other", None])
