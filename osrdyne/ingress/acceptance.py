@@ -1,6 +1,6 @@
-"""What becomes of a request when it is accepted: where it goes, in which class, and until when.
+"""The routing of an accepted request: its groups, priority levels and deadlines. Pure.
 
-Pure. Fixed here and never again: a later change of the manifest does not touch a request that was accepted.
+Decided once: a later change of the manifest does not affect a request that was accepted.
 Source: docs/reference/routes/manifest.md; Azure IoT Edge routes, "Handling TTL".
 """
 
@@ -47,11 +47,11 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """One delivery of a request: to the group of `key`, as a request for `path`, in the class of `priority`.
+    """One delivery of a request: to the group of `key`, as a request for `path`, at the level `priority`.
 
-    `route` is None in a pool without a manifest. Only the first passage of a request keeps its reply address.
-    `attempts`: how often a worker has tried it before. `split_from`: the caller's key, where the splitter changed it.
-    `failed_deliveries`: how often its queue has taken it back before it was put there anew.
+    `route` is None in a pool without a manifest. Only the first delivery of a request keeps its reply address.
+    `attempts`: how often a worker has tried it before. `split_from`: the client's key if the splitter changed it.
+    `failed_deliveries`: how often it was requeued before it was published again.
     """
 
     key: Key
@@ -67,9 +67,9 @@ class RoutedRequest:
 
 
 def accept(arrival: Arrival, table: RouteTable | None, *, limits: TtlLimits) -> list[RoutedRequest]:
-    """The passages of a request whose key is valid; none when no route takes it.
+    """The deliveries of a request whose key is valid; none if no route matches.
 
-    `table` is None where there is no manifest: then everything goes to its own group in the default class.
+    `table` is None in a pool without a manifest: then a request goes to its own group, at the default level.
     """
     if table is None:
         return [_upstream(arrival, limits)]

@@ -1,7 +1,7 @@
 """The consumers of the controller's own queues: one processor for each, opened in a given order and ended together.
 
 Each has a channel of its own, so that a slow one holds back no other. Used by the leader's term. A processor that fails
-ends the task group that it runs in; this module opens no connection and does not decide when a term ends.
+ends the task group that it runs in; this module opens no connection and does not decide when the leader's term ends.
 """
 
 from __future__ import annotations

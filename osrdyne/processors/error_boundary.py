@@ -1,7 +1,7 @@
 """The error boundary of a message: an unexpected error fails one message, not the leader's term.
 
-Without it, a message on which a processor fails would end the term, return to its queue, and end each term that
-follows. Used by every processor. Errors of the broker pass: they concern the term.
+Without it, a message on which a processor fails would end the leader's term, return to its queue, and end each term
+that follows. Used by every processor. Errors of the broker pass: they concern the leader's term.
 """
 
 from __future__ import annotations

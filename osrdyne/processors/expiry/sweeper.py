@@ -63,7 +63,7 @@ SWEEP_AGAIN = 10
 """Intervals after which a queue is swept again in a pool with retries: the report that a request waits for another
 attempt may have been lost."""
 MAX_FAILURES = 2
-"""Failed sweeps of one queue in one term; each may count as a delivery of every request in it."""
+"""Failed sweeps of one queue in a leader's term; each may count as a delivery of every request in it."""
 
 
 class ExpirySweeper:

@@ -40,16 +40,16 @@ FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 _DETAILS: dict[str, str] = {
-    Status.EXPIRED: "The time of the request ran out before a worker took it.",
-    Status.DELIVERY_LIMIT: "The request was given to workers {deliveries} times and none finished it; it is kept in "
-    "the poison inventory. {finding}",
+    Status.EXPIRED: "The request expired before a worker took it.",
+    Status.DELIVERY_LIMIT: "The request was delivered {deliveries} times and no worker finished it; it is kept in the "
+    "poison inventory. {finding}",
     Status.POISON: "The request ended the workers that ran it, the last one with nothing else running; it is kept in "
     "the poison inventory. {finding}",
-    Status.REJECTED: "A consumer of the request queue refused the request for good.",
-    Status.MAXLEN: "The request queue was full, and the request had to make room.",
+    Status.REJECTED: "A consumer of the request queue rejected the request.",
+    Status.MAXLEN: "The request queue was full, and RabbitMQ dropped the request.",
 }
 _REASONS = frozenset({Status.EXPIRED, Status.DELIVERY_LIMIT, Status.REJECTED, Status.MAXLEN})
-_FAILED = "The controller failed on this request; its log says why. Please report this."
+_FAILED = "The controller failed on this request; its log shows why. Please report it."
 
 
 def death_reason(headers: Mapping[str, object]) -> Status | None:

@@ -163,7 +163,7 @@ def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
     if deliveries is None:
         return "This message was not stored by osrdyne; nothing is known about it."
     if deliveries == 0:
-        return "No worker has received this request: the controller failed on it, and its log says why."
+        return "No worker has received this request: the controller failed on it, and its log shows why."
     if not deaths:
         return (
             "No worker is known to have died while it ran this request, which may be innocent: RabbitMQ also counts "

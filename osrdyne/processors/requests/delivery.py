@@ -53,12 +53,12 @@ UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
 
 COPY_DROPPED = "copy-dropped"
 """Outcome of a one-way copy whose group is refused or whose queue is unavailable: the request itself goes on."""
-FAILED = Refusal(Status.REJECTED, "The request could not be passed on, by a fault of the controller.")
+FAILED = Refusal(Status.REJECTED, "The controller failed to forward the request.")
 """An unexpected error: the request becomes a dead letter, and is answered or kept as poison."""
-NOT_BOUND = Refusal(Status.EXPIRED, "The time of the request was over before its queue could be had.")
-NOT_CONFIRMED = Refusal(Status.EXPIRED, "The time of the request was over before a queue had confirmed it.")
+NOT_BOUND = Refusal(Status.EXPIRED, "The request expired before its queue was bound.")
+NOT_CONFIRMED = Refusal(Status.EXPIRED, "The request expired before a queue confirmed it.")
 FULL = Refusal(
-    Status.MAXLEN, "The request queue of this key takes nothing: it is full, or has lost its leader. Try again later."
+    Status.MAXLEN, "The request queue of this key accepts no requests: it is full or has no leader. Try again later."
 )
 
 
@@ -222,7 +222,7 @@ class Forwarder:
             self._group.create_task(publishing, name=f"request of {orphan.request.key!r}")
 
     async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
-        """Wait until the queue of the group is bound; why it cannot be."""
+        """Wait until the queue of the group is bound; the refusal if it cannot be."""
         self._tracker.require_worker_group(routed.key)
         try:
             await self._router.require_priority(routed.priority)

@@ -36,7 +36,7 @@ from osrdyne.protocol.retries import (
 from osrdyne.protocol.statuses import Status, decode_text
 
 CAPACITY_RETRY_AFTER = 30.0
-"""Seconds after which a client should try again when no group may even wait; about as long as a group needs to end."""
+"""Seconds after which a client should try again when no further group may wait; about the time a group needs to end."""
 MAX_HOPS = 32
 """Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop."""
 
@@ -67,9 +67,9 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
     """The refusal of a request for a new key; None if its group has a slot, or waits for one while it is queued."""
     match verdict:
         case Verdict.NO_ROOM:
-            detail = "max_groups groups are up and max_waiting_groups wait for a place. Try again later."
+            detail = "max_groups groups are up and max_waiting_groups wait for a slot. Try again later."
         case Verdict.TOO_MANY_KEYS:
-            detail = "max_distinct_keys different keys have been used; the operator of the pool can allow more."
+            detail = "max_distinct_keys different keys have been used; the operator of the pool can raise the limit."
         case Verdict.ADMITTED | Verdict.WAITING:
             return None
     return Refusal(Status.CAPACITY, detail, retry_after=CAPACITY_RETRY_AFTER)
@@ -90,7 +90,7 @@ def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -
         )
     if request.no_activate and not known:
         return Refusal(
-            Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids to start one."
+            Status.NOT_RUNNING, "No worker group is up for this key, and x-no-activate forbids starting one."
         )
     return None
 
