@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from osrdyne.api.access import require
 from osrdyne.api.keys import query_keys
 from osrdyne.auth.roles import Role
 from osrdyne.logs import mask_uri
-from osrdyne.pool.state.crashes import WorkerDeath
-from osrdyne.pool.views import PoisonInspector, PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonInspector, PoisonPage, PoisonQuery
 from osrdyne.protocol.names import Key
 
 MASK = "***"
@@ -26,77 +25,102 @@ _SECRET_HEADERS = ("authorization", "token", "secret", "password", "cookie")
 _Entries = Annotated[list[str], Query(alias="id", min_length=1, max_length=100, description="Repeatable.")]
 
 
+def escaped(text: str) -> str:
+    """Text as it is if it is Unicode; else escaped, because JSON cannot hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _valid(text: str | None) -> str | None:
+    return None if text is None else escaped(text)
+
+
+def _readable(text: str | None) -> str | None:
+    """Text for a person: escaped if necessary, and without passwords."""
+    return None if text is None else mask_uri(escaped(text))
+
+
+def _text_or_base64(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()
+
+
+def _body(body: bytes | None) -> str | None:
+    return None if body is None else _text_or_base64(body)
+
+
+def _headers(headers: Mapping[str, object]) -> dict[str, Any]:
+    return {escaped(name): _header(name, value) for name, value in headers.items()}
+
+
+def _header(name: str, value: object) -> Any:
+    return MASK if any(word in name.lower() for word in _SECRET_HEADERS) else _plain(value)
+
+
+def _plain(value: object) -> Any:
+    """An AMQP header value as JSON."""
+    match value:
+        case bool() | int() | None:
+            return value
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case str():
+            return mask_uri(escaped(value))
+        case bytes() | bytearray():
+            return mask_uri(_text_or_base64(bytes(value)))
+        case Mapping():
+            return {escaped(str(name)): _header(str(name), item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return str(value)
+
+
+Valid = Annotated[str, BeforeValidator(_valid)]
+OptionalValid = Annotated[str | None, BeforeValidator(_valid)]
+Readable = Annotated[str, BeforeValidator(_readable)]
+OptionalReadable = Annotated[str | None, BeforeValidator(_readable)]
+
+
 class Death(BaseModel):
     """A worker that died while it ran the request."""
 
-    worker_id: str
-    ended_with: str = Field(description="Exit code or signal.")
-    said: str | None = Field(description="What the worker itself gave as its reason.")
-    at: float
-    log_lines: list[str]
-    others: int = Field(description="Requests that ran beside it in the same worker.")
+    model_config = ConfigDict(from_attributes=True)
 
-    @classmethod
-    def of(cls, death: WorkerDeath) -> Death:
-        return cls(
-            worker_id=_readable(death.worker_id),
-            ended_with=_readable(death.ended_with),
-            said=None if death.said is None else _readable(death.said),
-            at=death.at,
-            log_lines=[_readable(line) for line in death.log_lines],
-            others=death.others,
-        )
+    worker_id: Readable
+    ended_with: Readable = Field(description="Exit code or signal.")
+    said: OptionalReadable = Field(description="What the worker itself gave as its reason.")
+    at: float
+    log_lines: list[Readable]
+    others: int = Field(description="Requests that ran beside it in the same worker.")
 
 
 class Entry(BaseModel):
     """One entry. `body` is text, or Base64 where it is not UTF-8; null in a list without bodies."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     id: str
-    key: str | None
-    path: str
-    correlation_id: str | None
-    reply_to: str | None
-    message_id: str | None
-    app_id: str | None
-    content_type: str | None
-    reason: str
+    key: OptionalValid
+    path: Valid
+    correlation_id: OptionalValid
+    reply_to: OptionalValid
+    message_id: OptionalValid
+    app_id: OptionalValid
+    content_type: OptionalValid
+    reason: Readable
     deliveries: int | None = Field(description="RabbitMQ's count.")
     unexplained: int | None = Field(description="Deliveries that no known death explains.")
-    finding: str
+    finding: Readable
     deaths: list[Death]
     replays: int
     first_at: float | None
     last_at: float | None
     size_bytes: int
-    headers: dict[str, Any]
-    body: str | None
+    headers: Annotated[dict[str, Any], BeforeValidator(_headers)]
+    body: Annotated[str | None, BeforeValidator(_body)]
     body_encoding: Literal["text", "base64"] | None
-
-    @classmethod
-    def of(cls, view: PoisonView) -> Entry:
-        body, encoding = _body(view.body)
-        return cls(
-            id=view.id,
-            key=_valid_or_none(view.key),
-            path=_valid(view.path),
-            correlation_id=_valid_or_none(view.correlation_id),
-            reply_to=_valid_or_none(view.reply_to),
-            message_id=_valid_or_none(view.message_id),
-            app_id=_valid_or_none(view.app_id),
-            content_type=_valid_or_none(view.content_type),
-            reason=_readable(view.reason),
-            deliveries=view.deliveries,
-            unexplained=view.unexplained,
-            finding=_readable(view.finding),
-            deaths=[Death.of(death) for death in view.deaths],
-            replays=view.replays,
-            first_at=view.first_at,
-            last_at=view.last_at,
-            size_bytes=view.size_bytes,
-            headers={_valid(name): _header(name, value) for name, value in view.headers.items()},
-            body=body,
-            body_encoding=encoding,
-        )
 
 
 class Inventory(BaseModel):
@@ -110,21 +134,18 @@ class Inventory(BaseModel):
 
     @classmethod
     def of(cls, pool: str, page: PoisonPage) -> Inventory:
-        entries = [Entry.of(view) for view in page.entries]
+        entries = [Entry.model_validate(view) for view in page.entries]
         return cls(pool=pool, total=page.total, entries=entries, next=page.next, complete=page.complete)
 
 
 class Outcome(BaseModel):
-    """What became of the entries that were named: done, not there, or refused and why."""
+    """The outcome for the entries that were named: done, missing, or refused with the reason."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     done: list[str]
     missing: list[str]
-    refused: dict[str, str]
-
-    @classmethod
-    def of(cls, outcome: PoisonOutcome) -> Outcome:
-        refused = {name: _readable(why) for name, why in outcome.refused.items()}
-        return cls(done=list(outcome.done), missing=list(outcome.missing), refused=refused)
+    refused: dict[str, Readable]
 
 
 def poison_routes(inspector: PoisonInspector) -> APIRouter:
@@ -156,67 +177,15 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
 
     @router.post("/replay", summary="Send the requests again and remove their entries")
     async def replay(entries: _Entries) -> Outcome:
-        return Outcome.of(await inspector.replay_poison(entries))
+        return Outcome.model_validate(await inspector.replay_poison(entries))
 
     @router.post("/drop", summary="Remove entries for good")
     async def drop(entries: _Entries) -> Outcome:
-        return Outcome.of(await inspector.drop_poison(entries))
+        return Outcome.model_validate(await inspector.drop_poison(entries))
 
     @router.get("/{entry}", summary="One entry with its body, by its id or the beginning of it")
     async def poison_entry(request: Request, entry: str) -> Entry:
         require(request, Role.OPERATE)
-        return Entry.of(await inspector.poison_entry(entry))
+        return Entry.model_validate(await inspector.poison_entry(entry))
 
     return router
-
-
-def _valid(text: str) -> str:
-    """As it is where it is Unicode; what is not, shown escaped: JSON could not hold it."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _valid_or_none(text: str | None) -> str | None:
-    return None if text is None else _valid(text)
-
-
-def _readable(text: str) -> str:
-    """Text for a person: valid, and without passwords."""
-    return mask_uri(_valid(text))
-
-
-def _body(body: bytes | None) -> tuple[str | None, Literal["text", "base64"] | None]:
-    if body is None:
-        return None, None
-    text = _text(body)
-    return (base64.b64encode(body).decode(), "base64") if text is None else (text, "text")
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def _header(name: str, value: object) -> Any:
-    return MASK if any(word in name.lower() for word in _SECRET_HEADERS) else _plain(value)
-
-
-def _plain(value: object) -> Any:
-    """An AMQP header value as JSON has it."""
-    match value:
-        case bool() | int() | None:
-            return value
-        case float():
-            return value if math.isfinite(value) else str(value)
-        case str():
-            return _readable(value)
-        case bytes() | bytearray():
-            text = _text(bytes(value))
-            return base64.b64encode(value).decode() if text is None else mask_uri(text)
-        case Mapping():
-            return {_valid(str(name)): _header(str(name), item) for name, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case _:
-            return str(value)

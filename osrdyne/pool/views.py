@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import Arrival
@@ -124,6 +124,17 @@ class PoisonView:
     def unexplained(self) -> int | None:
         """Deliveries that are not explained by a known death."""
         return None if self.deliveries is None else max(0, self.deliveries - len(self.deaths))
+
+    @property
+    def body_encoding(self) -> Literal["text", "base64"] | None:
+        """How the body is written in JSON: as text if it is UTF-8. None in a list without bodies."""
+        if self.body is None:
+            return None
+        try:
+            self.body.decode("utf-8")
+        except UnicodeDecodeError:
+            return "base64"
+        return "text"
 
 
 @dataclass(frozen=True, slots=True)
