@@ -75,7 +75,7 @@ def test_answer_has_no_header_that_routes_it() -> None:
 
 async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate() -> None:
     clock, metrics = VirtualClock(), Metrics()
-    forgeries = Forgeries(make_context(clock=clock, metrics=metrics))
+    forgeries = Forgeries(make_context(pool="pool", clock=clock, metrics=metrics))
     with capture_logs() as logs:
         for _ in range(100):
             forgeries.count("dead-letters", size_bytes=1)
@@ -87,7 +87,7 @@ async def test_forged_messages_are_all_counted_and_logged_at_a_bounded_rate() ->
 
 async def test_refused_reply_address_is_logged_once_for_each_key() -> None:
     metrics = Metrics()
-    forgeries = Forgeries(make_context(metrics=metrics))
+    forgeries = Forgeries(make_context(pool="pool", metrics=metrics))
     with capture_logs() as logs:
         for key in ("a", "b", "a", "a"):
             assert forgeries.refuses_reply_to(Request(key, b"", reply_to="pool-leader"), component="orphans")
