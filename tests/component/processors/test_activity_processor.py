@@ -1,4 +1,4 @@
-"""The activity processor: reports become use of a group, once in a window, and never create one."""
+"""The activity processor: reports count as use of a group once in an interval and never create a group."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def setting() -> Setting:
     return Setting()
 
 
-def test_use_keeps_the_group_for_the_window_longer(setting: Setting) -> None:
-    """What is skipped within the window is caught up on."""
+def test_use_keeps_the_group_for_one_interval_more(setting: Setting) -> None:
+    """The longer time makes up for the reports that are ignored."""
     setting.tracker.require_worker_group(A)
     setting.report(Event.REQUEST_RECEIVED)
     assert setting.until() == UNBIND + INTERVAL
@@ -83,7 +83,7 @@ def test_report_without_a_worker_id_counts_as_use_and_names_no_worker(setting: S
     assert (setting.until(), setting.worker_reports.all()) == (UNBIND + INTERVAL, [])
 
 
-async def test_steady_use_counts_once_in_a_window(setting: Setting) -> None:
+async def test_steady_use_counts_once_in_an_interval(setting: Setting) -> None:
     """defects: activity-window: the debounce was inverted, and steady use was unbound after ten minutes."""
     setting.tracker.require_worker_group(A)
     untils = []
@@ -164,7 +164,7 @@ def test_report_about_an_invalid_key_is_counted_and_dropped(setting: Setting, ke
     ],
     ids=["route", "no route", "made up", "no answer"],
 )
-def test_completed_requests_are_counted_by_status_route_and_class(
+def test_completed_requests_are_counted_by_status_route_and_priority_level(
     setting: Setting, headers: dict[str, object], labels: tuple[str, str, str]
 ) -> None:
     setting.metrics.know_routes(["alerts"])

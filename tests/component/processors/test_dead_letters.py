@@ -39,7 +39,9 @@ async def test_caller_receives_the_first_reason(clock: VirtualClock, broker: Fak
         assert (answers(broker), broker.bodies("pool-dl"), broker.bodies("pool-poison")) == ([("c", reason)], [], [])
 
 
-async def test_dead_letters_are_counted_by_reason_route_and_class(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_dead_letters_are_counted_by_reason_route_and_priority_level(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with leading(clock, broker=broker) as stack:
         stack.metrics.know_routes(["alerts"])
         death = {"x-first-death-reason": "expired", "x-first-death-queue": "pool-req-a_Pri3"}

@@ -1,4 +1,4 @@
-"""A request that is tried again, when its queue cannot be had any more: orphan processor and ingress answer it."""
+"""Requests whose publish is tried again and whose queue becomes unavailable, in direct and managed pools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def managed(clock: VirtualClock, broker: FakeBroker) -> AbstractAsyncContextMana
 
 
 def without_leader(broker: FakeBroker) -> None:
-    """A queue that was found unbound, and is waited for because a node of it is away."""
+    """Declare a queue that a new leader finds unbound and without a leader."""
     broker.declare_queue("pool-req-a", request_queue_arguments(A)).running = False
 
 

@@ -47,7 +47,9 @@ def headers_of(stack: Stack, priority: int | None, key: str = "a") -> dict[str, 
 
 
 class TestClasses:
-    async def test_request_waits_in_the_queue_of_its_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_request_waits_in_the_queue_of_its_priority_level(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         async with managing(clock, broker, alerts=ALERTS, data=DATA, rest=REST) as stack:
             for level in ("none", "data", "alert"):
                 await stack.publish("a", level.encode(), headers={"level": level})
@@ -92,7 +94,9 @@ class TestClasses:
             for key in ODD_KEYS.values():
                 assert waiting(stack, 0, key) == [key.encode()]
 
-    async def test_order_of_a_key_is_kept_within_a_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_order_of_a_key_is_kept_within_a_priority_level(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         bodies = [b"%d" % number for number in range(2 * PREFETCH)]
         async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
             for number, body in enumerate(bodies):
@@ -245,7 +249,7 @@ class TestCrash:
             assert answers(broker) == [("c", "no-route"), ("c", "no-route")]
             assert stack.metrics.registry.get_sample_value("osrdyne_refused_again_total") == 1.0
 
-    async def test_request_whose_group_was_unbound_under_way_keeps_class_and_deadline(
+    async def test_request_whose_group_was_unbound_under_way_keeps_priority_level_and_deadline(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
@@ -255,7 +259,7 @@ class TestCrash:
             found = headers_of(stack, 0, "b")
             assert (found[DEADLINE_HEADER], found[ROUTE_HEADER]) == (message[DEADLINE_HEADER], "older")
 
-    async def test_class_that_no_route_uses_any_more_takes_back_what_is_under_way(
+    async def test_priority_level_that_no_route_uses_any_more_takes_back_what_is_under_way(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
@@ -279,7 +283,9 @@ class TestChange:
             await clock.settle()
             assert waiting(stack, 0) == [b"1"]
 
-    async def test_running_group_gets_a_queue_for_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_running_group_gets_a_queue_for_a_new_priority_level(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         async with managing(clock, broker, rest=REST) as stack:
             await stack.publish("a", b"1")
             await clock.settle()
@@ -288,7 +294,7 @@ class TestChange:
             await clock.settle()
             assert (waiting(stack, 0), waiting(stack, None)) == ([b"2"], [b"1"])
 
-    async def test_queue_of_a_new_class_is_written_down_before_it_is_bound(
+    async def test_queue_of_a_new_priority_level_is_persisted_before_it_is_bound(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         """Decision 0020, for a group that has its other queues already."""
@@ -304,7 +310,7 @@ class TestChange:
             bound = ("bind", stack.names.request_queue(A, 0))
             assert commands.index(new) < commands.index(written) < commands.index(bound)
 
-    async def test_pending_requests_keep_their_class_when_the_routes_change(
+    async def test_pending_requests_keep_their_priority_level_when_the_routes_change(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
@@ -334,7 +340,7 @@ class TestChange:
             await clock.settle()
             assert waiting(stack, 0) == [b"1"]
 
-    async def test_workers_receive_a_new_class(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_workers_receive_a_new_priority_level(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, rest=REST) as stack:
             await stack.publish("a", b"1")
             await clock.settle()
@@ -380,7 +386,7 @@ class TestChange:
             await stack.report("a", Event.STARTED)  # a process that was started anew with the same name
             assert broker.count("publish", "pool-ctl-xchg") - before == 3
 
-    async def test_foreign_queue_with_the_name_of_a_class_survives_the_end_of_the_group(
+    async def test_foreign_queue_with_the_name_of_a_priority_level_survives_the_end_of_the_group(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, rest=REST) as stack:
@@ -397,7 +403,7 @@ class TestChange:
             await clock.advance(300.0)
             assert ("pool-req-a" in broker.queues, "pool-req-a_Pri0" in broker.queues) == (False, True)
 
-    async def test_requests_of_a_class_that_a_failed_group_gets_later_are_answered(
+    async def test_requests_of_a_priority_level_that_a_failed_group_gets_later_are_answered(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         driver = FakeDriver(clock, pool=POOL)
@@ -450,7 +456,7 @@ class TestChange:
             queues_sent = [json.loads(body)["queues"] for body in broker.bodies("control")]
             assert queues_sent[-1] == ["pool-req-b_Pri0", "pool-req-b"]
 
-    async def test_exchange_of_a_class_exists_before_its_first_request(
+    async def test_exchange_of_a_priority_level_exists_before_its_first_request(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:

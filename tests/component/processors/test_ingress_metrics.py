@@ -1,4 +1,4 @@
-"""What the ingress counts by route and class, and what a change of the routes reports about waiting requests."""
+"""What the ingress counts by route and priority level, and what a change of the routes returns about requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ async def publish(stack: Stack, *levels: str, key: str = "a") -> None:
     await stack.clock.settle()
 
 
-async def test_accepted_requests_are_counted_by_route_and_class(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_accepted_requests_are_counted_by_route_and_priority_level(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await publish(stack, "alert", "alert", "none")
         assert (counted(stack, "accepted", "alerts", "0"), counted(stack, "accepted", "rest", "default")) == (2.0, 1.0)
@@ -80,7 +82,7 @@ async def test_name_of_an_unknown_route_is_not_a_label(clock: VirtualClock, brok
         assert counted(stack, "accepted", "other", "default") == 1.0
 
 
-async def test_backlog_of_classes_is_known_after_each_listing(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_backlog_of_priority_levels_is_known_after_each_listing(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await publish(stack, "alert")
         first = clock.monotonic()

@@ -1,4 +1,4 @@
-"""The ingress keeps the order of a key and class also where a publish has to be tried again."""
+"""The order of a key and priority level, also when a publish is tried again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
 
 
 def fail_publishes(broker: FakeBroker, *faults: OsrdyneError | None, arrives: bool = False) -> None:
-    """The next publishes to the default class fail like this, before or after they have come `arrives`."""
+    """Make the next publishes to the default level fail, before or after they arrive (`arrives`)."""
     left = list(faults)
 
     async def fail(command: Command) -> None:
@@ -60,7 +60,7 @@ async def test_requests_that_fail_together_go_again_in_their_order(clock: Virtua
         assert waiting(stack, None) == [b"1", b"2", b"3", b"4"]
 
 
-async def test_request_that_is_tried_again_holds_up_no_other_class_or_key(
+async def test_request_that_is_tried_again_holds_up_no_other_priority_level_or_key(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:

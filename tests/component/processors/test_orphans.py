@@ -1,4 +1,4 @@
-"""The orphan processor: a real leader on a broker in memory, in virtual time."""
+"""The forwarder of a direct pool: a real leader on a broker in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class TestForward:
             # What fits, and no less than that without one of the largest.
             assert 9 * 1024 < max(most, held(stack)) <= 10 * 1024
 
-    async def test_requests_larger_than_expected_make_the_window_smaller(
+    async def test_requests_larger_than_expected_lower_the_prefetch(
         self, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """RabbitMQ takes messages of more than `requests.max_message_bytes` from other clients, up to its own limit."""

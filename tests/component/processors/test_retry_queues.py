@@ -68,7 +68,7 @@ def headers_of(stack: Stack, priority: int | None = None) -> dict[str, object]:
 
 
 class TestAcceptance:
-    async def test_terms_and_class_of_the_route_go_with_the_request(
+    async def test_terms_and_priority_level_of_the_route_go_with_the_request(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, urgent=URGENT) as stack:
@@ -100,7 +100,7 @@ class TestAcceptance:
 
 class TestWayBack:
     @pytest.mark.parametrize("priority", [None, 3])
-    async def test_request_comes_back_to_its_class_as_it_was(
+    async def test_request_comes_back_to_its_priority_level_as_it_was(
         self, clock: VirtualClock, broker: FakeBroker, priority: int | None
     ) -> None:
         async with managing(clock, broker, plain=PLAIN if priority is None else URGENT) as stack:
@@ -144,7 +144,7 @@ class TestWayBack:
             assert (headers[ATTEMPTS_HEADER], headers[CLASS_HEADER], headers[DEADLINE_HEADER]) == (2, "3", deadline)
             assert (stack.running("a"), stack.orphans(), answers(broker)) == (1, [], [])
 
-    async def test_class_that_no_route_uses_any_more_is_there_again_for_it(
+    async def test_priority_level_that_no_route_uses_any_more_is_there_again_for_it(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, urgent=URGENT) as stack:
@@ -156,7 +156,7 @@ class TestWayBack:
             await time_out(stack)
             assert waiting(stack, 3) == [b"1"]
 
-    async def test_unknown_class_does_not_end_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_unknown_priority_level_does_not_end_the_term(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """A worker with a user of its own may send to wait what it likes; of such a class there is no exchange."""
         async with managing(clock, broker, plain=PLAIN) as stack:
             made_up = Message(body=b"1", headers={CLASS_HEADER: "7"})
@@ -293,7 +293,7 @@ class TestQueues:
             changed = await change(stack, plain=PLAIN, rest=REST)
         assert [(one.path, "pool-retry-1000" in one.message) for one in changed.warnings] == [("routes.plain", True)]
 
-    async def test_new_queue_is_written_down_before_it_is_bound(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_new_queue_is_persisted_before_it_is_bound(self, clock: VirtualClock, broker: FakeBroker) -> None:
         """Decision 0020."""
         async with managing(clock, broker, rest=REST) as stack:
             broker.commands.clear()

@@ -1,4 +1,4 @@
-"""Requests that expire behind one that does not: a real leader of a managed pool on a broker in memory."""
+"""The expiry sweeper: a real leader of a managed pool on a broker in memory, in virtual time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def managing(clock: VirtualClock, broker: FakeBroker, **settings: object) 
 
 
 async def publish(stack: Stack, *requests: str, key: str = "k", **headers: object) -> None:
-    """Requests by name; those that begin with `x` expire soon."""
+    """Publish requests by name; those that begin with `x` expire soon."""
     for name in requests:
         expiration = SHORT if name.startswith("x") else LONG
         await stack.publish(
@@ -191,7 +191,7 @@ class TestCleaning:
             assert ("1", "delivery_limit") in answers(broker)
             assert "1" not in waiting(stack)
 
-    async def test_each_class_is_cleaned_for_itself(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_each_priority_level_is_swept_by_itself(self, clock: VirtualClock, broker: FakeBroker) -> None:
         high = {"route": "FROM /* WHERE level = 'high' INTO $upstream", "priority": 2}
         routes = {"high": high, "rest": "FROM /* INTO $upstream"}
         async with managing(clock, broker) as stack:
@@ -213,7 +213,7 @@ class TestCleaning:
     async def test_everything_that_was_taken_is_acknowledged_in_one_step(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
-        """Of many steps, RabbitMQ forgets those it has not passed on to the queue when the channel closes."""
+        """RabbitMQ drops acknowledgements that it has not processed when the channel closes."""
         async with managing(clock, broker) as stack:
             await publish(stack, *"123456", "x1", "7")
             await clock.advance(CLEANED)
@@ -308,7 +308,7 @@ class TestCleaning:
 
 
 class TestKills:
-    """The leader is killed after every step that it takes while it cleans."""
+    """The leader is killed after every step of a sweep."""
 
     @pytest.mark.parametrize("busy", [False, True], ids=["no worker", "worker"])
     async def test_nothing_is_lost_and_nothing_overtakes(self, busy: bool) -> None:
@@ -373,7 +373,7 @@ class TestKills:
 
 
 class TestRetries:
-    """What comes back from a wait for another attempt, RabbitMQ puts into the queue, and no component notes it."""
+    """RabbitMQ itself returns requests from a wait for another attempt to their queue, and no component notes it."""
 
     @asynccontextmanager
     async def retrying(self, clock: VirtualClock, broker: FakeBroker) -> AsyncIterator[Stack]:

@@ -1,4 +1,4 @@
-"""What the cleaner of queues builds on, and a cleaning by a whole daemon, on a real broker; the test plays workers."""
+"""What the expiry sweeper relies on in RabbitMQ, and a sweep by a whole daemon; the test plays the workers."""
 
 from __future__ import annotations
 

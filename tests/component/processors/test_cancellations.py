@@ -1,4 +1,4 @@
-"""Cancels of requests that wait for another attempt, in the leader: sent to workers that come, and answered there."""
+"""Cancels that the leader keeps for requests that wait for another attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon that is killed while it sweeps a queue for expired requests."""
+"""A daemon that is killed during a sweep for expired requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message on which a processor fails for an unexpected reason: it costs itself, and never the term."""
+"""An unexpected error fails one message, not the leader's term."""
 
 from __future__ import annotations
 
