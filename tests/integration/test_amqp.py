@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -115,6 +116,31 @@ class TestPublish:
         received = await channel.get(queue)
         assert received is not None
         assert [received.headers[name] for name in message.headers] == [None, None, 0.1]
+
+
+class TestEndOfChannel:
+    async def test_cancelled_calls_cost_their_channels_and_not_the_connection(self, connection: Connection) -> None:
+        """RabbitMQ closes the connection for one frame after the end of a channel (broker: channel-ends)."""
+        chance = random.Random(1)
+
+        async def cancel_at_any_time() -> None:
+            channel = await connection.channel()
+            question = asyncio.create_task(channel.declare_queue("missing", passive=True))
+            await asyncio.sleep(chance.uniform(0, 0.004))
+            if chance.random() < 0.8:
+                question.cancel()
+            await asyncio.gather(question, return_exceptions=True)
+            closing = asyncio.create_task(channel.close())
+            await asyncio.sleep(chance.uniform(0, 0.004))
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await channel.close()
+
+        for _ in range(100):
+            await asyncio.gather(*(cancel_at_any_time() for _ in range(4)))
+        another = await connection.channel()
+        await another.ping()
+        assert not connection.is_closed
 
 
 class TestConsumer:
