@@ -20,7 +20,7 @@ _URI_PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)\S*@", re.IGNOREC
 def mask_uri(text: str) -> str:
     """Replace the password of every URI in `text` by `***`.
 
-    Rather too much than too little: a password may hold `/`, `:` and `@` that nobody encoded, so everything up to the
+    Masks too much rather than too little: a password may contain `/`, `:` and `@` unencoded, so everything up to the
     last `@` before a blank is masked.
     """
     return _URI_PASSWORD.sub(r"\1***@", text) if "://" in text else text
@@ -65,7 +65,7 @@ def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None)
 def get_logger(name: str, **bound: Any) -> Logger:
     """A logger whose events carry `component=name` and the given keys.
 
-    In somebody else's program that has set up no logs, warnings go to standard error: structlog's own default would
+    In a program that has not configured structlog, warnings go to standard error: structlog's own default would
     print everything to standard output.
     """
     if not structlog.is_configured():

@@ -115,7 +115,7 @@ class ManifestCommands(Generic[D]):
         document = self.read(file).document()
         daemon = remote(api, config)
         path, who = f"/v1/{self._kind}", author or _own_name()
-        _told(daemon.send("PUT", path, document, author=who, if_match=expect_version), daemon)
+        _report(daemon.send("PUT", path, document, author=who, if_match=expect_version), daemon)
 
     def diff(self, file: FileArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
         """Show what `apply` would change. Exit code 1 when there is a difference."""
@@ -146,7 +146,7 @@ class ManifestCommands(Generic[D]):
     ) -> None:
         """Put an earlier version in force again, as a new version."""
         daemon, path = remote(api, config), f"/v1/{self._kind}/rollback"
-        _told(daemon.post(path, version=version, author=author or _own_name(), if_match=expect_version), daemon)
+        _report(daemon.post(path, version=version, author=author or _own_name(), if_match=expect_version), daemon)
 
     def clear(
         self,
@@ -157,7 +157,7 @@ class ManifestCommands(Generic[D]):
     ) -> None:
         """Return to no manifest, as a new version; `rollback` brings an earlier one back."""
         daemon, path = remote(api, config), f"/v1/{self._kind}"
-        _told(daemon.send("DELETE", path, None, author=author or _own_name(), if_match=expect_version), daemon)
+        _report(daemon.send("DELETE", path, None, author=author or _own_name(), if_match=expect_version), daemon)
         typer.echo(f"There is no manifest now: {self._none}")
 
     def in_force(self, daemon: DaemonApi) -> D | None:
@@ -186,7 +186,7 @@ def _lines(document: Any) -> list[str]:
     return json.dumps(document, indent=2, ensure_ascii=False).splitlines()
 
 
-def _told(change: Any, daemon: DaemonApi) -> None:
+def _report(change: Any, daemon: DaemonApi) -> None:
     for warning in change["warnings"]:
         typer.echo(f"warning: {printable(warning)}", err=True)
     place = f"pool {printable(change['pool'])}, daemon at {printable(daemon.answered_by)}"

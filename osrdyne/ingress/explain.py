@@ -14,7 +14,7 @@ from osrdyne.ingress.acceptance import Limiter, RoutedRequest, TtlLimits, accept
 from osrdyne.ingress.conditions import Undefined
 from osrdyne.ingress.conditions.causes import undefined_part
 from osrdyne.ingress.requests import Arrival
-from osrdyne.ingress.routes.retries import told_retry
+from osrdyne.ingress.routes.retries import describe_retry
 from osrdyne.ingress.routes.table import Examined, RouteTable
 from osrdyne.ingress.splitter.rules import Split, Splitter, split_arrival
 from osrdyne.protocol.names import PoolNames
@@ -96,7 +96,10 @@ def explain(
     wait for their next attempt, by delay in milliseconds, where that is known."""
     own_key = arrival.request.key
     split = Split(own_key) if splitter is None else splitter.preview(arrival)
-    beginning = [Step("source", f"The request comes from {arrival.source}."), *_told_split(own_key, split, splitter)]
+    beginning = [
+        Step("source", f"The request comes from {arrival.source}."),
+        *_describe_split(own_key, split, splitter),
+    ]
     if not own_key:
         beginning.insert(0, Step("key", "The key is empty. That is a key like any other, with a group of its own."))
     arrival = split_arrival(arrival, split)
@@ -108,11 +111,11 @@ def explain(
     passages = accept(arrival, table, limits=limits)
     winners = {passage.route for passage in passages}
     routes = [_explained(one, winners, arrival) for one in (table.examine(arrival) if table else ())]
-    steps = [*beginning, *_told_routes(table, routes)]
+    steps = [*beginning, *_describe_routes(table, routes)]
     for passage in passages:
-        steps += _told_passage(passage, names)
+        steps += _describe_passage(passage, names)
         if passage.retry is not None:
-            steps.append(Step("retry", told_retry(passage.retry, retrying=retrying)))
+            steps.append(Step("retry", describe_retry(passage.retry, retrying=retrying)))
     if not passages:
         steps.append(Step("refusal", "No route takes the request: its caller is answered no-route."))
     return Explanation(
@@ -134,7 +137,7 @@ def _explained(one: Examined, winners: set[str | None], arrival: Arrival) -> Exp
     return ExplainedRoute(one.route.name, one.source, one.condition.value, one.taken, wins, part)
 
 
-def _told_split(own_key: str, split: Split, splitter: Splitter | None) -> Iterator[Step]:
+def _describe_split(own_key: str, split: Split, splitter: Splitter | None) -> Iterator[Step]:
     if splitter is None:
         return
     if split.rule is None:
@@ -146,7 +149,7 @@ def _told_split(own_key: str, split: Split, splitter: Splitter | None) -> Iterat
         yield Step("splitter", f"By the rule {split.rule!r} the key {own_key!r} becomes {split.key!r}{turn}.")
 
 
-def _told_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:
+def _describe_routes(table: RouteTable | None, routes: list[ExplainedRoute]) -> Iterator[Step]:
     if table is None:
         yield Step("route", "The pool has no route manifest: everything goes to $upstream in the default class.")
     for route in routes:
@@ -164,7 +167,7 @@ def _why(route: ExplainedRoute) -> str:
     return "it matches and decides."
 
 
-def _told_passage(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
+def _describe_passage(passage: RoutedRequest, names: PoolNames) -> Iterator[Step]:
     reply = "" if passage.keeps_reply else ", as a one-way copy"
     yield Step("delivery", f"To the group {passage.key!r} with the path {passage.path!r}{reply}.")
     yield Step("priority", f"{_class_name(passage.priority)}: the queue {_queue(passage, names)}.")

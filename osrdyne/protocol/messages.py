@@ -126,7 +126,7 @@ class Response:
     headers: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def told_code(self) -> int | None:
+    def effective_code(self) -> int | None:
         """What `x-code` says: the response's own code, or else that of its status."""
         if self.code is None and self.status in CODES:
             return CODES[Status(self.status)]
@@ -146,7 +146,7 @@ class Response:
         headers[STATUS_HEADER] = encode_status(REFERENCE_ERROR if is_mapped else self.status)
         optional: dict[str, object | None] = {
             FULL_STATUS_HEADER: str(self.status) if is_mapped else None,
-            CODE_HEADER: self.told_code,
+            CODE_HEADER: self.effective_code,
             DETAIL_HEADER: None if self.detail is None else header_text(self.detail),
             WORKER_ID_HEADER: self.worker_id,
             RETRY_AFTER_HEADER: self.retry_after,
@@ -197,7 +197,7 @@ def request_from_wire(
     In what the controller has passed on, `expiration` counts from then and `timestamp` is still the caller's: only
     `x-deadline` tells the deadline there.
     """
-    is_told = HOPS_HEADER in headers and deadlines.DEADLINE_HEADER in headers
+    carries_deadline = HOPS_HEADER in headers and deadlines.DEADLINE_HEADER in headers
     return Request(
         key=key,
         body=body,
@@ -208,7 +208,7 @@ def request_from_wire(
         content_encoding=content_encoding,
         deadline_ms=deadlines.deadline_ms(
             headers=headers,
-            expiration=None if is_told else expiration,
+            expiration=None if carries_deadline else expiration,
             timestamp=timestamp,
             first_seen_ms=now_ms,
         ),

@@ -18,7 +18,7 @@ from types import FrameType
 
 from osrdyne.protocol.environment import WorkerEnvironment
 
-_FOR_EVER = 600.0  # a worker that a broken test forgot ends by itself
+_VERY_LONG = 600.0  # a worker that a broken test forgot ends by itself
 
 _JOB = 0.5
 
@@ -55,7 +55,7 @@ def main() -> int:
     hoard = []
     while behaviour is Behaviour.GREEDY:
         hoard.append(b"x" * 2**20)
-    time.sleep(_FOR_EVER)
+    time.sleep(_VERY_LONG)
     return 1
 
 
@@ -70,7 +70,7 @@ def _finish(_number: int, _frame: FrameType | None) -> None:
 
 
 def _start_child() -> int:
-    code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_FOR_EVER})"
+    code = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep({_VERY_LONG})"
     child = subprocess.Popen([sys.executable, "-c", code])
     child.returncode = 0  # deliberately not waited for
     return child.pid

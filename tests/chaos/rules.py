@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from osrdyne.ingress.routes.retries import shown_retry, told_retry
+from osrdyne.ingress.routes.retries import describe_retry, shown_retry
 from osrdyne.protocol.retries import RetryTerms, class_name
 
 APP_ID = "callers"
@@ -56,7 +56,7 @@ class Rules:
     def __str__(self) -> str:
         priority = class_name(self.priority)
         cleaned = "" if self.cleans else "not "
-        return f"{FLAKY_PATH}, class {priority}: {told_retry(self.retry)} Queues are {cleaned}cleaned."
+        return f"{FLAKY_PATH}, class {priority}: {describe_retry(self.retry)} Queues are {cleaned}cleaned."
 
 
 def draw_rules(seed: int) -> Rules:

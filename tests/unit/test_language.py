@@ -17,45 +17,6 @@ FOUND = re.compile(
     "|".join(word.replace(" ", "[ _-]+") for word in WORDS).join((r"(?<![a-z])(?:", r")(?![a-z])")), re.I
 )
 """Whole words; an underscore separates words too, so names are read as well. A line end counts as a blank."""
-PENDING: frozenset[str] = frozenset(
-    {
-        "osrdyne/cli/manifests.py",
-        "osrdyne/drivers/docker/engine.py",
-        "osrdyne/ingress/explain.py",
-        "osrdyne/ingress/routes/retries.py",
-        "osrdyne/logs.py",
-        "osrdyne/protocol/messages.py",
-        "osrdyne/testing/conformance_worker.py",
-        "tests/chaos/rules.py",
-        "tests/unit/ingress/test_retry_terms.py",
-        "tests/unit/worker/test_worker_values.py",
-        "workers/examples/echo.py",
-        "workers/osrdyne_worker/app/app.py",
-        "workers/osrdyne_worker/app/call.py",
-        "workers/osrdyne_worker/app/codec.py",
-        "workers/osrdyne_worker/app/errors.py",
-        "workers/osrdyne_worker/main.py",
-        "workers/osrdyne_worker/pipelines/functions.py",
-        "workers/osrdyne_worker/pipelines/loading.py",
-        "workers/osrdyne_worker/requests/dispatch.py",
-        "workers/osrdyne_worker/requests/inflight.py",
-        "workers/osrdyne_worker/requests/intake.py",
-        "workers/osrdyne_worker/requests/priorities.py",
-        "workers/osrdyne_worker/requests/replies.py",
-        "workers/osrdyne_worker/requests/retries.py",
-        "workers/osrdyne_worker/runtime/connection.py",
-        "workers/osrdyne_worker/runtime/control.py",
-        "workers/osrdyne_worker/runtime/credentials.py",
-        "workers/osrdyne_worker/runtime/ready_file.py",
-        "workers/osrdyne_worker/runtime/reports.py",
-        "workers/osrdyne_worker/runtime/session_health.py",
-        "workers/osrdyne_worker/runtime/settings.py",
-        "workers/osrdyne_worker/spark/jobs.py",
-        "workers/osrdyne_worker/spark/poison_source.py",
-        "workers/osrdyne_worker/worker.py",
-    }
-)
-"""Files that still have such words."""
 
 
 def files() -> Iterator[Path]:
@@ -97,7 +58,7 @@ def test_words_are_found_in_any_case_in_names_and_over_line_ends() -> None:
 def test_words_are_in_no_file() -> None:
     found = {path.relative_to(ROOT).as_posix(): words_of(read(path)) for path in files()}
     assert len(found) > 500
-    assert {name: words for name, words in found.items() if words and name not in PENDING} == {}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 def test_words_are_in_no_help_text() -> None:

@@ -29,7 +29,7 @@ THREADS = 8
 """Calls of the engine at once."""
 LOCAL_SOCKET = "unix:///var/run/docker.sock"
 
-_NOBODY_THERE = frozenset({502, 503, 504})  # from a proxy before the engine, or an engine that ends
+_UNAVAILABLE = frozenset({502, 503, 504})  # from a proxy before the engine, or an engine that ends
 _REMEDIES = {
     errno.EACCES: "Let the daemon's user use the socket, for instance by its group (usermod -aG docker USER, or "
     "group_add in a container).",
@@ -63,7 +63,7 @@ class Engine:
             client = self._connected()
             return function(client)
         except APIError as error:
-            if error.status_code in _NOBODY_THERE:
+            if error.status_code in _UNAVAILABLE:
                 raise self._unavailable(error) from error
             raise
         except (DockerException, requests.RequestException, HTTPError, OSError) as error:

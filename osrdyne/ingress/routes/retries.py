@@ -88,7 +88,7 @@ def in_seconds(milliseconds: int) -> float:
     return milliseconds // 1000 if milliseconds % 1000 == 0 else milliseconds / 1000
 
 
-def told_retry(terms: RetryTerms, *, retrying: Mapping[int, int] | None = None) -> str:
+def describe_retry(terms: RetryTerms, *, retrying: Mapping[int, int] | None = None) -> str:
     """The terms in a sentence, and how many requests of the pool wait for their next attempt, where that is known."""
     delays = ", then ".join(f"{in_seconds(delay)} s" for delay in terms.delays_ms)
     sentence = f"After {' or '.join(terms.codes)} it is tried again: {terms.max_attempts} times in all, after {delays}."

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.routes.manifest import load_manifest
-from osrdyne.ingress.routes.retries import MAX_DIFFERENT_DELAYS, told_retry
+from osrdyne.ingress.routes.retries import MAX_DIFFERENT_DELAYS, describe_retry
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.protocol.retries import ATTEMPTS_HEADER, TERMS_HEADER, RetryTerms, read_attempts, read_class, read_terms
@@ -87,11 +87,11 @@ class TestManifest:
 
     def test_terms_are_described_in_a_sentence(self) -> None:
         text = "After 503 or 5xx it is tried again: 3 times in all, after 1 s, then 2.5 s, then 60 s."
-        assert told_retry(TERMS) == text
-        assert told_retry(TERMS, retrying={2000: 3}) == text
+        assert describe_retry(TERMS) == text
+        assert describe_retry(TERMS, retrying={2000: 3}) == text
         counts = {1000: 0, 2000: 7, 2500: 12}
         assert (
-            told_retry(TERMS, retrying=counts)
+            describe_retry(TERMS, retrying=counts)
             == f"{text} Requests of the pool that wait for that: 0 for 1 s, 12 for 2.5 s."
         )
 

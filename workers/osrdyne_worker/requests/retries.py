@@ -50,7 +50,7 @@ class Retry:
 
 def plan_retry(request: Request, response: Response, *, now_ms: int) -> Retry | None:
     """The retry of a request with this response; None: the response is the answer."""
-    terms, code = read_terms(request.headers), response.told_code
+    terms, code = read_terms(request.headers), response.effective_code
     if terms is None or code is None or response.status in {Status.CANCELLED, Status.POISON} or not terms.covers(code):
         return None
     attempts = read_attempts(request.headers) + 1
@@ -123,7 +123,7 @@ class Retries:
         if not self.of_managed_pool:
             return None
         retry = plan_retry(request, response, now_ms=now_ms)
-        header = callers_header(request.headers, response.told_code or 0) if retry is not None else None
+        header = callers_header(request.headers, response.effective_code or 0) if retry is not None else None
         if header is not None and header[0] not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add(header[0])
             log.warning("retry header ignored, only 0 has a meaning", header=header[0])
