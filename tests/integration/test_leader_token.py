@@ -391,8 +391,9 @@ class TestKeep:
             await (await (taking := await purging.consume(standby.names.leader_queue)).get()).ack()
             await purging.cancel(taking)
             acquiring = asyncio.create_task(standby.token.acquire())
-            while not (await administrator.declare_queue(standby.names.leader_queue, passive=True)).consumers:
-                await asyncio.sleep(0.02)
+            async with asyncio.timeout(SOON):
+                while not (await administrator.declare_queue(standby.names.leader_queue, passive=True)).consumers:
+                    await asyncio.sleep(0.02)
             for number in range(500):
                 await standby.token._channel.begin_bind_queue(busy, "amq.direct", str(number))
             await administrator.delete_queue(standby.names.leader_queue)
