@@ -16,8 +16,6 @@ from itertools import islice
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.names import QueueId
 
-Store = QueueId
-
 MAX_KNOWN = 20_000
 """Maximum number of deadlines of one queue; earlier ones are dropped."""
 SPARE = 100

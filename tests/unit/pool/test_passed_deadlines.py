@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, PassedDeadlines, Store
-from osrdyne.protocol.names import Key
+from osrdyne.pool.routing.deadlines import MAX_KNOWN, SPARE, PassedDeadlines
+from osrdyne.protocol.names import Key, QueueId
 
-STORE: Store = (Key("k"), None)
+QUEUE: QueueId = (Key("k"), None)
 NOW = 1_000
 OLD, NEW = NOW - 10, NOW + 10
 
@@ -15,7 +15,7 @@ OLD, NEW = NOW - 10, NOW + 10
 def known(*deadlines: int | None) -> PassedDeadlines:
     passed = PassedDeadlines(skew_ms=5)
     for deadline in deadlines:
-        passed.note(STORE, deadline)
+        passed.note(QUEUE, deadline)
     return passed
 
 
@@ -37,28 +37,28 @@ def known(*deadlines: int | None) -> PassedDeadlines:
     ],
 )
 def test_queue_is_swept_where_it_may_help(deadlines: tuple[int | None, ...], waiting: int, hides: bool) -> None:
-    assert known(*deadlines).may_hide_expired(STORE, waiting, now_ms=NOW) is hides
+    assert known(*deadlines).may_hide_expired(QUEUE, waiting, now_ms=NOW) is hides
 
 
 def test_queue_that_was_swept_is_known() -> None:
     passed = known()
-    passed.replace(STORE, [NEW, NEW])
-    assert not passed.may_hide_expired(STORE, 2, now_ms=NOW)
+    passed.replace(QUEUE, [NEW, NEW])
+    assert not passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
     assert passed.may_hide_expired((Key("other"), None), 2, now_ms=NOW)
 
 
 def test_what_is_remembered_is_bounded() -> None:
     passed = known(*[NEW] * (MAX_KNOWN + 1))
-    assert passed.may_hide_expired(STORE, MAX_KNOWN + 1, now_ms=NOW)
-    passed.may_hide_expired(STORE, 10, now_ms=NOW)
-    assert not passed.may_hide_expired(STORE, 20 + SPARE, now_ms=NOW)
-    assert passed.may_hide_expired(STORE, 20 + SPARE + 1, now_ms=NOW)
+    assert passed.may_hide_expired(QUEUE, MAX_KNOWN + 1, now_ms=NOW)
+    passed.may_hide_expired(QUEUE, 10, now_ms=NOW)
+    assert not passed.may_hide_expired(QUEUE, 20 + SPARE, now_ms=NOW)
+    assert passed.may_hide_expired(QUEUE, 20 + SPARE + 1, now_ms=NOW)
 
 
 def test_queues_that_are_gone_are_forgotten() -> None:
     passed = known(NEW, NEW)
     passed.forget(passed.queues())
-    assert passed.may_hide_expired(STORE, 2, now_ms=NOW)
+    assert passed.may_hide_expired(QUEUE, 2, now_ms=NOW)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_queues_that_are_gone_are_forgotten() -> None:
 def test_queue_is_due_once_a_deadline_has_passed_behind_a_later_one(
     deadlines: tuple[int | None, ...], due: bool
 ) -> None:
-    assert known(*deadlines).due(now_ms=NOW) == ([STORE] if due else [])
+    assert known(*deadlines).due(now_ms=NOW) == ([QUEUE] if due else [])
 
 
 def test_queue_that_is_settled_is_due_when_the_next_one_expires() -> None:
     passed = known(None, OLD, None, NEW)
-    passed.settle(STORE, 2, now_ms=NOW)
-    assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [STORE])
-    passed.settle(STORE, 1, now_ms=NOW)
+    passed.settle(QUEUE, 2, now_ms=NOW)
+    assert (passed.due(now_ms=NOW), passed.due(now_ms=NEW + 100)) == ([], [QUEUE])
+    passed.settle(QUEUE, 1, now_ms=NOW)
     assert passed.due(now_ms=NEW + 100) == []
