@@ -100,12 +100,17 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Broker]:
+def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     """A running RabbitMQ, shared by all tests: change nothing outside of your own pool."""
     amqp_uri, management_uri = (os.environ.get(f"OSRDYNE_TEST_{name}_URI") for name in ("AMQP", "MANAGEMENT"))
     if amqp_uri and management_uri:
         yield ExternalBroker(amqp_uri, management_uri)
         return
+    if (plugin := request.config.pluginmanager.get_plugin("shared_rabbitmq")) is not None:
+        shared = plugin.addresses(request.config)
+        if shared is not None:
+            yield ExternalBroker(*shared)
+            return
     embedded = EmbeddedBroker()
     try:
         run_apart(embedded.start)

@@ -184,7 +184,9 @@ class Channel:
         return consumer
 
     def _new_tag(self) -> str:
-        return f"c{next(self._consumer_numbers)}"
+        # Of a fixed width: RabbitMQ returns the messages of a lost channel in the order of the tags (broker:
+        # returns-by-tag).
+        return f"c{next(self._consumer_numbers):010}"
 
     async def _start(
         self, consumer: Consumer, tag: str, *, prefetch: int, no_ack: bool, arguments: Mapping[str, object]

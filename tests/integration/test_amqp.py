@@ -249,6 +249,28 @@ class TestConsumer:
         await channel.cancel(consumer)
         assert [delivery.body async for delivery in consumer] == []
 
+    @pytest.mark.parametrize("single", [True, False], ids=["single active", "plain"])
+    async def test_messages_of_a_consumer_that_took_more_return_in_their_order(
+        self, broker_uri: str, channel: Channel, pool_id: str, single: bool
+    ) -> None:
+        """RabbitMQ returns them consumer by consumer, in the order of the tags (broker: returns-by-tag)."""
+        queue = await declared(channel, pool_id, arguments={"x-single-active-consumer": True} if single else {})
+        bodies = [b"%d" % number for number in range(26)]
+        await published(channel, queue, *bodies)
+        connection = await amqp.connect(ConnectionOptions(uri=broker_uri))
+        taking = await connection.channel()
+        consumer = await taking.consume(queue, prefetch=2)
+        held = [await first(consumer) for _ in range(2)]
+        while len(held) < 24:
+            await taking.take_more(consumer, prefetch=2)
+            held += [await first(consumer) for _ in range(2)]
+        await connection.close()
+        async with asyncio.timeout(PATIENCE):
+            while (await channel.declare_queue(queue, passive=True)).ready < len(bodies):
+                await asyncio.sleep(0.02)
+        again = await channel.consume(queue)
+        assert [(await first(again)).body for _ in bodies] == bodies
+
     async def test_consumer_that_was_cancelled_takes_no_more(self, channel: Channel, pool_id: str) -> None:
         queue = await declared(channel, pool_id)
         consumer = await channel.consume(queue, prefetch=1)
