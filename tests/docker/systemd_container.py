@@ -17,7 +17,7 @@ SOURCE = "/src"
 BUILD_TIMEOUT = 900.0
 UP_TIMEOUT = 240.0
 EXTRAS = ("spark", "systemd")
-TEST_TOOLS = ("pytest>", "pytest-asyncio", "pytest-timeout")
+TEST_TOOLS = ("pytest>", "pytest-asyncio", "pytest-timeout", "hypothesis")
 
 INSTALL = f"""
 set -e
