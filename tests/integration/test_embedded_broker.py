@@ -119,7 +119,7 @@ async def test_a_started_node_is_private_allows_long_work_and_leaves_nothing() -
             await EmbeddedBroker(broker.directory).start()
     assert not broker.is_running
     assert not directory.exists()
-    await until_free(list(node.ports()))
+    await until_free(list(node.ports(tls=False)))
 
 
 async def test_a_node_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

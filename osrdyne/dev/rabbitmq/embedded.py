@@ -156,7 +156,7 @@ class EmbeddedBroker:
             self._directory = Path(self._temporary.name)
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._identity = NodeIdentity.load_or_create(self._directory)
-        taken = [port for port in self._identity.ports() if not node_files.is_free(port)]
+        taken = [port for port in self._identity.ports(tls=self._tls is not None) if not node_files.is_free(port)]
         if taken:
             raise PortTakenError(
                 f"Port {taken[0]} of the embedded RabbitMQ in {self._directory} is in use: stop the node that runs "
@@ -226,7 +226,7 @@ class EmbeddedBroker:
                 process.stdin.close()
         await asyncio.to_thread(process.wait)
         # The shell was ours to wait for; the node itself is gone once its ports are free again.
-        ports = self._known().ports()
+        ports = self._known().ports(tls=self._tls is not None)
         await _until(lambda: all(map(node_files.is_free, ports)), timeout=_STOP_TIMEOUT)
 
     async def restart(self, timeout: float = START_TIMEOUT) -> None:

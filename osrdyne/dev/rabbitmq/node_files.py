@@ -55,10 +55,10 @@ class NodeIdentity:
         write_private(file, json.dumps(asdict(identity)))
         return identity
 
-    def ports(self) -> tuple[int, ...]:
-        """All of them; those for TLS are kept free for a start that wants them."""
+    def ports(self, *, tls: bool = True) -> tuple[int, ...]:
+        """The ports of the node. Without TLS it does not listen on those for TLS, and another node may take them."""
         plain = self.amqp_port, self.management_port, self.distribution_port, self.epmd_port
-        return *plain, self.amqps_port, self.https_port
+        return (*plain, self.amqps_port, self.https_port) if tls else plain
 
 
 def free_ports(count: int) -> list[int]:
