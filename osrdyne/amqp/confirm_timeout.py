@@ -1,4 +1,7 @@
-"""The time-out of one publisher confirm. It stands still while RabbitMQ blocks the connection."""
+"""The time-out of a publish, which stands still while RabbitMQ blocks the connection.
+
+Used for publisher confirms, and by the leader for its token.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+from osrdyne.aio.clock import Timer
 
 STEPS = 10
 """Polls within the time-out: silence before a block and after it is not added up, and one poll may come late."""
@@ -15,12 +20,19 @@ class ConfirmTimeout:
     """`with ConfirmTimeout(seconds, is_blocked):` raises `TimeoutError` out of the await inside.
 
     It costs a timer and no task, because every publish runs under one. While `is_blocked()` is true the time stands
-    still; it starts again from zero after that.
+    still; it starts again from zero after that. `call_later`: that of a clock; by default that of the event loop.
     """
 
-    def __init__(self, seconds: float, is_blocked: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        is_blocked: Callable[[], bool],
+        *,
+        call_later: Callable[[float, Callable[[], None]], Timer] | None = None,
+    ) -> None:
         self._step = seconds / STEPS
         self._is_blocked = is_blocked
+        self._call_later = call_later or asyncio.get_running_loop().call_later
         self._silent_steps = 0
         self._expired = False
 
@@ -29,8 +41,7 @@ class ConfirmTimeout:
         assert task is not None, "only a task can be cancelled"
         self._task = task
         self._cancelling = task.cancelling()
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(self._step, self._poll)
+        self._timer = self._call_later(self._step, self._poll)
         return self
 
     def __exit__(
@@ -46,4 +57,4 @@ class ConfirmTimeout:
             self._expired = True
             self._task.cancel()
         else:
-            self._timer = self._loop.call_later(self._step, self._poll)
+            self._timer = self._call_later(self._step, self._poll)

@@ -14,13 +14,15 @@ import asyncio
 import json
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.amqp import Channel, Consumer, Delivery, Message
+from osrdyne.amqp.confirm_timeout import ConfirmTimeout
 from osrdyne.errors import BrokerUnavailableError, CommandRefusedError, LeadershipLostError, OsrdyneError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.control import MAX_TERM, is_plausible_term
@@ -46,8 +48,6 @@ connection."""
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about messages in the leader queue that are no token."""
 Send = Callable[[Channel], Awaitable[Any]]
-STEPS = 10
-"""Checks within `TOKEN_TIMEOUT` of whether RabbitMQ takes publishes."""
 MAX_SHARED = 32
 """How many commands share an answer at most."""
 
@@ -207,19 +207,16 @@ class TokenChannel:
             pause.cancel()
         return future.done()
 
-    async def _within_limit(self, handover: Coroutine[Any, Any, Delivery]) -> Delivery:
-        """A token that is published and comes back. Raises `LeadershipLostError` when it does not, although RabbitMQ
-        takes publishes: then the consumer is not that of the present leader queue, and another daemon may lead."""
-        task = asyncio.ensure_future(handover)
-        steps = 0
+    @contextmanager
+    def _within_limit(self) -> Iterator[None]:
+        """Publish a token inside and wait for it. Raises `LeadershipLostError` when it does not come back, although
+        RabbitMQ takes publishes: then the consumer is not that of the present leader queue, and another daemon may
+        lead."""
         try:
-            while not await self._is_done_in(task, TOKEN_TIMEOUT / STEPS):
-                steps = 0 if self._is_blocked() else steps + 1
-                if steps >= STEPS:
-                    raise LeadershipLostError(f"The leader token did not come back within {TOKEN_TIMEOUT:g} s.")
-            return await task
-        finally:
-            task.cancel()
+            with ConfirmTimeout(TOKEN_TIMEOUT, self._is_blocked, call_later=self._clock.call_later):
+                yield
+        except TimeoutError as error:
+            raise LeadershipLostError(f"The leader token did not come back within {TOKEN_TIMEOUT:g} s.") from error
 
     def _believed(self, delivery: Delivery, limit: int) -> Token | None:
         """The token of a delivery; None for anything else. `limit`: a term that may have been reached by now."""
@@ -243,7 +240,9 @@ class TokenChannel:
     async def _publish_first(self, token: Token) -> None:
         """Publish the token of this term, wait until we hold it, and only then acknowledge every other message."""
         old = self._held
-        await self._hold(await self._within_limit(self._publish_and_read(token, others=old)), instead_of=old)
+        with self._within_limit():
+            delivery = await self._publish_and_read(token, others=old)
+        await self._hold(delivery, instead_of=old)
 
     async def _publish_and_read(self, token: Token, *, others: list[Delivery]) -> Delivery:
         """Publish a token and read the leader queue until it comes; what comes before goes to `others`."""
@@ -327,7 +326,9 @@ class TokenChannel:
         while True:
             await self._clock.sleep(interval)
             token = replace(token, serial=token.serial + 1)
-            await self._hold(await self._within_limit(self._publish_and_await(token)), instead_of=self._held)
+            with self._within_limit():
+                delivery = await self._publish_and_await(token)
+            await self._hold(delivery, instead_of=self._held)
             self._log.debug("leader token renewed", term=token.term)
 
     async def _publish_and_await(self, token: Token) -> Delivery:
