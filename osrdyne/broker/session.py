@@ -83,9 +83,7 @@ class LeaderSession:
         self.consuming: Connection
         self.publisher: LeaderPublisher
         self.token: TokenChannel
-        self.spare_channels: ChannelPool
-        self.probe_channels: ChannelPool
-        self.declare_channels: ChannelPool
+        self._channels: LeaderChannels
         self._durability: QueueDurability
         self._open: list[Connection] = []
         self._closing: asyncio.Task[None] | None = None
@@ -115,10 +113,6 @@ class LeaderSession:
         self.publisher = await LeaderPublisher.open(
             self.publishing, open_another=self._open_for_replies, clock=self._clock
         )
-        self.spare_channels = ChannelPool(self.control)
-        self.probe_channels = ChannelPool(self.control)
-        self.declare_channels = ChannelPool(self.control)
-        self._durability = QueueDurability(self.names, self.spare_channels, clock=self._clock)
         self.token = TokenChannel(
             await self.control.channel(),
             names=self.names,
@@ -135,6 +129,14 @@ class LeaderSession:
             on_forged=self._on_forged,
             clock=self._clock,
         )
+        self._channels = LeaderChannels(
+            token=self.token,
+            spare=ChannelPool(self.control),
+            probing=ChannelPool(self.control),
+            declaring=ChannelPool(self.control),
+            publisher=self.publisher,
+        )
+        self._durability = QueueDurability(self.names, self._channels.spare, clock=self._clock)
         await self._ensure_token()
 
     async def _verified_user(self) -> str | None:
@@ -190,16 +192,6 @@ class LeaderSession:
     def version(self) -> BrokerVersion:
         return BrokerVersion.parse(self.control.server_version)
 
-    @property
-    def _channels(self) -> LeaderChannels:
-        return LeaderChannels(
-            token=self.token,
-            spare=self.spare_channels,
-            probing=self.probe_channels,
-            declaring=self.declare_channels,
-            publisher=self.publisher,
-        )
-
     def request_queues(self, management: ManagementClient, layout: QueueLayout | None = None) -> RequestQueueCommands:
         """Commands on request queues; without a layout, those of a direct pool."""
         return RequestQueueCommands(
@@ -237,9 +229,9 @@ class LeaderSession:
         renew = min(self.token.renew_every, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
-            group.create_task(self.spare_channels.run(), name="spare channels")
-            group.create_task(self.probe_channels.run(), name="probe channels")
-            group.create_task(self.declare_channels.run(), name="declare channels")
+            group.create_task(self._channels.spare.run(), name="spare channels")
+            group.create_task(self._channels.probing.run(), name="probe channels")
+            group.create_task(self._channels.declaring.run(), name="declare channels")
             group.create_task(self._durability.run(), name="queue durability")
             group.create_task(self._watch_publishing(), name="publishing channel")
             group.create_task(self.publisher.run(), name="isolation channels")
