@@ -31,33 +31,36 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class StartFailed:
+class Failure:
+    """Why the worker cannot go on, in a sentence for operators."""
+
     reason: str
-    code: ClassVar[ExitCode] = ExitCode.START_FAILED
+    code: ClassVar[ExitCode]
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidConfiguration:
-    reason: str
-    code: ClassVar[ExitCode] = ExitCode.INVALID_CONFIGURATION
+class StartFailed(Failure):
+    __slots__ = ()
+    code = ExitCode.START_FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class QueueMissing:
-    reason: str
-    code: ClassVar[ExitCode] = ExitCode.QUEUE_MISSING
+class InvalidConfiguration(Failure):
+    __slots__ = ()
+    code = ExitCode.INVALID_CONFIGURATION
 
 
-@dataclass(frozen=True, slots=True)
-class Unrecoverable:
-    reason: str
-    code: ClassVar[ExitCode] = ExitCode.UNRECOVERABLE
+class QueueMissing(Failure):
+    __slots__ = ()
+    code = ExitCode.QUEUE_MISSING
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRefused:
-    reason: str
-    code: ClassVar[ExitCode] = ExitCode.ACCESS_REFUSED
+class Unrecoverable(Failure):
+    __slots__ = ()
+    code = ExitCode.UNRECOVERABLE
 
 
-ExitReason = Stop | StartFailed | InvalidConfiguration | QueueMissing | Unrecoverable | AccessRefused
+class AccessRefused(Failure):
+    __slots__ = ()
+    code = ExitCode.ACCESS_REFUSED
+
+
+ExitReason = Stop | Failure
