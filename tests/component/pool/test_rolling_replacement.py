@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -49,6 +51,19 @@ async def one_worker(clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     driver.calls.clear()
 
 
+@asynccontextmanager
+async def replacing(
+    clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
+) -> AsyncIterator[tuple[Stack, FakeWorker, FakeWorker]]:
+    """A leader with changed settings that has just started the successor of a ready worker: (stack, old, new)."""
+    await one_worker(clock, broker, driver)
+    driver.current_spec_hash = "changed"
+    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
+        await clock.advance(1.0)
+        old, new = driver.workers_of(A)
+        yield stack, old, new
+
+
 def hear(stack: Stack, worker: FakeWorker) -> None:
     """Let the worker have a control queue."""
     name = f"ctl-{worker.spec.worker_id}"
@@ -75,11 +90,7 @@ async def test_next_leader_with_the_same_settings_touches_no_worker(
 async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
-    await one_worker(clock, broker, driver)
-    driver.current_spec_hash = "changed"
-    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-        await clock.advance(1.0)
-        old, new = driver.workers_of(A)
+    async with replacing(clock, broker, driver) as (stack, old, new):
         hear(stack, old)
         assert (new.instance.spec_hash, new.instance.slot, heard(stack, old)) == ("changed", 1, [])
         await ready(stack, new)
@@ -93,11 +104,7 @@ async def test_changed_settings_start_a_successor_before_the_old_worker_may_end(
 async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
-    await one_worker(clock, broker, driver)
-    driver.current_spec_hash = "changed"
-    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-        await clock.advance(1.0)
-        old, new = driver.workers_of(A)
+    async with replacing(clock, broker, driver) as (stack, old, new):
         hear(stack, old)
         await ready(stack, new)
         for _ in range(60):
@@ -110,11 +117,7 @@ async def test_old_worker_with_a_long_job_is_asked_again_and_never_stopped(
 async def test_old_worker_that_never_ends_is_stopped_when_no_request_may_run_that_long(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
-    await one_worker(clock, broker, driver)
-    driver.current_spec_hash = "changed"
-    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-        await clock.advance(1.0)
-        old, new = driver.workers_of(A)
+    async with replacing(clock, broker, driver) as (stack, old, new):
         await ready(stack, new)
         await clock.advance(SETTINGS.worker.processing_timeout + 60.0)
         assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
@@ -125,11 +128,7 @@ async def test_successor_that_never_becomes_ready_leaves_the_old_worker_alone(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
     """The old one consumes the queue; that is no sign that the new one does."""
-    await one_worker(clock, broker, driver)
-    driver.current_spec_hash = "changed"
-    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-        await clock.advance(1.0)
-        old = driver.workers_of(A)[0]
+    async with replacing(clock, broker, driver) as (stack, old, _):
         await ready(stack, old)
         await stack.consume("a")
         await clock.advance(SETTINGS.lifecycle.start_timeout + 5.0)
@@ -153,11 +152,7 @@ async def test_successor_that_cannot_start_is_tried_again_while_the_old_worker_s
 async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
     clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
 ) -> None:
-    await one_worker(clock, broker, driver)
-    driver.current_spec_hash = "changed"
-    async with leading(clock, broker=broker, driver=driver, settings=SETTINGS) as stack:
-        await clock.advance(1.0)
-        old, new = driver.workers_of(A)
+    async with replacing(clock, broker, driver) as (stack, old, new):
         await ready(stack, new)
         driver.exit_instance(old.instance.instance_id, signal="SIGKILL")
         await clock.advance(1.0)

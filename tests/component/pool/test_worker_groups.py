@@ -66,6 +66,14 @@ async def earlier_leader(broker: FakeBroker, driver: FakeDriver, *keys: str) -> 
     driver.calls.clear()
 
 
+async def consume_by_priority(stack: Stack) -> None:
+    """One worker is ready, and has several consumers of its queue: with priorities and a concurrency above 1."""
+    serving = FakeChannel(stack.broker)
+    for _ in range(3):
+        await serving.consume(stack.names.request_queue(A), prefetch=1)
+    await stack.report("a", Event.READY)
+
+
 async def require(stack: Stack, *keys: str) -> None:
     for key in keys or ("a",):
         stack.term.state.tracker.require_worker_group(Key(key))
@@ -317,10 +325,7 @@ class TestOverdue:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
             stack.term.state.tracker.pin(A)
-            serving = FakeChannel(stack.broker)
-            for _ in range(3):
-                await serving.consume(stack.names.request_queue(A), prefetch=1)
-            await stack.report("a", Event.READY)
+            await consume_by_priority(stack)
             if consumes:
                 await stack.consume("a")
             await clock.advance(320.0)
@@ -334,10 +339,7 @@ class TestOverdue:
             stack.term.state.tracker.pin(A)
             dead = FakeChannel(stack.broker)
             await dead.consume(stack.names.request_queue(A), prefetch=1)
-            serving = FakeChannel(stack.broker)
-            for _ in range(3):
-                await serving.consume(stack.names.request_queue(A), prefetch=1)
-            await stack.report("a", Event.READY)
+            await consume_by_priority(stack)
             await clock.advance(320.0)
             assert driver.count("stop") == 0
             dead.end(None)
@@ -352,10 +354,7 @@ class TestOverdue:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:
             await require(stack)
             stack.term.state.tracker.pin(A)
-            serving = FakeChannel(stack.broker)
-            for _ in range(3):
-                await serving.consume(stack.names.request_queue(A), prefetch=1)
-            await stack.report("a", Event.READY)
+            await consume_by_priority(stack)
             stack.management.available = False
             await clock.advance(320.0)
             assert driver.count("stop") == 0

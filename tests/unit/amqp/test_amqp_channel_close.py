@@ -202,6 +202,13 @@ async def ended(*tasks: asyncio.Task[Any]) -> list[Any]:
         return await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def asked(channel: Channel, broker: ScriptedBroker) -> asyncio.Task[Any]:
+    """A question that the broker has read and not answered."""
+    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
+    await until(lambda: broker.asked)
+    return question
+
+
 async def assert_usable(connection: Connection, broker: ScriptedBroker) -> None:
     """Both sides agree on what is open: another channel opens, and no channel is left behind."""
     assert broker.violations == []
@@ -218,8 +225,7 @@ async def test_question_cancelled_while_its_channel_is_being_closed(
 ) -> None:
     """`later`: passes of the loop from the broker's close to the cancellation."""
     channel = await connection.channel()
-    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-    await until(lambda: broker.asked)
+    question = await asked(channel, broker)
     broker.refuse(broker.asked[0])
     await passes(later)
     question.cancel()
@@ -235,8 +241,7 @@ async def test_broker_closes_a_channel_whose_question_was_cancelled(
 ) -> None:
     """Both closes cross; `earlier`: passes from the cancellation to the broker's close."""
     channel = await connection.channel()
-    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-    await until(lambda: broker.asked)
+    question = await asked(channel, broker)
     question.cancel()
     closing = asyncio.create_task(channel.close())
     await passes(earlier)
@@ -250,8 +255,7 @@ async def test_answer_to_a_close_that_comes_after_the_next_channel_was_opened(
 ) -> None:
     """Both closes cross. The broker has the answer to ours, and so the number is free; its own answer is on its way."""
     channel = await connection.channel()
-    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-    await until(lambda: broker.asked)
+    question = await asked(channel, broker)
     broker.reads, broker.holds_close_ok = False, True
     question.cancel()
     await ended(question)
@@ -275,8 +279,7 @@ async def test_next_channel_is_opened_while_the_last_one_ends(
     """The stock of spare channels does so; `later`: passes from the broker's close to the opening."""
     for cancelled_after in range(PASSES):
         channel = await connection.channel()
-        question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-        await until(lambda: broker.asked)
+        question = await asked(channel, broker)
         broker.refuse(broker.asked[0])
         await passes(min(later, cancelled_after))
         if cancelled_after < later:
@@ -321,8 +324,7 @@ async def test_messages_published_while_the_channel_is_being_closed(
     broker: ScriptedBroker, connection: Connection, later: int
 ) -> None:
     channel = await connection.channel(confirms=True)
-    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-    await until(lambda: broker.asked)
+    question = await asked(channel, broker)
     broker.refuse(broker.asked[0])
     await passes(later)
     publishing = [
@@ -340,8 +342,7 @@ async def test_acknowledgements_sent_while_the_channel_is_being_closed(
     broker: ScriptedBroker, connection: Connection, later: int
 ) -> None:
     channel = await connection.channel()
-    question = asyncio.create_task(channel.declare_queue("missing", passive=True))
-    await until(lambda: broker.asked)
+    question = await asked(channel, broker)
     broker.refuse(broker.asked[0])
     await passes(later)
     await ended(*(asyncio.create_task(channel.ack(tag)) for tag in range(1, 21)))
