@@ -12,7 +12,7 @@ class Timer(Protocol):
     """Something that is to happen later."""
 
     def cancel(self) -> None:
-        """It does not happen; no harm if it has."""
+        """Cancel the callback; no-op if it already ran."""
         ...
 
 
@@ -32,7 +32,7 @@ class Clock(Protocol):
         ...
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call it once `seconds` have passed; for who waits for something else meanwhile, and needs no task for it."""
+        """Call it once, after `seconds`. It needs no task, so the caller may wait for something else meanwhile."""
         ...
 
 

@@ -37,7 +37,7 @@ from osrdyne.logs import configure_logging
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.uri import with_tls
 
-FAILED, WRONG_USE, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
+FAILED, USAGE_ERROR, TIMED_OUT, UNREACHABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
 def call(
@@ -120,7 +120,7 @@ def exit_code(outcome: BaseException) -> int:
         case BrokerUnavailableError() | ConnectionLostError():
             return UNREACHABLE
         case PoolNotFoundError():
-            return WRONG_USE
+            return USAGE_ERROR
         case _:
             return FAILED
 

@@ -25,7 +25,7 @@ from osrdyne.errors import (
     PortTakenError,
 )
 
-FAILED, WRONG_USE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 _TO_BE_CHANGED_BY_THE_USER = (
     ConfigurationError,
@@ -140,10 +140,10 @@ def _report(error: BaseException) -> int:
         from osrdyne.logs import mask_uri
 
         _say(mask_uri(str(error)))
-        return WRONG_USE if isinstance(error, _TO_BE_CHANGED_BY_THE_USER) else FAILED
+        return USAGE_ERROR if isinstance(error, _TO_BE_CHANGED_BY_THE_USER) else FAILED
     if hasattr(error, "format_message"):  # what Typer raises for wrong usage; its class is not public
         _say(_usage(error))
-        return WRONG_USE
+        return USAGE_ERROR
     _say(f"Unexpected {type(error).__name__}; run `osrdyne --debug …` for the traceback.")
     return FAILED
 

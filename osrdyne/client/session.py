@@ -203,11 +203,11 @@ class Session:
 
     async def _look_for(self, exchange: str) -> None:
         try:
-            scratch = await self._connection.channel()
+            probe = await self._connection.channel()
             try:
-                await scratch.declare_exchange(exchange, "direct", passive=True)
+                await probe.declare_exchange(exchange, "direct", passive=True)
             finally:
-                await scratch.close()
+                await probe.close()
         except BrokerNotFoundError:
             raise self._pool_not_found(exchange) from None
         except BrokerUnavailableError as error:

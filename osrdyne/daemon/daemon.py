@@ -41,7 +41,7 @@ from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, Po
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.admission import KeyCensus
+from osrdyne.pool.state.admission import KeyCounter
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.protocol.names import PoolNames
 
@@ -84,7 +84,7 @@ class Daemon:
         self._metrics = Metrics()
         self._state = DaemonState()
         self._quarantine = Quarantine(clock)
-        self._census = KeyCensus(settings.lifecycle.max_distinct_keys)
+        self._census = KeyCounter(settings.lifecycle.max_distinct_keys)
         self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)

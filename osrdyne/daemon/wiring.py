@@ -34,7 +34,7 @@ from osrdyne.pool.routing.priorities import PriorityLevels, UnusedLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
 from osrdyne.pool.routing.routes import ActiveRoutes, RouteStore
 from osrdyne.pool.routing.splitter import ActiveSplitter
-from osrdyne.pool.state.admission import Admission, KeyCensus
+from osrdyne.pool.state.admission import Admission, KeyCounter
 from osrdyne.pool.state.backlog import PriorityBacklog
 from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts
 from osrdyne.pool.state.groups import Delays
@@ -82,7 +82,7 @@ class Resources:
     management: ManagementClient
     pinned: Sequence[Key]
     parameters: Sequence[KeptParameter] = ()
-    census: KeyCensus
+    census: KeyCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

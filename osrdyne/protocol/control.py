@@ -60,7 +60,7 @@ class ControlMessage:
 
 
 def control_from_wire(body: bytes) -> ControlMessage | None:
-    """Read a control message; None when it is none."""
+    """Parse a control message; None if malformed."""
     try:
         decoded = json.loads(body)
     except (ValueError, RecursionError):

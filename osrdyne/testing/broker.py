@@ -89,7 +89,7 @@ class FakeQueue:
         prove-before-delete)."""
         self.running = True
         """False: its Raft leader does not answer. Counts are zero then, and nothing is delivered."""
-        self.is_stillborn = False
+        self.is_leaderless = False
         """True: it never had a leader, although its nodes are up; listings call it running (broker:
         prove-before-delete)."""
         self._clock = clock

@@ -40,11 +40,11 @@ class FakeManagement(ManagementClient):
             messages=queue.total_at(known) if queue.running else 0,
             ready=len(queue.ready) if queue.running else 0,
             unacknowledged=None,
-            state="running" if queue.running or queue.is_stillborn else "down",
+            state="running" if queue.running or queue.is_leaderless else "down",
             type=str(queue.arguments.get("x-queue-type", "classic")),
             policy=None,
             sampled_after=asked_at - TOTALS_MAX_AGE,
-            members_online=queue.running or queue.is_stillborn,
+            members_online=queue.running or queue.is_leaderless,
         )
 
     async def list_bindings(self, exchange: str) -> list[Binding]:

@@ -24,7 +24,7 @@ from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.admission import KeyCensus
+from osrdyne.pool.state.admission import KeyCounter
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.names import Key, PoolNames
 from osrdyne.testing.amqp import FakeChannel, FakeConnection, connect_to
@@ -141,7 +141,7 @@ class Stack:
                     driver=self.driver,
                     management=self.management,
                     pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
-                    census=KeyCensus(self.settings.lifecycle.max_distinct_keys),
+                    census=KeyCounter(self.settings.lifecycle.max_distinct_keys),
                 )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)

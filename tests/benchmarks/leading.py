@@ -23,7 +23,7 @@ from osrdyne.drivers.noop import NoopDriver
 from osrdyne.drivers.registry import driver_context
 from osrdyne.metrics import Metrics
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.admission import KeyCensus
+from osrdyne.pool.state.admission import KeyCounter
 from osrdyne.protocol.names import Key, WorkerId
 
 NEVER = 86_400.0
@@ -146,7 +146,7 @@ async def leader(
                 driver=AskedDriver(settings, activations, running),
                 management=management,
                 pinned=[],
-                census=KeyCensus(settings.lifecycle.max_distinct_keys),
+                census=KeyCounter(settings.lifecycle.max_distinct_keys),
             )
         )
         async with asyncio.TaskGroup() as group:

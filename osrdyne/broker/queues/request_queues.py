@@ -170,7 +170,7 @@ class RequestQueueCommands:
     async def bind(self, key: Key) -> None:
         """Bind the queues of the group, and unbind those that are not used any more. The levels in use may have
         changed since `declare`, and may change meanwhile."""
-        await self._replace_stillborn(key)
+        await self._replace_leaderless(key)
         if self._layout.managed:
             await self._leave_requests_exchange(key)
         done: set[GroupQueue] = set()
@@ -193,7 +193,7 @@ class RequestQueueCommands:
         """The queue was found unbound: before it is bound or deleted, make sure that it has a leader."""
         self._suspects.add(key)
 
-    async def _replace_stillborn(self, key: Key) -> None:
+    async def _replace_leaderless(self, key: Key) -> None:
         """A node that was killed between the declaration of a queue and its being written down comes back, before 4.0,
         with a queue that never gets a leader (decision 0020). It was not bound yet, so that nothing is in it: make it
         anew. One that has a node away may get its leader back, and is waited for.
@@ -252,7 +252,7 @@ class RequestQueueCommands:
         A queue that does not answer is no evidence, and delays only itself: probes have channels of their own.
         Where one is kept, the group goes on and makes the others again.
         """
-        await self._replace_stillborn(key)
+        await self._replace_leaderless(key)
         for queue in self._layout.queues(key):
             if queue.priority is not None and self._layout.is_new(key, queue.priority):
                 # The level came into use after the group was unbound: such a queue belongs to another program.

@@ -39,8 +39,8 @@ from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")
 
-_LOOK_INTERVAL = 1.0
-"""Seconds between two looks at a container that is being stopped, when no event comes."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two polls of a container that is being stopped, if no event comes."""
 _KILL_PATIENCE = 30.0
 """Seconds within which a killed container must be gone."""
 _CLOSE_PATIENCE = 3.0
@@ -162,7 +162,7 @@ class DockerDriver(Driver):
                 return
             if self._changes.value == before:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._changes.changed(), _LOOK_INTERVAL)
+                    await asyncio.wait_for(self._changes.changed(), _POLL_INTERVAL)
 
     # --- threads
 

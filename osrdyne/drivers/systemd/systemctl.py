@@ -15,10 +15,10 @@ from osrdyne.errors import DriverUnavailableError
 from osrdyne.logs import mask_uri
 
 POLL_INTERVAL = 5.0
-"""Seconds between two looks at the units: only where D-Bus, which tells by itself, is not there."""
+"""Seconds between two polls of the units; only used without D-Bus, which sends events."""
 _POLLS = 12
-_LOOKS = 10
-_LOOK_INTERVAL = 0.3
+_CHECKS = 10
+_CHECK_INTERVAL = 0.3
 _NO_ENVIRONMENT = {"LC_ALL": "C", "PATH": os.defpath, "SYSTEMD_COLORS": "0"}
 
 
@@ -122,12 +122,12 @@ class Journal:
         """Root may ask the journal to write what it has; others wait until nothing more comes."""
         code, _, _ = await run_program("journalctl", "--sync", timeout=CALL_TIMEOUT)
         before = None
-        for _ in range(_LOOKS if code else 0):
+        for _ in range(_CHECKS if code else 0):
             now = await self._read(match, since=since, lines=1)
             if now == before:
                 return
             before = now
-            await self._clock.sleep(_LOOK_INTERVAL)
+            await self._clock.sleep(_CHECK_INTERVAL)
 
     async def _read(self, match: str, *, since: float, lines: int) -> tuple[str, ...]:
         if lines <= 0:

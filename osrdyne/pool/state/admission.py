@@ -31,7 +31,7 @@ class Verdict(StrEnum):
         return self in {Verdict.NO_ROOM, Verdict.TOO_MANY_KEYS}
 
 
-class KeyCensus:
+class KeyCounter:
     """Counts the distinct keys for which this daemon has declared queues. It outlives terms, as the atoms in
     RabbitMQ do."""
 
@@ -59,7 +59,7 @@ class KeyCensus:
 class Admission:
     """The groups with a place and the groups that wait for one, in one term."""
 
-    def __init__(self, *, max_groups: float, max_waiting: int, census: KeyCensus) -> None:
+    def __init__(self, *, max_groups: float, max_waiting: int, census: KeyCounter) -> None:
         self._max_groups = max_groups
         self._max_waiting = max_waiting
         self.census = census

@@ -22,7 +22,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
     """A node with a queue that was declared and not bound when it was killed."""
     broker = FakeBroker(clock)
     queue = broker.declare_queue(QUEUE, request_queue_arguments(A))
-    queue.running, queue.is_stillborn = False, True
+    queue.running, queue.is_leaderless = False, True
     return broker
 
 
@@ -46,7 +46,7 @@ async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, b
 
 
 async def test_queue_with_a_node_away_is_waited_for(clock: VirtualClock, broker: FakeBroker) -> None:
-    broker.queues[QUEUE].is_stillborn = False
+    broker.queues[QUEUE].is_leaderless = False
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
         await clock.advance(10 * STILLBORN_AFTER)

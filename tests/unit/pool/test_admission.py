@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.pool.state.admission import Admission, Candidate, KeyCensus, Verdict, choose_to_end
+from osrdyne.pool.state.admission import Admission, Candidate, KeyCounter, Verdict, choose_to_end
 from osrdyne.pool.state.groups import Delays, GroupRecord, GroupStatus, require, unbind
 from osrdyne.protocol.names import Key
 
@@ -12,7 +12,7 @@ DELAYS = Delays(unbind=600.0, stop=600.0)
 
 
 def admission(*, max_groups: int = 2, max_waiting: int = 2, max_keys: int = 100) -> Admission:
-    return Admission(max_groups=max_groups, max_waiting=max_waiting, census=KeyCensus(max_keys))
+    return Admission(max_groups=max_groups, max_waiting=max_waiting, census=KeyCounter(max_keys))
 
 
 def keys(text: str) -> list[Key]:
@@ -93,7 +93,7 @@ def test_new_keys_beyond_the_census_are_refused_and_known_ones_are_not() -> None
 
 @pytest.mark.parametrize(("count", "nearly"), [(7, False), (8, True)])
 def test_the_census_warns_once_before_it_is_full(count: int, nearly: bool) -> None:
-    census = KeyCensus(10)
+    census = KeyCounter(10)
     for number in range(count):
         census.count(Key(str(number)))
     assert census.take_warning() is nearly
