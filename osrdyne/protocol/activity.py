@@ -39,6 +39,8 @@ class Event(StrEnum):
     IDLE = "idle"
     STOPPING = "stopping"
     FAILED = "failed"
+    PROCESS_STATE = "process-state"
+    """The state of a pooled worker process (`protocol.pooled`)."""
 
 
 @dataclass(frozen=True, slots=True)

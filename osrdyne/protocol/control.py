@@ -40,12 +40,17 @@ class Command(StrEnum):
     DRAIN = "drain"
     QUEUES = "queues"
     POISON = "poison"
+    ASSIGN = "assign"
+    RELEASE = "release"
+    FORGET = "forget"
+    STATE = "state"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlMessage:
     """One control message. `details`: for `cancel` `correlation_id` and `reply_to`, for `queues` `queues`,
-    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are.
+    for `poison` `texts`: the text fingerprints that are refused, with the seconds for which they are; for `assign`,
+    `release`, `forget` and `state` see `protocol.pooled`. They are not in the repr: `assign` contains the AMQP URI.
 
     A worker answers every `pause` and `resume` with a report of the state it is in, so that a new leader
     learns which workers are ready.
@@ -53,7 +58,7 @@ class ControlMessage:
 
     command: Command
     generation: Generation
-    details: Mapping[str, object] = field(default_factory=dict)
+    details: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def wire_body(self) -> bytes:
         return json.dumps({"command": str(self.command), "generation": list(self.generation), **self.details}).encode()

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from osrdyne.errors import ConfigurationError, InvalidKeyError
@@ -18,8 +19,18 @@ STANDARD_INPUT = "-"
 """In place of a file: the worker reads the URI from its standard input, which is open to nothing else."""
 REFERENCE_POOL = "core"
 """The pool of a worker without `WORKER_POOL`, as in the reference."""
+PLACEMENT_VARIABLE = "WORKER_PLACEMENT"
 READY_FILE_VARIABLE = "WORKER_READY_FILE"
 """Names a file that a worker keeps while it takes requests, for a platform that asks (readiness probes)."""
+
+
+class Placement(StrEnum):
+    """What a worker process is for."""
+
+    DEDICATED = "dedicated"
+    """One key."""
+    POOLED = "pooled"
+    """Any number of keys, which the leader assigns to it (`protocol.pooled`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,8 @@ class WorkerEnvironment:
     `amqp_uri` carries credentials: it is left out of the repr, and a driver that can mount a secret puts it into a
     file (`WORKER_AMQP_URI_FILE`) instead of the environment. `config` is the pool's worker configuration (JSON).
     `retry_exchange` takes requests that are to be tried again; a direct pool has none. `poison`: the text fingerprints
-    of requests that the worker refuses, with the seconds for which it does.
+    of requests that the worker refuses, with the seconds for which it does. A pooled process has no request queues of
+    its own, and its key is `protocol.pooled.PROCESS_KEY`.
     """
 
     worker_id: WorkerId
@@ -43,6 +55,7 @@ class WorkerEnvironment:
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     config: Mapping[str, object] = field(default_factory=dict, repr=False)
     poison: Mapping[str, float] = field(default_factory=dict)
+    placement: Placement = Placement.DEDICATED
 
     @property
     def requests_queue(self) -> QueueName:
@@ -57,14 +70,18 @@ class WorkerEnvironment:
         key = {"WORKER_KEY_ESCAPED": encode_key(self.key)} if "\0" in self.key else {"WORKER_KEY": self.key}
         retries = {} if self.retry_exchange is None else {"WORKER_RETRY_EXCHANGE": self.retry_exchange}
         poison = {"WORKER_POISON": json.dumps(dict(self.poison))} if self.poison else {}
+        # Only where it differs from the default: a further variable would be another hash, and replace all workers.
+        placement = {PLACEMENT_VARIABLE: str(self.placement)} if self.placement is not Placement.DEDICATED else {}
+        queue = {"WORKER_REQUESTS_QUEUE": self.requests_queue} if self.requests_queues else {}
         return {
             "WORKER_ID": self.worker_id,
             **key,
             **retries,
             **poison,
+            **placement,
+            **queue,
             "WORKER_POOL": self.pool,
             "WORKER_AMQP_URI": self.amqp_uri,
-            "WORKER_REQUESTS_QUEUE": self.requests_queue,
             "WORKER_REQUESTS_QUEUES": json.dumps(self.requests_queues),
             "WORKER_ACTIVITY_EXCHANGE": self.activity_exchange,
             "WORKER_CONTROL_EXCHANGE": self.control_exchange,
@@ -82,6 +99,7 @@ class WorkerEnvironment:
         pool = variables.get("WORKER_POOL") or REFERENCE_POOL
         names = PoolNames(pool)
         worker_id = _require(variables, "WORKER_ID")
+        placement = _placement(variables)
         if variables.get("WORKER_ID_USE_HOSTNAME", "").strip().lower() not in {"", "0", "false"}:
             worker_id = os.uname().nodename
         return cls(
@@ -89,13 +107,14 @@ class WorkerEnvironment:
             key=_key(variables),
             pool=pool,
             amqp_uri=_amqp_uri(variables),
-            requests_queues=_queues(variables, pool),
+            requests_queues=_queues(variables, pool, placement),
             activity_exchange=variables.get("WORKER_ACTIVITY_EXCHANGE", names.activity_exchange),
             control_exchange=variables.get("WORKER_CONTROL_EXCHANGE", names.control_exchange),
             retry_exchange=variables.get("WORKER_RETRY_EXCHANGE") or None,
             max_message_bytes=_size(variables),
             config=_config(variables),
             poison=_poison(variables),
+            placement=placement,
         )
 
 
@@ -141,8 +160,17 @@ def _amqp_uri(variables: Mapping[str, str]) -> str:
     return uri
 
 
-def _queues(variables: Mapping[str, str], pool: str) -> tuple[QueueName, ...]:
+def _placement(variables: Mapping[str, str]) -> Placement:
+    text = variables.get(PLACEMENT_VARIABLE) or Placement.DEDICATED
+    if text not in list(Placement):
+        raise ConfigurationError(f"{PLACEMENT_VARIABLE} must be dedicated or pooled, not {text!r}.")
+    return Placement(text)
+
+
+def _queues(variables: Mapping[str, str], pool: str, placement: Placement) -> tuple[QueueName, ...]:
     text = variables.get("WORKER_REQUESTS_QUEUES")
+    if not text and placement is Placement.POOLED:
+        return ()
     if not text:
         # The reference daemon passes no queue; its workers make the name of pool and key, which is not escaped.
         return (QueueName(variables.get("WORKER_REQUESTS_QUEUE") or f"{pool}-req-{_key(variables)}"),)
@@ -150,6 +178,8 @@ def _queues(variables: Mapping[str, str], pool: str) -> tuple[QueueName, ...]:
         names = json.loads(text)
     except ValueError:
         names = None
+    if placement is Placement.POOLED and names == []:
+        return ()
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigurationError("WORKER_REQUESTS_QUEUES must be a JSON list of queue names.")
     return tuple(QueueName(name) for name in names)

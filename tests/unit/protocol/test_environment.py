@@ -71,6 +71,7 @@ def test_missing_variable_is_named_with_the_remedy(name: str) -> None:
     [
         ("WORKER_REQUESTS_QUEUES", "[]"),
         ("WORKER_REQUESTS_QUEUES", "[1]"),
+        ("WORKER_PLACEMENT", "shared"),
         ("WORKER_REQUESTS_QUEUES", "p-req-k"),
         ("WORKER_MAX_MSG_SIZE", "many"),
         ("WORKER_MAX_MSG_SIZE", "0"),
