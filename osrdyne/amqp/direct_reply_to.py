@@ -31,8 +31,12 @@ from osrdyne.errors import (
     BrokerSilentError,
     BrokerUnavailableError,
     PublishRefusedError,
+    QueueFullError,
 )
 
+PUBLISH_ATTEMPTS = 4
+QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
+"""Two and a half seconds in all: a caller that reads its queue has made room by then."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
 FIRST_THAT_TAKES_ANY = (4, 3)
 """The first version known to accept a reply to any address (3.10.8 does not)."""
@@ -203,3 +207,16 @@ async def guarded_channel(
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+
+
+async def publish_reply(publish: Callable[[], Awaitable[None]], *, clock: Clock) -> None:
+    """Publish a reply to any address with `publish`, and again when its queue is full. For controller and workers.
+
+    Raises what `publish` raises: `QueueFullError` after the last attempt, any other error at once.
+    """
+    for attempt in range(1, PUBLISH_ATTEMPTS):
+        try:
+            return await publish()
+        except QueueFullError:
+            await clock.sleep(QUEUE_FULL.delay(attempt))
+    await publish()

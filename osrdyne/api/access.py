@@ -14,7 +14,7 @@ from osrdyne.aio.clock import Clock
 from osrdyne.api.problems import problem
 from osrdyne.api.token_file import TokenFile, tokens_of
 from osrdyne.auth.decision import LOCAL, OPEN, Decision, Principal, Refusal, decide
-from osrdyne.auth.roles import Role
+from osrdyne.auth.tokens import Role
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import OsrdyneError
 

@@ -24,7 +24,7 @@ from osrdyne.api.keys import path_key, query_key, query_keys, status_keys
 from osrdyne.api.manifests import manifest_routes
 from osrdyne.api.poison import poison_routes
 from osrdyne.api.problems import problem, problem_of
-from osrdyne.auth.roles import Role
+from osrdyne.auth.tokens import Role
 from osrdyne.errors import OsrdyneError
 from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label

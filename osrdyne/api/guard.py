@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from osrdyne.api.access import Access
 from osrdyne.api.bodies import BodyReader, ClientGoneError, replayed
 from osrdyne.api.problems import problem
-from osrdyne.auth.exposure import is_loopback
+from osrdyne.auth.decision import is_loopback
 from osrdyne.logs import get_logger
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

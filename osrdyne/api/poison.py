@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from osrdyne.api.access import require
 from osrdyne.api.keys import query_keys
-from osrdyne.auth.roles import Role
+from osrdyne.auth.tokens import Role
 from osrdyne.logs import mask_uri
 from osrdyne.pool.views import PoisonInspector, PoisonPage, PoisonQuery
 from osrdyne.protocol.names import Key

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from osrdyne.auth.exposure import check_exposure
+from osrdyne.auth.decision import check_exposure
 from osrdyne.auth.tokens import Token, parse_tokens, render_tokens
 from osrdyne.config.models import ApiSettings
 from osrdyne.errors import ConfigurationError

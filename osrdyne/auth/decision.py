@@ -1,4 +1,4 @@
-"""The one place that decides whether a request of the HTTP API may pass."""
+"""Decide whether a request of the HTTP API may pass, and where the API may listen. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
+from ipaddress import ip_address
 
-from osrdyne.auth.roles import Role, required_role
-from osrdyne.auth.tokens import Token, find_token, looks_like_token
+from osrdyne.auth.tokens import Role, Token, find_token, looks_like_token
+from osrdyne.errors import ConfigurationError
+
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_PUBLIC_PATHS = frozenset({"/health", "/ready"})
+_QUESTIONS = frozenset({"/v1/explain"})
+"""Paths whose POST changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,18 @@ class Decision:
     refusal: Refusal | None = None
 
 
+def required_role(method: str, path: str) -> Role | None:
+    """The role that a request needs, by the path that the router sees. None: no token is needed.
+
+    A path or method that is not known here needs the stricter role.
+    """
+    if method in {"GET", "HEAD"} and path in _PUBLIC_PATHS:
+        return None
+    if method in _SAFE_METHODS or (method == "POST" and path in _QUESTIONS):
+        return Role.READ
+    return Role.OPERATE
+
+
 def decide(
     method: str, path: str, *, authorization: Sequence[str], tokens: Sequence[Token] | None, now: datetime
 ) -> Decision:
@@ -74,3 +92,38 @@ def _identify(
     if found is None:
         return None, Refusal.UNKNOWN
     return (None, Refusal.EXPIRED) if found.has_expired(now) else (found, None)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from its own host only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(
+    host: str, *, tokens_file: str | None, insecure: bool, allowed_hosts: Sequence[str], tls: bool
+) -> list[str]:
+    """Warnings for the log. Raises `ConfigurationError` where the API would be open to the network."""
+    if is_loopback(host):
+        return []
+    if tokens_file is None and not insecure:
+        raise ConfigurationError(
+            f"api.host: other hosts can reach {host or 'every address'}, and the API has no tokens. Create one with "
+            "`osrdyne token create NAME --role operate --file FILE` and set api.tokens_file, listen on 127.0.0.1, or "
+            "set api.insecure to true."
+        )
+    if not allowed_hosts:
+        raise ConfigurationError(
+            f"api.allowed_hosts: required where api.host is not loopback ({host or 'every address'}). List the names "
+            "and addresses under which clients reach the API."
+        )
+    warnings = []
+    if tokens_file is None:
+        warnings.append("api.insecure is true: every host that reaches the API can use all of it without a token")
+    elif not tls:
+        warnings.append(
+            "the API has no TLS (api.tls), so tokens cross the network unencrypted unless a proxy encrypts them"
+        )
+    return warnings

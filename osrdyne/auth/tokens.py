@@ -1,4 +1,4 @@
-"""API tokens: 256 random bits, of which only the SHA-256 digest is kept, and the document that holds the digests."""
+"""API tokens: 256 random bits, of which only the SHA-256 digest is stored, their roles, and the document of digests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any
 
-from osrdyne.auth.roles import Role
 from osrdyne.errors import ConfigurationError
 
 PREFIX = "osr_"
@@ -22,6 +22,17 @@ MAX_TOKENS = 1_000
 _TOKEN = re.compile(r"osr_[A-Za-z0-9_-]{43}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class Role(StrEnum):
+    """What a token may do. Each role includes the ones before it."""
+
+    READ = "read"
+    OPERATE = "operate"
+
+    def includes(self, other: Role) -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True, slots=True)

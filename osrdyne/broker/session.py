@@ -16,8 +16,7 @@ from urllib.parse import unquote, urlsplit
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message, connect
 from osrdyne.amqp.tls import ssl_context
-from osrdyne.broker.leadership.channel_pool import ChannelPool
-from osrdyne.broker.leadership.channels import LeaderChannels
+from osrdyne.broker.leadership.channel_pool import ChannelPool, LeaderChannels
 from osrdyne.broker.leadership.token import Token, TokenChannel
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient

@@ -1,16 +1,20 @@
-"""`osrdyne doctor`: looks at everything the daemon needs, and says what to do about what is missing."""
+"""`osrdyne doctor`: check everything the daemon needs, and name the remedy for what is missing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from osrdyne.aio.clock import SystemClock
-from osrdyne.cli.java import check_java
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
@@ -98,3 +102,31 @@ def _as_dict(finding: Finding) -> dict[str, object]:
         "message": finding.message,
         "remedy": finding.remedy,
     }
+
+
+MIN_JAVA = 17
+_JAVA_REMEDY = "Install Java 17 or later (Debian: apt install default-jre-headless), or set JAVA_HOME."
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+def check_java(settings: Settings, *, environment: Mapping[str, str] | None = None) -> Finding:
+    """Spark's Java on this host. Fatal only where workers of this host run Spark themselves."""
+    fatal = settings.driver.name == "subprocess" and not settings.worker.spark_master.startswith("sc://")
+    program = _find_java(os.environ if environment is None else environment)
+    if program is None:
+        return Finding("java", ok=False, message="No Java was found.", remedy=_JAVA_REMEDY, fatal=fatal)
+    try:
+        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding("java", ok=False, message=f"{program} does not run.", remedy=_JAVA_REMEDY, fatal=fatal)
+    version = _JAVA_VERSION.search(done.stderr + done.stdout)
+    if version is None or int(version[1]) < MIN_JAVA:
+        found = f"version {version[1]}" if version else "of an unknown version"
+        return Finding("java", ok=False, message=f"{program} is {found}.", remedy=_JAVA_REMEDY, fatal=fatal)
+    return Finding("java", ok=True, message=f"{program} is version {version[1]}.")
+
+
+def _find_java(environment: Mapping[str, str]) -> str | None:
+    """As Spark looks: `JAVA_HOME`, then `PATH`."""
+    home = environment.get("JAVA_HOME")
+    return str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environment.get("PATH"))

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from osrdyne.api.token_file import TokenFile
-from osrdyne.auth.roles import Role
-from osrdyne.auth.tokens import MAX_TOKENS, Token, check_name, digest_of, generate_token
+from osrdyne.auth.tokens import MAX_TOKENS, Role, Token, check_name, digest_of, generate_token
 from osrdyne.cli.call import seconds
 from osrdyne.cli.options import ConfigOption, Output, OutputOption, load
 from osrdyne.cli.output import ago, ahead, print_json, print_table

@@ -8,11 +8,13 @@ CLI.
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -26,13 +28,12 @@ from osrdyne.api.token_file import tokens_of
 from osrdyne.api.unix_socket import open_listener
 from osrdyne.broker.leadership.token import Token
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.management.worker_access import REMEDY, administrator_of_workers, describe
+from osrdyne.broker.management.credentials import REMEDY, administrator_of_workers, describe_administrator
 from osrdyne.broker.queues.quarantine import Quarantine
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import Settings
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.daemon.leader_address import LeaderAddress
-from osrdyne.daemon.systemd_notify import Service, tell_service_manager
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import Driver
@@ -66,7 +67,7 @@ async def _run_until_signal(settings: Settings, *, stop_workers: bool) -> None:
     loop = asyncio.get_running_loop()
 
     def end() -> None:
-        tell_service_manager(Service.STOPPING)
+        notify_service_manager(Service.STOPPING)
         stop.requested.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,7 +141,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 api = start_endless(group, "http api", self._serve_api())
-                tell_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
+                notify_service_manager(Service.READY)  # it is up, as a leader or not, with a broker or not
                 await self._lead_until(stop)
                 api.cancel()
         finally:
@@ -234,7 +235,7 @@ class Daemon:
         if user is None:
             self._state.components.pop(name, None)
         elif name not in self._state.components:
-            self._state.note(name, ok=False, fatal=False, detail=f"{describe(user)} {REMEDY}")
+            self._state.note(name, ok=False, fatal=False, detail=f"{describe_administrator(user)} {REMEDY}")
             self._log.warning("workers have the credentials of an administrator", user=user, remedy=REMEDY)
 
     def _refuse_foreign_host(self, previous: Token) -> None:
@@ -289,3 +290,25 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
+
+
+_NOTIFY_TIMEOUT = 1.0
+
+
+class Service(StrEnum):
+    """The states that systemd reads from a unit with `Type=notify`."""
+
+    READY = "READY=1"
+    STOPPING = "STOPPING=1"
+
+
+def notify_service_manager(state: Service, environment: Mapping[str, str] = os.environ) -> None:
+    """Send one datagram to the service manager, if it asked for one. Never fails. Source: sd_notify(3)."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    if address.startswith("@"):  # the abstract name space
+        address = f"\0{address[1:]}"
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(_NOTIFY_TIMEOUT)
+        manager.sendto(state.encode(), address)

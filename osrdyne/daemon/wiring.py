@@ -28,12 +28,11 @@ from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.queues.resync import Resync
 from osrdyne.pool.queues.topology_watch import KeptParameter, TopologyWatch
-from osrdyne.pool.routing.active_manifest import ActiveManifest
+from osrdyne.pool.routing.active_manifest import ActiveManifest, ActiveSplitter
 from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.pool.routing.priorities import PriorityLevels, UnusedLevels
 from osrdyne.pool.routing.retries import RetryQueuesLoop
 from osrdyne.pool.routing.routes import ActiveRoutes, RouteStore
-from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.admission import Admission, KeyCounter
 from osrdyne.pool.state.backlog import PriorityBacklog
 from osrdyne.pool.state.crashes import DeathRegister, PoisonTexts

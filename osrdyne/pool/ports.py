@@ -8,7 +8,7 @@ from typing import Protocol
 from osrdyne.amqp import Message
 from osrdyne.broker.management.listings import Backlog, ListedQueue, MessageTotal
 from osrdyne.broker.management.models import QueueTotals
-from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck
 from osrdyne.protocol.names import Key, QueueId, WorkerId
 
 

@@ -2,6 +2,7 @@
 
 Each has a channel of its own, so that a slow one holds back no other. Used by the leader's term. A processor that fails
 ends the task group that it runs in; this module opens no connection and does not decide when the leader's term ends.
+`ErrorBoundary`: an unexpected error fails one message, not the leader's term.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from osrdyne.amqp import Channel, Consumer
+from osrdyne.amqp import Channel, Consumer, Delivery
+from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.processors.expiry.sweeper import ExpirySweeper
 
@@ -75,3 +78,33 @@ class ControllerConsumers:
         for task in late:
             self._log.warning("messages return to their queue", consumer=task.get_name())
             task.cancel()
+
+
+class ErrorBoundary:
+    """Logs an unexpected error inside the `with` block and ends the block; then `failed` is true.
+
+    Without it, a message on which a processor fails would end the leader's term, return to its queue, and end each term
+    that follows. Errors of the broker pass: they concern the leader's term.
+    """
+
+    def __init__(self, delivery: Delivery, log: Logger) -> None:
+        self._delivery = delivery
+        self._log = log
+        self.failed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or isinstance(error, BrokerError):
+            return False
+        self.failed = True
+        self._log.error("message not processed", key=self._delivery.routing_key, exc_info=error)
+        return True
+
+
+async def to_dead_letters(delivery: Delivery) -> None:
+    """Reject the message: RabbitMQ passes it to the dead letter responder, which answers it or keeps it as poison."""
+    await delivery.reject(requeue=False)

@@ -7,7 +7,7 @@ import json
 from functools import partial
 
 from osrdyne.amqp import Message
-from osrdyne.amqp.reply_retry import publish_reply
+from osrdyne.amqp.direct_reply_to import publish_reply
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext

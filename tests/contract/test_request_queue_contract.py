@@ -18,8 +18,8 @@ from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.listings import ListedQueue, RequestQueueListing
-from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.request_queues import RequestQueueCommands
+from osrdyne.broker.queues.safe_delete import DeleteOutcome
 from osrdyne.broker.session import Connect, LeaderSession
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout

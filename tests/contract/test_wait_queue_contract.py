@@ -13,8 +13,8 @@ from osrdyne import amqp
 from osrdyne.aio.clock import SystemClock
 from osrdyne.amqp import Channel, Message
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.broker.queues.retry_queues import RetryQueueCommands
+from osrdyne.broker.queues.safe_delete import DeleteOutcome
 from osrdyne.broker.session import Connect, LeaderSession
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.broker.topology.layout import QueueLayout

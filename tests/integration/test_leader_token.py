@@ -19,8 +19,7 @@ from osrdyne.amqp import Channel, Connection, ConnectionOptions, Message
 from osrdyne.amqp import connect as amqp_connect
 from osrdyne.amqp.transport import CoalescingTransport
 from osrdyne.broker.leadership.token import Token
-from osrdyne.broker.queues.outcomes import DeleteOutcome
-from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, delete_if_proven_empty
 from osrdyne.broker.session import LeaderSession
 from osrdyne.config.models import BrokerSettings, PoolSettings, Settings
 from osrdyne.errors import BrokerError, BrokerUnavailableError, LeadershipLostError

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from osrdyne.daemon.systemd_notify import Service, tell_service_manager
+from osrdyne.daemon.daemon import Service, notify_service_manager
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -22,10 +22,10 @@ def manager(request, tmp_path):
 
 def test_service_manager_is_notified(manager):
     listening, name = manager
-    tell_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
+    notify_service_manager(Service.READY, {"NOTIFY_SOCKET": name})
     assert listening.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"NOTIFY_SOCKET": "vsock:2:1"}], ids=str)
 def test_without_a_manager_that_listens_nothing_happens(environment):
-    tell_service_manager(Service.STOPPING, environment)
+    notify_service_manager(Service.STOPPING, environment)

@@ -27,8 +27,7 @@ from osrdyne.api.guard import hosts_of
 from osrdyne.api.server import ApiServer
 from osrdyne.api.token_file import TokenFile
 from osrdyne.api.unix_socket import UnixListener, find_socket, open_listener
-from osrdyne.auth.roles import Role
-from osrdyne.auth.tokens import Token, digest_of, generate_token, render_tokens
+from osrdyne.auth.tokens import Role, Token, digest_of, generate_token, render_tokens
 from osrdyne.cli.main import execute
 from osrdyne.client.daemon_api import DaemonApi
 from osrdyne.config.models import ApiSettings, ApiTlsSettings, PoolSettings, Settings

@@ -10,16 +10,16 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import uvloop
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_logging, get_logger
-from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.environment import STANDARD_INPUT, URI_FILE_VARIABLE, URI_VARIABLE, WorkerEnvironment
 from osrdyne_worker.bootstrap import build_parts
-from osrdyne_worker.runtime.credentials import forget_source, leave_environment
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.runtime.loading import import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
@@ -27,6 +27,9 @@ from osrdyne_worker.worker import Worker
 
 LOG_LEVEL_VARIABLE = "WORKER_LOG_LEVEL"
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+_DESCRIPTORS = "/dev/fd/"
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -38,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     app_reference: str = parsed.app
     if parsed.check:
         _check(app_reference)
-    leave_environment()
+    _leave_environment()
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
     ready_file = ReadyFile.from_variables(os.environ)
     ready_file.delete()  # the file of an earlier run would be valid while the application is imported
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
-        forget_source(os.environ)  # before any code of the application runs
+        _forget_source(os.environ)  # before any code of the application runs
         worker = Worker(build_parts(import_app(app_reference), environment, ready_file=ready_file))
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
@@ -58,6 +61,45 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # Callers receive the last line.
         sys.stderr.write("osrdyne-worker: the worker runtime failed unexpectedly; its log has the traceback.\n")
     _exit(ExitCode.UNRECOVERABLE)
+
+
+# The AMQP URI stays in the memory of this process, which reconnects with it. It is removed from everything that a
+# handler, a query, Spark's JVM or another process of the same user can read: the file, the environment of the process
+# and of its children, and /proc/PID/environ.
+
+
+def _leave_environment() -> None:
+    """Execute this program again, in the same process, without the URI in its environment.
+
+    Changing `os.environ` is not enough: `/proc/PID/environ` shows the environment that a program was started with, as
+    long as it runs. The URI passes through a pipe, which is empty once it is read.
+    """
+    if URI_VARIABLE not in os.environ or os.environ.get(URI_FILE_VARIABLE) or sys.gettrace() is not None:
+        return  # nothing to hide, or a debugger is attached and would lose the program
+    source, sink = os.pipe()
+    os.write(sink, os.environ.pop(URI_VARIABLE).encode("utf-8", "surrogateescape"))
+    os.close(sink)
+    os.set_inheritable(source, True)
+    variables = {**os.environ, URI_FILE_VARIABLE: f"{_DESCRIPTORS}{source}"}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
+
+
+def _forget_source(variables: MutableMapping[str, str]) -> None:
+    """Remove the source of the URI: the variables, the file, or standard input."""
+    variables.pop(URI_VARIABLE, None)
+    file = variables.pop(URI_FILE_VARIABLE, None)
+    if file == STANDARD_INPUT:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    elif file and file.startswith(_DESCRIPTORS):
+        os.close(int(file.removeprefix(_DESCRIPTORS)))
+    elif file:
+        try:
+            Path(file).unlink(missing_ok=True)
+        except OSError as error:
+            # A platform may have mounted it read-only. The worker can serve, but operators should know.
+            get_logger("credentials").warning("AMQP URI file cannot be removed", file=file, error=error.strerror)
 
 
 def _check(app_reference: str) -> NoReturn:

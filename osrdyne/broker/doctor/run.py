@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Collection
 from osrdyne import amqp
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.broker.doctor import checks
-from osrdyne.broker.management import worker_access
 from osrdyne.broker.management.client import ManagementClient
+from osrdyne.broker.management.credentials import REMEDY, administrator_of_workers, describe_administrator
 from osrdyne.broker.session import connection_options
 from osrdyne.broker.topology.comparison import Problem, compare, expected_objects, expected_topology
 from osrdyne.broker.topology.declarations import Exchange
@@ -116,10 +116,10 @@ async def _check_worker_credentials(settings: Settings, clock: Clock) -> list[Fi
     subject = "worker credentials"
     if settings.broker.scoped_credentials and settings.driver.name != "noop":
         return [Finding(subject, True, "Each worker gets a RabbitMQ user of its own.")]
-    user = await worker_access.administrator_of_workers(settings.broker, clock=clock)
+    user = await administrator_of_workers(settings.broker, clock=clock)
     if user is None:
         return [Finding(subject, True, "The user that workers log in as is no administrator.")]
-    return [Finding(subject, False, worker_access.describe(user), worker_access.REMEDY, fatal=False)]
+    return [Finding(subject, False, describe_administrator(user), REMEDY, fatal=False)]
 
 
 async def _check_permissions(management: ManagementClient, settings: Settings) -> list[Finding]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from osrdyne.amqp import Channel, Connection
+from osrdyne.broker.leadership.token import TokenChannel
+from osrdyne.broker.publishing.publisher import LeaderPublisher
 
 SPARE = 4
 
@@ -50,3 +53,16 @@ class ChannelPool:
                 self._missing.release()
             else:
                 self._spare.put_nowait(channel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderChannels:
+    """`token`: bind, unbind and delete, which a deposed leader must not do. `spare`: questions that may fail, such as
+    passive declarations. `probing`: probes, which a silent queue holds up. `declaring`: declarations of unbound queues.
+    `publisher`: everything that is published with a confirm."""
+
+    token: TokenChannel
+    spare: ChannelPool
+    probing: ChannelPool
+    declaring: ChannelPool
+    publisher: LeaderPublisher

@@ -13,6 +13,9 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Sequence, Set
+from urllib.parse import unquote, urlsplit
+
+from pydantic import SecretStr
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock
@@ -20,7 +23,8 @@ from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions
 from osrdyne.broker.topology.layout import QueueLayout
-from osrdyne.errors import BrokerError
+from osrdyne.config.models import BrokerSettings
+from osrdyne.errors import BrokerAccessError, BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, encode_key
 from osrdyne.protocol.uri import with_user
@@ -212,3 +216,27 @@ def _exactly(*texts: str, own: str) -> str:
     RabbitMQ's names hold no line feed.
     """
     return f"^({'|'.join([*map(re.escape, texts), own])})$"
+
+
+REMEDY = "Set broker.scoped_credentials: true, or name a user with fewer rights in broker.worker_uri."
+
+
+async def administrator_of_workers(settings: BrokerSettings, *, clock: Clock) -> str | None:
+    """The user in the URI that every worker is given, if that user is an administrator of RabbitMQ.
+
+    RabbitMQ is asked as that very user, so that the daemon's own user needs no rights for it. Raises `BrokerError`.
+    """
+    parts = urlsplit(settings.effective_worker_uri())
+    user, password = unquote(parts.username or "guest"), unquote(parts.password or "guest")
+    address = SecretStr(with_user(settings.effective_management_uri(), user, password))
+    async with ManagementClient(settings.model_copy(update={"management_uri": address}), clock=clock) as management:
+        try:
+            whoami = await management.whoami()
+        except BrokerAccessError:  # a user without tags may not use the HTTP API at all
+            return None
+    return user if whoami.may_make_users else None
+
+
+def describe_administrator(user: str) -> str:
+    """The warning of daemon and doctor."""
+    return f"Workers log in as {user!r}, an administrator of RabbitMQ: code in a worker can do everything there."

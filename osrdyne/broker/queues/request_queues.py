@@ -15,15 +15,14 @@ from functools import partial
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.clock import Clock, now_ms
 from osrdyne.amqp import Channel, Delivery, QueueInfo
-from osrdyne.broker.leadership.channels import LeaderChannels
+from osrdyne.broker.leadership.channel_pool import LeaderChannels
 from osrdyne.broker.leadership.token import Send
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import TOTALS_MAX_AGE, QueueTotals
 from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
-from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
 from osrdyne.broker.queues.quarantine import Quarantine
-from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck, delete_if_proven_empty
 from osrdyne.broker.topology.declarations import request_queue_arguments
 from osrdyne.broker.topology.layout import GroupQueue, QueueLayout
 from osrdyne.errors import (

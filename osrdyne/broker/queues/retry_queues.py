@@ -14,13 +14,12 @@ from functools import partial
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery
-from osrdyne.broker.leadership.channels import LeaderChannels
+from osrdyne.broker.leadership.channel_pool import LeaderChannels
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import QueueTotals
 from osrdyne.broker.publishing.publisher import publish_until_taken
 from osrdyne.broker.queues.durability import QueueDurability
-from osrdyne.broker.queues.outcomes import DeleteOutcome
-from osrdyne.broker.queues.safe_delete import delete_if_proven_empty
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, delete_if_proven_empty
 from osrdyne.broker.topology.declarations import NEVER, Exchange, ExchangeBinding, Queue, QueueBinding, Topology
 from osrdyne.errors import BrokerConflictError, BrokerNotFoundError, BrokerUnavailableError
 from osrdyne.logs import Logger, get_logger

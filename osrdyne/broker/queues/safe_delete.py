@@ -1,4 +1,4 @@
-"""Prove that no message of a quorum queue is held, and delete the queue while the proof holds.
+"""Prove that no message of a quorum queue is held, and delete the queue while the proof holds. The outcomes of both.
 
 Source: lifecycle: "Deleting a queue", broker: prove-before-delete. A count of zero alone may be the answer of a queue
 whose Raft leader does not answer;
@@ -8,11 +8,33 @@ a consumer of our own that the queue counts as the only holder can only be the a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 
 from osrdyne.amqp import Channel, Delivery, QueueInfo
-from osrdyne.broker.queues.outcomes import DeleteOutcome
 from osrdyne.errors import BrokerNotFoundError
 from osrdyne.logs import get_logger
+
+
+class DeleteOutcome(StrEnum):
+    """Only DELETED has deleted anything; each of the others is a reason to try later, or not at all."""
+
+    DELETED = "deleted"
+    NOT_EMPTY = "not empty"
+    IN_USE = "in use"
+    NO_EVIDENCE = "no evidence"
+
+
+class QueueCheck(StrEnum):
+    """What RabbitMQ answers about the queues of a group that are believed bound."""
+
+    INTACT = "intact"
+    MISSING = "missing"
+    """At least one queue of the group does not exist."""
+    UNBOUND = "unbound"
+    """All exist, at least one binding does not."""
+    UNKNOWN = "unknown"
+    """All exist; the HTTP API did not say whether they are bound."""
+
 
 OURS_ALONE = QueueInfo(ready=0, consumers=1)
 """What the queue says when our probe is its only consumer and no message is unacknowledged."""

@@ -5,26 +5,28 @@ Errors of types are collected, so that a person sees them all. Used by the route
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osrdyne.ingress.conditions.functions import FUNCTIONS
 from osrdyne.ingress.conditions.guards import Clause, clauses_of
-from osrdyne.ingress.conditions.logic import all_of, any_of, negate
 from osrdyne.ingress.conditions.operators import (
     ARITHMETIC,
     Apply,
     Evaluate,
+    all_of,
+    any_of,
     arithmetic,
     comparison,
     concatenation,
     first_defined,
     folded,
     minus,
+    negate,
 )
 from osrdyne.ingress.conditions.parser import parse
 from osrdyne.ingress.conditions.samples import Sample, WorkLimitExceededError
-from osrdyne.ingress.conditions.sharing import SharedParts
 from osrdyne.ingress.conditions.syntax import (
     BodyPath,
     Call,
@@ -290,3 +292,52 @@ def _concatenated(operands: Sequence[_Typed]) -> _Typed:
 
 def _hint(left: ValueType, right: ValueType) -> str:
     return ": convert with as_number()" if {left, right} == {_STRING, _NUMBER} else ""
+
+
+Meaning = tuple[object, ...]
+
+
+class SharedParts:
+    """The calls and chains of operators in a tree that occur more than once: each is evaluated once for a request.
+
+    Two parts are the same if they mean the same: the case of names and the columns do not count.
+    """
+
+    def __init__(self, tree: Node) -> None:
+        self._numbers: dict[Meaning, int] = {}
+        self._number_of: dict[int, int] = {}
+        """Number of each node by its identity; the tree outlives the compilation."""
+        self._tree = tree
+        self._visit(tree)
+        self._times = Counter(self._number_of.values())
+
+    def place_of(self, node: Node) -> int | None:
+        """A number for a part that is worth keeping, None for any other."""
+        if not isinstance(node, Call | Chain):
+            return None
+        number = self._number_of.get(id(node))
+        return number if number is not None and self._times[number] > 1 else None
+
+    def _visit(self, node: Node) -> int:
+        """Give equal parts equal numbers, operands before what contains them: linear in the size of the tree."""
+        number = self._numbers.setdefault(self._meaning(node), len(self._numbers))
+        self._number_of[id(node)] = number
+        return number
+
+    def _meaning(self, node: Node) -> Meaning:
+        match node:
+            case Literal(value):
+                return "literal", type(value), value
+            case Header(name):
+                return "header", name.lower()
+            case SystemProperty(name, forced):
+                return "system", name.lower(), forced
+            case BodyPath(written, steps, forced):
+                return "body", written.lower(), steps, forced
+            case Call(name, _, arguments):
+                return "call", name.lower(), *map(self._visit, arguments)
+            case Prefix(operator, _, operand):
+                return "prefix", operator, self._visit(operand)
+            case Chain(first, links):
+                parts = [(link.operator, self._visit(link.operand)) for link in links]
+                return "chain", self._visit(first), *parts

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from osrdyne.aio.backoff import Backoff
 from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
-from osrdyne.broker.queues.outcomes import DeleteOutcome, QueueCheck
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext

@@ -1,6 +1,7 @@
 """The active manifest of one kind in one term: loaded when the term begins, followed, and changed through the API.
 
-A change takes effect at once, for requests that arrive after it. Each kind defines what that means for it.
+A change takes effect at once, for requests that arrive after it. Each kind defines what that means for it: routes in
+`routes`, the splitter here.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import Generic
 
 from osrdyne.errors import BrokerError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
+from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter_json
+from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestStore
+from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestKind, ManifestStore
+from osrdyne.pool.state.pins import Parameters
 
 FOLLOW_INTERVAL = 30.0
 """Seconds between two comparisons of the active manifest with the stored one."""
@@ -155,3 +159,21 @@ class ActiveManifest(ABC, Generic[D]):
         await self._use(manifest)
         self._kept = kept
         self._log.info("manifest activated", version=kept.version, author=kept.author, empty=manifest is None)
+
+
+class ActiveSplitter(ActiveManifest[SplitterManifest]):
+    """The active splitter; `splitter` is None if there are no rules.
+
+    A change applies to requests that arrive after it: those accepted before stay with their group. The sequence of
+    static rules begins anew with each change and each term.
+    """
+
+    def __init__(self, context: TermContext, parameters: Parameters) -> None:
+        pool = context.names.pool
+        super().__init__(
+            context, ManifestStore(parameters, pool=pool, kind=ManifestKind.SPLITTER, load=load_splitter_json)
+        )
+        self.splitter: Splitter | None = None
+
+    async def _use(self, manifest: SplitterManifest | None) -> None:
+        self.splitter = Splitter(manifest.rules) if manifest is not None and manifest.rules else None

@@ -22,7 +22,7 @@ from osrdyne.pool.ports import Publisher
 from osrdyne.pool.queues.topology_watch import TopologyWatch
 from osrdyne.pool.state.crashes import PoisonTexts
 from osrdyne.pool.state.observed import WorkerStatuses
-from osrdyne.processors.error_boundary import ErrorBoundary
+from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
 from osrdyne.processors.poison.evidence import EvidenceCollector

@@ -19,7 +19,7 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.state.observed import QueueStatuses, StartFailure, WorkerStatuses
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
-from osrdyne.processors.error_boundary import ErrorBoundary, to_dead_letters
+from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.replies import Replier
 from osrdyne.protocol.messages import header_text
 from osrdyne.protocol.names import Key, QueueName

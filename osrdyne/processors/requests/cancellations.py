@@ -22,10 +22,10 @@ from osrdyne.errors import BrokerSilentError, InvalidKeyError, PublishRefusedErr
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
+from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.routes import ActiveRoutes
-from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.processors.error_boundary import ErrorBoundary
+from osrdyne.processors.consumers import ErrorBoundary
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.messages import Request

@@ -38,7 +38,7 @@ from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.state.admission import Admission
 from osrdyne.pool.state.observed import QueueStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
-from osrdyne.processors.error_boundary import ErrorBoundary, to_dead_letters
+from osrdyne.processors.consumers import ErrorBoundary, to_dead_letters
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.publish_order import PublishOrder, Ticket
 from osrdyne.processors.replies import Replier

@@ -15,9 +15,9 @@ from osrdyne.ingress.requests import Arrival
 from osrdyne.ingress.splitter.rules import split_arrival
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
+from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.deadlines import PassedDeadlines
 from osrdyne.pool.routing.routes import ActiveRoutes
-from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.pool.state.backlog import PriorityBacklog
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.processors.forgeries import Forgeries

@@ -19,8 +19,7 @@ from lifecycle_world import KEY, NAMES, QUEUE, REPLIES, Fault, World
 
 from osrdyne.amqp import Channel, Delivery, Message, QueueInfo
 from osrdyne.broker.management.listings import MessageTotal
-from osrdyne.broker.queues.outcomes import DeleteOutcome
-from osrdyne.broker.queues.safe_delete import judge_cheaply
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply
 from osrdyne.errors import DriverError, StartFailedError
 from osrdyne.pool.queues import plan as queue_plan
 from osrdyne.pool.queues.plan import QueueStep

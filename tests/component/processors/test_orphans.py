@@ -13,8 +13,7 @@ from managed_pool import waiting as pool_waiting
 from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import Delivery, Message
-from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE
-from osrdyne.amqp.reply_retry import PUBLISH_ATTEMPTS
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, PATIENCE, PUBLISH_ATTEMPTS
 from osrdyne.errors import BrokerAccessError, MessageTooLargeError, PublishRefusedError, QueueFullError
 from osrdyne.ingress.requests import Arrival
 from osrdyne.processors.requests.forwarding import MAX_HOPS, Orphan, direct_message, refuse_orphan

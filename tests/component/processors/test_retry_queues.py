@@ -13,7 +13,7 @@ from replies import REPLIES, answers, broker_with_replies
 
 from osrdyne.amqp import ConnectionOptions, Delivery, Message
 from osrdyne.broker.management.models import QueueTotals
-from osrdyne.broker.queues.outcomes import DeleteOutcome
+from osrdyne.broker.queues.safe_delete import DeleteOutcome
 from osrdyne.daemon.inspector import DaemonInspector, DaemonState
 from osrdyne.errors import BrokerConflictError, BrokerError
 from osrdyne.pool.routing.retries import POLL_INTERVAL, RetryQueueStep, Unused, plan_retry_queue

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from osrdyne.amqp import QueueInfo
-from osrdyne.broker.queues.outcomes import DeleteOutcome
-from osrdyne.broker.queues.safe_delete import judge_cheaply, judge_probe
+from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply, judge_probe
 
 
 @pytest.mark.parametrize(

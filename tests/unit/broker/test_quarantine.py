@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from osrdyne.broker.leadership.channels import LeaderChannels
+from osrdyne.broker.leadership.channel_pool import LeaderChannels
 from osrdyne.broker.leadership.token import TokenChannel
 from osrdyne.broker.queues.durability import QueueDurability
 from osrdyne.broker.queues.quarantine import DURATION, Quarantine

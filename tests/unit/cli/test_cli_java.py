@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from osrdyne.cli.java import check_java
+from osrdyne.cli.doctor import check_java
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 

@@ -14,9 +14,9 @@ from osrdyne.config.models import PoolSettings, Settings
 from osrdyne.errors import PoolConflictError, VersionConflictError
 from osrdyne.ingress.documents.problems import InvalidDocumentError
 from osrdyne.ingress.routes.manifest import Manifest, load_manifest
+from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.routing.routes import RouteStore
-from osrdyne.pool.routing.splitter import ActiveSplitter
 from osrdyne.testing.context import make_context
 from osrdyne.testing.parameters import Parameters
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Channel, Message
-from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel
-from osrdyne.amqp.reply_retry import publish_reply
+from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, publish_reply
 from osrdyne.errors import AddressRefusedError, MessageTooLargeError, OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Request, Response, header_text
