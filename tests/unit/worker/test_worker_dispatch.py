@@ -42,6 +42,9 @@ class FakeSessions:
     def progress(self, session: str, group_id: str) -> Mapping[str, int]:
         return {"jobs": 1, "tasks_done": 2, "tasks_total": 4}
 
+    def rows(self, value: Any, *, limit: int) -> None:
+        return None
+
     def stray_tasks(self, session: str) -> Mapping[str, int]:
         return {}
 

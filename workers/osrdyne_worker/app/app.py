@@ -17,10 +17,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
+
+if TYPE_CHECKING:
+    from osrdyne_worker.app.tables import Rows
+
+ROW_LIMIT = 10_000
+"""Rows of an answer unless its handler has another limit; the SQL pipeline has the same default."""
 
 AnyFunction = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=AnyFunction)
@@ -68,6 +74,13 @@ class SessionFactory(Protocol):
         """The progress of the group: `jobs` (running), `tasks_done`, `tasks_total`. Called every few seconds."""
         ...
 
+    def rows(self, value: Any, *, limit: int) -> Rows | None:
+        """The first `limit` rows of `value` if it is a frame of such a session (a DataFrame of Spark); else None.
+
+        Called within `run_in_group`, with whatever a handler returns.
+        """
+        ...
+
     def is_alive(self, session: Any) -> bool:
         """False if the session is lost (the JVM is gone): the worker then exits and is replaced."""
         ...
@@ -83,7 +96,8 @@ class SessionFactory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A registered handler. `takes_request`: it takes the decoded body as second argument."""
+    """A registered handler. `takes_request`: it takes the decoded body as second argument. `row_limit`: the maximum
+    number of rows of its answers."""
 
     path: str
     function: AnyFunction
@@ -91,6 +105,7 @@ class Route:
     takes_request: bool
     request_type: Any = None
     abandonable: bool = False
+    row_limit: int = ROW_LIMIT
 
 
 class App:
@@ -104,8 +119,9 @@ class App:
     the invalid fields. `bytes` and `str` take the body undecoded.
 
     A handler returns an `Answer`, or a value that becomes one: bytes, str, a pydantic model, a dataclass, any other
-    value that JSON can represent, or None for an empty answer. To refuse a request it raises `RequestError`; any other
-    exception is logged and answered `error` with code 500.
+    value that JSON can represent, or None for an empty answer. A Spark DataFrame, a pandas DataFrame, a pyarrow Table
+    or an iterator of record batches is answered as rows: JSON, or an Arrow IPC stream if the caller accepts one. To
+    refuse a request it raises `RequestError`; any other exception is logged and answered `error` with code 500.
     """
 
     def __init__(self, *, sessions: SessionFactory | None = None) -> None:
@@ -114,7 +130,8 @@ class App:
         self._stop: AnyFunction | None = None
         self._default: AnyFunction | None = None
         self._handlers: dict[str, AnyFunction] = {}
-        self._abandonable: set[str] = set()
+        self._options: dict[str, dict[str, Any]] = {}
+        """The further fields of a `Route`, by path."""
 
     def on_start(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once, after the session is built and before any request.
@@ -133,19 +150,23 @@ class App:
         self._stop = function
         return function
 
-    def handler(self, path: str, *, abandonable: bool = False) -> Callable[[FunctionT], FunctionT]:
+    def handler(
+        self, path: str, *, abandonable: bool = False, row_limit: int = ROW_LIMIT
+    ) -> Callable[[FunctionT], FunctionT]:
         """Answer requests whose `x-rpc-path` is exactly `path`.
 
         With `abandonable`, a cancelled call that runs on (Spark's analysis cannot be cancelled) does not block others:
-        the next request runs beside it, even if `concurrency` is 1.
+        the next request runs beside it, even if `concurrency` is 1. Of a DataFrame or table that the handler returns,
+        the first `row_limit` rows are answered, marked as `truncated` if there are more.
         """
+        if row_limit < 0:
+            raise ConfigurationError(f"The row_limit of the handler of {path!r} is {row_limit}; use 0 or more.")
         if path in self._handlers:
             raise ConfigurationError(f"The path {path!r} has two handlers; give one of them another path.")
 
         def register(function: FunctionT) -> FunctionT:
             self._handlers[path] = function
-            if abandonable:
-                self._abandonable.add(path)
+            self._options[path] = {"abandonable": abandonable, "row_limit": row_limit}
             return function
 
         return register
@@ -168,17 +189,14 @@ class App:
     def routes(self) -> Mapping[str, Route]:
         """The handlers by path. Raises `ConfigurationError` for an invalid signature."""
         return MappingProxyType(
-            {
-                path: _route(path, function, abandonable=path in self._abandonable)
-                for path, function in self._handlers.items()
-            }
+            {path: _route(path, function, **self._options[path]) for path, function in self._handlers.items()}
         )
 
     def default_route(self) -> Route | None:
         return None if self._default is None else _route("*", self._default)
 
 
-def _route(path: str, function: AnyFunction, *, abandonable: bool = False) -> Route:
+def _route(path: str, function: AnyFunction, **options: Any) -> Route:
     name = getattr(function, "__qualname__", repr(function))
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
@@ -194,7 +212,7 @@ def _route(path: str, function: AnyFunction, *, abandonable: bool = False) -> Ro
         request_type=_request_type(function, parameters[1].name, where=f"{name} of {path!r}")
         if takes_request
         else None,
-        abandonable=abandonable,
+        **options,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
@@ -14,6 +15,9 @@ from osrdyne.protocol.statuses import Status
 from osrdyne_worker.app.app import Route
 from osrdyne_worker.app.call import Answer
 from osrdyne_worker.app.errors import RequestError
+
+if TYPE_CHECKING:
+    from osrdyne_worker.app.tables import Rows
 
 Decoder = Callable[[bytes], Any]
 
@@ -97,6 +101,42 @@ def answer_to_response(value: Any, *, progress: bool = False) -> Response:
         progress=progress,
         headers=answer.headers,
     )
+
+
+class CollectRows(Protocol):
+    """`SessionFactory.rows`."""
+
+    def __call__(self, value: Any, *, limit: int) -> Rows | None: ...
+
+
+_ROW_METHODS = ("__arrow_c_stream__", "__arrow_c_array__", "toArrow")
+"""Methods of tables: pyarrow, pandas and polars have the first, a record batch the second, Spark's DataFrame the third.
+"""
+
+
+def may_hold_rows(value: Any) -> bool:
+    """Whether `answer_with_rows` may collect rows, which takes long; False for a value that it leaves unchanged."""
+    body = value.body if isinstance(value, Answer) else value
+    return isinstance(body, Iterator) or any(hasattr(type(body), method) for method in _ROW_METHODS)
+
+
+def answer_with_rows(value: Any, *, limit: int, accept: str | None, collect: CollectRows | None = None) -> Any:
+    """The result of a handler, with at most `limit` rows in its body if it holds a table, a frame or record batches.
+
+    May run jobs of the session. Raises `RequestError` (500) for rows that cannot be encoded.
+    """
+    if not may_hold_rows(value):
+        return value
+    from osrdyne_worker.app.tables import Rows, rows_of  # pyarrow is needed only here
+
+    answer = value if isinstance(value, Answer) else Answer(value)
+    found: Rows | Iterator[Any] | None
+    found = collect(answer.body, limit=limit) if collect is not None else None
+    if found is None:
+        found = rows_of(answer.body, limit=limit)
+    if isinstance(found, Rows):
+        return found.answer(answer, accept=accept)
+    return value if found is None else replace(answer, body=found)
 
 
 def _encode(body: Any) -> tuple[bytes, str | None]:

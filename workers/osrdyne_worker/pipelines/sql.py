@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
 from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
@@ -29,7 +28,7 @@ from osrdyne_worker.pipelines.remembered import Remembered
 from osrdyne_worker.pipelines.sql_guard import Limits
 from osrdyne_worker.spark.errors import describe
 from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
-from osrdyne_worker.spark.results import PreparedQuery, Result, prepare
+from osrdyne_worker.spark.results import PreparedQuery, prepare
 from osrdyne_worker.spark.session import SparkSessions, is_connect
 
 log = get_logger(__name__)
@@ -186,11 +185,8 @@ def open_data(context: Context) -> SqlData:
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
-    result: Result = _guarded(data.session, lambda: data.prepared(request.query).run(limit=limit))
-    headers: dict[str, object] = {"x-truncated": "true" if result.truncated else "false"}
-    if _wants_arrow(call.accept):
-        return Answer(result.to_arrow(), content_type=ARROW_TYPE, headers=headers)
-    return Answer(result.to_json(), content_type=JSON_TYPE, headers=headers)
+    rows = _guarded(data.session, lambda: data.prepared(request.query).run(limit=limit))
+    return rows.answer(Answer(), accept=call.accept)
 
 
 @app.handler("/explain", abandonable=True)
@@ -266,10 +262,6 @@ def _row_limit(config: SqlConfig, asked: int | None) -> int:
             "limit_too_large",
         )
     return limit
-
-
-def _wants_arrow(accept: str | None) -> bool:
-    return any(part.partition(";")[0].strip().lower() == ARROW_TYPE for part in (accept or "").split(","))
 
 
 def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:

@@ -18,7 +18,15 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
 from osrdyne_worker.app.app import App, Route, SessionFactory
 from osrdyne_worker.app.call import Call
-from osrdyne_worker.app.codec import Decoder, answer_to_response, decoder_for, error_response, shown_path
+from osrdyne_worker.app.codec import (
+    Decoder,
+    answer_to_response,
+    answer_with_rows,
+    decoder_for,
+    error_response,
+    may_hold_rows,
+    shown_path,
+)
 from osrdyne_worker.app.errors import RequestError, describe
 
 log = get_logger("worker")
@@ -78,16 +86,27 @@ class Dispatcher:
         try:
             if target is None:
                 raise self._unknown_path(call.path)
-            if target.route.is_async:
-                return await _answer_async(target, call)
-            return await self._in_thread(target, call, group_id)
+            route = target.route
+            if not route.is_async:
+                return await self._in_thread(
+                    lambda: self._respond(route, call, route.function(*_arguments(target, call))), call, group_id
+                )
+            result = await route.function(*_arguments(target, call))
+            if not may_hold_rows(result):
+                return answer_to_response(result)
+            # A job of Spark collects the rows, or an iterator reads files: neither may block the event loop.
+            return await self._in_thread(lambda: self._respond(route, call, result), call, group_id)
         except RequestError as error:
             return error_response(error, path=call.path)
         except Exception as error:
             return await self._failure(error, call)
 
-    async def _in_thread(self, target: Target, call: Call, group_id: str) -> Response:
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, target, call, group_id)
+    def _respond(self, route: Route, call: Call, result: Any) -> Response:
+        collect = None if self._sessions is None else self._sessions.rows
+        return answer_to_response(answer_with_rows(result, limit=route.row_limit, accept=call.accept, collect=collect))
+
+    async def _in_thread(self, answer: Callable[[], Response], call: Call, group_id: str) -> Response:
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, answer, call, group_id)
         try:
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -100,12 +119,12 @@ class Dispatcher:
             raise result
         return result
 
-    def _work(self, target: Target, call: Call, group_id: str) -> Response | Exception:
+    def _work(self, answer: Callable[[], Response], call: Call, group_id: str) -> Response | Exception:
         """In a thread: return the reply or the exception. A future cannot carry every exception."""
         try:
             if self._sessions is None:
-                return _answer(target, call)
-            return self._sessions.run_in_group(call.context.session, group_id, lambda: _answer(target, call))
+                return answer()
+            return self._sessions.run_in_group(call.context.session, group_id, answer)
         except Exception as error:
             return error
         except BaseException as error:  # a handler called sys.exit
@@ -187,14 +206,6 @@ def decode_body(decode: Decoder, call: Call) -> Any:
             error_code="unsupported_encoding",
         )
     return decode(call.body)
-
-
-def _answer(target: Target, call: Call) -> Response:
-    return answer_to_response(target.route.function(*_arguments(target, call)))
-
-
-async def _answer_async(target: Target, call: Call) -> Response:
-    return answer_to_response(await target.route.function(*_arguments(target, call)))
 
 
 def _sum(figures: Any) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
@@ -26,6 +26,9 @@ from osrdyne_worker.spark import heap
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
+
+if TYPE_CHECKING:
+    from osrdyne_worker.app.tables import Rows
 
 log = get_logger(__name__)
 
@@ -157,6 +160,16 @@ class SparkSessions:
         if _is_connect_session(session):
             return {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
         return progress_of(session, group_id)
+
+    def rows(self, value: Any, *, limit: int) -> Rows | None:
+        """The first `limit` rows of a DataFrame of Spark; None for any other value."""
+        from pyspark.sql import DataFrame
+
+        if not isinstance(value, DataFrame):
+            return None
+        from osrdyne_worker.spark.results import prepare  # pyarrow and functions of Spark are needed only here
+
+        return prepare(value).run(limit=limit)
 
     def is_alive(self, session: Any) -> bool:
         """False if the JVM has exited or its context was stopped (Connect: if the session ended)."""

@@ -1,0 +1,185 @@
+"""Tables as answers of handlers: pyarrow, pandas and record batches, without Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE, Request, Response
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Answer, App, Call, Context
+from osrdyne_worker.app.tables import Rows, rows_of
+from osrdyne_worker.requests.dispatch import Dispatcher
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask() -> Iterator[Ask]:
+    """Runs a handler that returns the given value, or what the given function returns."""
+    with ThreadPoolExecutor(2) as threads:
+
+        async def run(
+            value: Any, *, accept: str | None = None, row_limit: int = 10, is_async: bool = False
+        ) -> Response:
+            def plain(call: Call) -> Any:
+                return value() if callable(value) else value
+
+            async def coroutine(call: Call) -> Any:
+                return plain(call)
+
+            app = App()
+            app.handler("/p", row_limit=row_limit)(coroutine if is_async else plain)
+            headers = {} if accept is None else {"accept": accept}
+            call = Call(Context(Key("k")), Request("k", b"", path="/p", headers=headers))
+            return await Dispatcher(app, threads=threads, side_threads=threads).run(call, group_id="g")
+
+        yield run
+
+
+def numbers(count: int, *, size: int = 2) -> Iterator[pa.RecordBatch]:
+    for start in range(0, count, size):
+        yield pa.record_batch({"n": list(range(start, min(start + size, count)))})
+
+
+TABLE = pa.table({"n": [1, 2], "name": ["a", None]})
+FORMS = {
+    "pyarrow table": TABLE,
+    "record batch": TABLE.to_batches()[0],
+    "reader of record batches": TABLE.to_reader,
+    "iterator of record batches": lambda: (batch for batch in TABLE.to_batches(max_chunksize=1)),
+    "pandas frame": pd.DataFrame({"n": [1, 2], "name": ["a", None]}, index=[7, 8]),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["function", "coroutine"])
+@pytest.mark.parametrize("form", FORMS)
+async def test_every_form_of_a_table_is_answered_alike(ask: Ask, form: str, is_async: bool) -> None:
+    response = await ask(FORMS[form], is_async=is_async)
+    assert (response.status, response.content_type, response.headers) == ("ok", JSON_TYPE, {"x-truncated": "false"})
+    assert json.loads(response.body) == {
+        "columns": [{"name": "n", "type": "bigint"}, {"name": "name", "type": "string"}],
+        "rows": [[1, "a"], [2, None]],
+        "row_count": 2,
+        "truncated": False,
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_caller_that_accepts_arrow_receives_arrow(ask: Ask, form: str) -> None:
+    response = await ask(FORMS[form], accept=f"{JSON_TYPE};q=0.5, {ARROW_TYPE}")
+    assert response.content_type == ARROW_TYPE
+    with pa.ipc.open_stream(response.body) as reader:
+        table = reader.read_all()
+    assert table.to_pydict() == {"n": [1, 2], "name": ["a", None]}
+    assert table.schema.metadata == {b"truncated": b"false", b"row_count": b"2"}
+
+
+async def test_code_headers_and_type_of_an_answer_hold_for_its_rows(ask: Ask) -> None:
+    answer = Answer(TABLE, content_type=ARROW_TYPE, code=203, headers={"x-model": "3"})
+    response = await ask(answer, accept=JSON_TYPE)
+    assert (response.content_type, response.code) == (ARROW_TYPE, 203)
+    assert response.headers == {"x-truncated": "false", "x-model": "3"}
+
+
+@given(count=st.integers(0, 12), size=st.integers(1, 5), limit=st.integers(0, 13))
+def test_limit_cuts_batches_of_any_size_as_it_cuts_a_table(count: int, size: int, limit: int) -> None:
+    table = pa.table({"n": pa.array(range(count), pa.int64())})
+    whole = rows_of(table, limit=limit)
+    assert isinstance(whole, Rows)
+    assert (whole.table.num_rows, whole.truncated) == (min(count, limit), count > limit)
+    if count:
+        cut = rows_of(numbers(count, size=size), limit=limit)
+        assert isinstance(cut, Rows)
+        assert (cut.to_json(), cut.truncated) == (whole.to_json(), whole.truncated)
+
+
+async def test_iterator_is_read_to_the_limit_and_closed(ask: Ask) -> None:
+    read, closed = list[int](), list[bool]()
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        try:
+            for number in range(1_000_000):
+                read.append(number)
+                yield pa.record_batch({"n": [number]})
+        finally:
+            closed.append(True)
+
+    response = await ask(endless, row_limit=3)
+    assert (json.loads(response.body)["row_count"], response.headers["x-truncated"]) == (3, "true")
+    assert (read, closed) == ([0, 1, 2, 3], [True])
+
+
+@pytest.mark.parametrize("values", [[], [1, "two", {"three": 3}]], ids=["empty", "three"])
+async def test_iterator_of_other_values_is_a_json_list(ask: Ask, values: list[Any]) -> None:
+    assert json.loads((await ask(lambda: iter(values))).body) == values
+
+
+VALUES: list[tuple[pa.Array, str, list[Any]]] = [
+    (pa.array([2**64 - 1], pa.uint64()), "uint64", [2**64 - 1]),
+    (pa.array([1.5, float("nan"), None], pa.float32()), "float", [1.5, "NaN", None]),
+    (pa.array([1.5], pa.float16()), "halffloat", [1.5]),
+    (pa.array([Decimal("1.50")], pa.decimal128(5, 2)), "decimal(5,2)", ["1.50"]),
+    (pa.array([dt.date(2024, 2, 29)]), "date", ["2024-02-29"]),
+    (pa.array([1], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000000001"]),
+    (pa.array([1500], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000001500"]),
+    (pa.array([1000], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00.000001"]),
+    (pa.array([0], pa.timestamp("ns")), "timestamp_ntz", ["1970-01-01T00:00:00"]),
+    (pa.array([1500], pa.timestamp("ms", "+02:00")), "timestamp", ["1970-01-01T00:00:01.500000Z"]),
+    (pa.array([0], pa.timestamp("s", "Europe/Paris")), "timestamp", ["1970-01-01T00:00:00Z"]),
+    (pa.array([-1_500_000_001], pa.duration("ns")), "interval day to second", ["-PT1.500000001S"]),
+    (pa.array([90], pa.duration("s")), "interval day to second", ["PT90S"]),
+    (pa.array(["a", "b", "a"]).dictionary_encode(), "string", ["a", "b", "a"]),
+    (pa.array([b"\x00\xff"], pa.binary(2)), "binary", ["AP8="]),
+    (pa.array(["é"], pa.large_string()), "string", ["é"]),
+    (pa.array(["é"], pa.string_view()), "string", ["é"]),
+    (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), "array<tinyint>", [[1, 2], None]),
+    (pa.array([[("k", 1)]], pa.map_(pa.large_string(), pa.int64())), "map<string,bigint>", [{"k": 1}]),
+    (pa.array([{"a": 1, "b": [True]}]), "struct<a:bigint,b:array<boolean>>", [{"a": 1, "b": [True]}]),
+    (pa.nulls(1), "void", [None]),
+    (pa.array([b"0" * 16], pa.uuid()), "binary", ["MDAwMDAwMDAwMDAwMDAwMA=="]),
+]
+
+
+@pytest.mark.parametrize(("column", "kind", "values"), VALUES, ids=[str(case[0].type) for case in VALUES])
+def test_value_of_an_arrow_type_is_exact_in_json(column: pa.Array, kind: str, values: list[Any]) -> None:
+    rows = rows_of(pa.table({"v": column}), limit=10)
+    assert isinstance(rows, Rows)
+    document = json.loads(rows.to_json())
+    assert document["columns"] == [{"name": "v", "type": kind}]
+    assert document["rows"] == [[value] for value in values]
+
+
+UNENCODABLE: dict[str, Any] = {
+    "mixed column": pd.DataFrame({"v": [1, "a"]}),
+    "two columns of one name": pd.DataFrame([[1, 2]], columns=["v", "v"]),
+    "array that is no table": pa.array([1]),
+    "type without a JSON form": pa.table({"v": pa.array([(1, 2, 3)], pa.month_day_nano_interval())}),
+    "batches of two schemas": lambda: iter([pa.record_batch({"a": [1]}), pa.record_batch({"b": [1]})]),
+    "batch, then something else": lambda: iter([pa.record_batch({"a": [1]}), 3]),
+    "another content type": Answer(TABLE, content_type="text/csv"),
+}
+
+
+@pytest.mark.parametrize("form", UNENCODABLE)
+async def test_table_that_cannot_be_encoded_is_an_invalid_answer(ask: Ask, form: str) -> None:
+    response = await ask(UNENCODABLE[form])
+    error = json.loads(response.body)["error"]
+    assert (response.code, error["code"]) == (500, "invalid_answer")
+    assert "\n" not in error["message"]
+
+
+def test_negative_row_limit_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"row_limit.*'/p'"):
+        App().handler("/p", row_limit=-1)
