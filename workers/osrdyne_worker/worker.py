@@ -280,10 +280,11 @@ class Worker:
     async def _check_session(self, health: SessionHealth) -> str | None:
         """Why the session is unusable, or None."""
         session, dispatcher = self._processor.context.session, self._parts.dispatcher
-        alive = await dispatcher.is_alive(session)
-        strays = await dispatcher.stray_tasks(session) if alive else {}
+        if not await dispatcher.is_alive(session):
+            return await dispatcher.loss_reason(session)
+        strays = await dispatcher.stray_tasks(session)
         idle = self._processor.in_flight == 0
-        return health.answered(alive=alive, strays=strays, idle=idle, now=self._clock.monotonic())
+        return health.answered(strays=strays, idle=idle, now=self._clock.monotonic())
 
     # -- shutting down -----------------------------------------------------------------------------------------------
 

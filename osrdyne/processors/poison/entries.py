@@ -177,7 +177,8 @@ def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
         text += f", {alone} of them with nothing else running."
     else:
         text += ", always with other requests beside it: any of them may be the cause."
-    return f"{text} The last one: {deaths[-1].ended_with}."
+    last = deaths[-1]
+    return f"{text} The last one: {last.ended_with}{f': {last.said}' if last.said else '.'}"
 
 
 class Cursor(NamedTuple):

@@ -33,9 +33,10 @@ BESIDE = replace(ALONE, others=2)
         (6, [], "may be innocent"),
         (6, [ALONE] * 5, "5 of 6 deliveries ended with the death of the worker that ran it, each time with nothing"),
         (6, [ALONE, BESIDE], "death of the worker that ran it, 1 of them with nothing"),
+        (6, [replace(ALONE, said="Out of memory.")], "The last one: exit code 9: Out of memory."),
         (6, [BESIDE], "any of them may be the cause. The last one: exit code 9."),
     ],
-    ids=["foreign", "innocent", "alone", "mixed", "beside"],
+    ids=["foreign", "innocent", "alone", "mixed", "reason", "beside"],
 )  # fmt: skip
 def test_finding_shows_what_the_evidence_is_worth(deliveries: int | None, deaths: list[WorkerDeath], says: str) -> None:
     assert says in finding(deliveries, deaths)

@@ -152,6 +152,18 @@ async def test_failure_without_a_session_is_not_an_answer(dispatcher: Run, alive
         await dispatcher(fail, sessions=sessions).run(call_of("/fail"), group_id="g")
 
 
+@pytest.mark.parametrize(
+    ("reason", "says"), [("It ran out of memory.", "gone. It ran out of memory."), (None, "gone.")]
+)
+async def test_reason_of_a_lost_session_is_that_of_its_factory(dispatcher: Run, reason: str | None, says: str) -> None:
+    class Explained(FakeSessions):
+        def loss_reason(self, session: str) -> str | None:
+            return reason
+
+    assert (await dispatcher(sessions=Explained()).loss_reason("session")).endswith(says)
+    assert (await dispatcher(sessions=FakeSessions()).loss_reason("session")).endswith("is gone.")
+
+
 async def test_progress_adds_up_over_the_groups(dispatcher: Run) -> None:
     progress = await dispatcher(sessions=FakeSessions()).progress("session", ["a", "b"])
     assert progress == {"jobs": 2, "tasks_done": 4, "tasks_total": 8}

@@ -41,7 +41,11 @@ def describe(error: BaseException) -> str:
     """The type and message of an exception in one line, without passwords; errors of osrdyne without their type."""
     if isinstance(error, OsrdyneError):
         return mask_uri(error.message)
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    try:
+        whole = str(error)
+    except Exception:  # py4j asks the JVM for the text of its exceptions, and the JVM may have ended
+        whole = ""
+    lines = [line.strip() for line in whole.splitlines() if line.strip()]
     text = " ".join(lines[:MAX_LINES])[:MAX_CHARS]
     return f"{type(error).__name__}: {mask_uri(text)}" if text else type(error).__name__
 

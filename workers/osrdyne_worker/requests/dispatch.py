@@ -34,6 +34,7 @@ log = get_logger("worker")
 T = TypeVar("T")
 PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 MAX_LISTED_PATHS = 50
+SESSION_GONE = "The session of this worker is gone."
 CANCEL_INTERVAL = 1.0
 """Seconds between two attempts to cancel the jobs of a request."""
 
@@ -157,6 +158,18 @@ class Dispatcher:
             log.warning("session health check failed", exc_info=True)
             return False
 
+    async def loss_reason(self, session: Any) -> str:
+        """Why the session is no longer alive, in a sentence or two. A session factory need not know it."""
+        find = getattr(self._sessions, "loss_reason", None)
+        if find is None:
+            return SESSION_GONE
+        try:
+            reason: str | None = await self._in_side_thread(lambda _: find(session))
+        except Exception:
+            log.warning("reason of the session's loss unknown", exc_info=True)
+            return SESSION_GONE
+        return f"{SESSION_GONE} {reason}" if reason else SESSION_GONE
+
     async def stray_tasks(self, session: Any) -> Mapping[str, int]:
         """Running tasks of completed requests, by group; empty if the session does not report them."""
         if self._sessions is None:
@@ -174,7 +187,7 @@ class Dispatcher:
 
     async def _failure(self, error: Exception, call: Call) -> Response:
         if not await self.is_alive(call.context.session):
-            raise SessionLostError("The session of this worker is gone.") from error
+            raise SessionLostError(await self.loss_reason(call.context.session)) from error
         log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
         details = {"traceback": traceback.format_exception(error)} if self._debug else {}
         refusal = RequestError(describe(error), code=500, error_code="internal_error", details=details)

@@ -36,11 +36,9 @@ class SessionHealth:
     silent_since: float | None = None
     _strays: dict[str, _StrayGroup] = field(default_factory=dict)
 
-    def answered(self, *, alive: bool, strays: Mapping[str, int], idle: bool, now: float) -> str | None:
+    def answered(self, *, strays: Mapping[str, int], idle: bool, now: float) -> str | None:
         """Record an answer; why the session is unusable, or None. `idle`: the worker has no request."""
         self.silent_since = None
-        if not alive:
-            return "The session of this worker is gone."
         self._strays = {group: self._strays.get(group, _StrayGroup(now)) for group in strays}
         for stray in self._strays.values():
             stray.checks += 1

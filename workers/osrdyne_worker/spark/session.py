@@ -10,22 +10,21 @@ import hashlib
 import logging
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osrdyne.errors import ConfigurationError, StartFailedError
-from osrdyne.logs import get_logger
+from osrdyne.logs import get_logger, mask_uri
 from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.errors import RequestError
-from osrdyne_worker.spark import heap
+from osrdyne_worker.app.errors import describe as describe_error
+from osrdyne_worker.spark import heap, jvm
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
+from osrdyne_worker.spark.jvm import Jvm, JvmStartError
 
 if TYPE_CHECKING:
     from osrdyne_worker.app.tables import Rows
@@ -60,8 +59,8 @@ _LOCAL_DEFAULTS = {
     "spark.executor.killOnFatalError.depth": "0",
 }
 
+_CLASS_NAME = re.compile(r"(?:[a-z_]\w*\.){2,}[A-Z][\w$]*")
 _SECRET = re.compile(r"secret|password|passwd|token|credential|access\.?key|account\.?key", re.IGNORECASE)
-_JVM_END_TIMEOUT = 10.0
 
 
 class SparkSessions:
@@ -75,6 +74,7 @@ class SparkSessions:
         self._required = dict(required or {})
         self._java_options = java_options
         self._ended = EndedGroups()
+        self._jvm: Jvm | None = None
         self._heap_watch: HeapWatch | None = None
         self._out_of_memory: dict[str, str] = {}
         """The reason for each group that the heap watch has cancelled."""
@@ -94,8 +94,8 @@ class SparkSessions:
         if is_connect(master):
             return _connect(master, conf)
         limit = _heap_limit(conf)
-        _require_java()
-        session = _start(master, conf)
+        jvm.require_java()
+        session, self._jvm = _start(master, conf)
         if limit > 0:
             self._heap_watch = HeapWatch(
                 JvmHeap(session._jvm),
@@ -176,12 +176,16 @@ class SparkSessions:
         try:
             if _is_connect_session(session):
                 return not session.is_stopped
-            process = _jvm_process()
+            process = jvm.process()
             if process is not None and process.poll() is not None:
                 return False
             return not session.sparkContext._jsc.sc().isStopped()
         except Exception:  # a call to a dead JVM may raise anything
             return False
+
+    def loss_reason(self, session: Any) -> str | None:
+        """Why a session is lost that is no longer alive; None if nothing says why."""
+        return None if self._jvm is None or _is_connect_session(session) else self._jvm.why_ended()
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
         """Running tasks of groups that were cancelled or failed; empty with Connect."""
@@ -198,7 +202,7 @@ class SparkSessions:
         except Exception:
             log.warning("spark session did not stop cleanly", exc_info=True)
         if not _is_connect_session(session):
-            _end_jvm()
+            jvm.end()
 
 
 def session_conf(
@@ -250,20 +254,8 @@ def _is_connect_session(session: Any) -> bool:
     return type(session).__module__.startswith("pyspark.sql.connect")
 
 
-def _require_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    java = Path(home, "bin", "java") if home else shutil.which("java")
-    if java is None or not Path(java).exists():
-        where = f"JAVA_HOME is {home}, where there is no bin/java" if home else "there is no java on the PATH"
-        raise ConfigurationError(
-            f"Spark needs Java 17 or later, and {where}: install it (Debian: apt install default-jre-headless) "
-            "or set JAVA_HOME."
-        )
-
-
-def _start(master: str, conf: dict[str, str]) -> Any:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkException
+def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
     if master.startswith("local"):
@@ -274,19 +266,30 @@ def _start(master: str, conf: dict[str, str]) -> Any:
         # JVM through its socket instead.
         visible = SparkConf(loadDefaults=False).setMaster(master)
         visible.setAll([(name, value) for name, value in conf.items() if not _SECRET.search(name)])
-        SparkContext._ensure_initialized(conf=visible)
-        return SparkSession.builder.master(master).config(map=dict(conf)).getOrCreate()
-    except PySparkException as error:
-        _end_jvm()
-        if error.getCondition() == "JAVA_GATEWAY_EXITED":
-            raise StartFailedError(
-                "Spark's Java process exited while it started; its messages are above in this worker's output. "
-                "Spark needs Java 17 or later, and spark.driver.memory must fit into the memory of the machine."
-            ) from error
-        raise StartFailedError(f"Spark could not be started: {_first_line(error)}") from error
+        started = jvm.launch(visible)
+        return SparkSession.builder.master(master).config(map=dict(conf)).getOrCreate(), started
+    except JvmStartError as error:
+        raise StartFailedError(f"Spark's Java process could not be started: {error}") from None
+    except Exception as error:
+        # Before the JVM is ended: an exception of Java is text only while the JVM can be asked.
+        failure = start_failure(error, conf)
+        jvm.end()
+        raise StartFailedError(failure) from None
     except BaseException:
-        _end_jvm()
+        jvm.end()
         raise
+
+
+def start_failure(error: Exception, conf: Mapping[str, str]) -> str:
+    """Why a session could not be built: Spark's own message, and the settings whose class it names."""
+    try:
+        java_exception = getattr(error, "java_exception", None)
+        text = describe_error(error) if java_exception is None else jvm.root_message(java_exception)
+    except Exception:  # the JVM that would give the message has ended
+        text = type(error).__name__
+    named = [name for name, value in conf.items() if _CLASS_NAME.fullmatch(value) and value in text]
+    where = f" Check worker.spark_conf: {', '.join(named)}." if named else ""
+    return f"Spark could not be started: {mask_uri(text.rstrip('.'))}.{where}"
 
 
 def _connect(master: str, conf: dict[str, str]) -> Any:
@@ -303,43 +306,3 @@ def _connect(master: str, conf: dict[str, str]) -> Any:
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _jvm_process() -> subprocess.Popen[bytes] | None:
-    """The JVM that pyspark has started for this process, if any."""
-    from pyspark import SparkContext
-
-    process: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
-    return process
-
-
-def _end_jvm() -> None:
-    """End the JVM of this process and reset pyspark, so that it can start another one."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    gateway, process = SparkContext._gateway, _jvm_process()
-    if gateway is None:
-        return
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-    if process is not None:
-        _end_process(process)
-    try:
-        # Not `gateway.shutdown()`: it waits for an answer of the JVM, which may be dead.
-        gateway.shutdown_callback_server()
-        gateway.close()
-    except Exception:
-        log.debug("JVM gateway already closed")
-
-
-def _end_process(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()  # the JVM exits at the end of its standard input
-    try:
-        process.wait(_JVM_END_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        log.warning("JVM killed, it did not exit", pid=process.pid)
-        process.kill()
-        process.wait(_JVM_END_TIMEOUT)

@@ -1,0 +1,96 @@
+"""Starts of Spark that fail, and sessions that are lost: the caller gets the cause."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spark_fixtures import SHORT_LIVED
+
+from osrdyne.client import StartFailedError
+from osrdyne.config.models import BrokerSettings
+from tests.acceptance.daemon_process import DaemonProcess
+
+START = """
+import json, sys
+from osrdyne.errors import StartFailedError
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context
+from osrdyne_worker.spark.session import SparkSessions
+
+sessions = SparkSessions()
+try:
+    session = sessions.build(Context(key=Key("k"), worker_config={"spark": json.loads(sys.argv[1])}))
+except StartFailedError as error:
+    print(error.message)
+    sys.exit()
+try:
+    session._jvm.java.util.ArrayList(2**31 - 10)
+except Exception:
+    pass
+print(sessions.is_alive(session), sessions.loss_reason(session))
+sessions.close(session)
+"""
+
+
+def outcome(conf: dict[str, str]) -> str:
+    """What a start with these settings says, or why its session was lost when it needed 8 GB of heap."""
+    options = f"{SHORT_LIVED} {conf.pop('options', '')}"
+    settings: dict[str, Any] = {
+        "master": "local[1]",
+        "conf": {"spark.driver.memory": "512m", "spark.driver.extraJavaOptions": options, **conf},
+    }
+    command = [sys.executable, "-c", START, json.dumps(settings)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=True).stdout.strip()
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ({"spark.driver.memory": "lots"}, "could not be started: Invalid maximum heap size: -Xmxlots"),
+        (
+            {"spark.serializer": "org.example.Missing"},
+            "could not be started: ClassNotFoundException: org.example.Missing. "
+            "Check worker.spark_conf: spark.serializer.",
+        ),
+    ],
+)
+def test_failed_start_gives_the_message_of_spark(conf: dict[str, str], expected: str) -> None:
+    assert outcome(conf).endswith(expected)
+
+
+@pytest.mark.timeout(500)
+def test_jvm_that_ended_for_want_of_memory_is_said_to_have_run_out_of_it() -> None:
+    said = outcome({"options": "-XX:+ExitOnOutOfMemoryError"})
+    assert said.startswith("False Spark's Java process ran out of memory (java.lang.OutOfMemoryError: Java heap space)")
+
+
+@pytest.mark.timeout(900)
+async def test_caller_gets_the_message_of_a_spark_that_cannot_start(
+    broker_settings: BrokerSettings, pool_id: str, tmp_path: Path
+) -> None:
+    worker = Path(sys.executable).with_name("osrdyne-worker")
+    daemon = DaemonProcess(
+        tmp_path,
+        amqp_uri=broker_settings.uri.get_secret_value(),
+        management_uri=broker_settings.effective_management_uri(),
+        pool=pool_id,
+        settings={
+            "driver": {"options": {"command": [str(worker), "osrdyne_worker.pipelines.sql:app"]}},
+            "worker": {"spark_master": "local[1]", "spark_conf": {"spark.driver.memory": "256m"}},
+        },
+    )
+    try:
+        await daemon.start()
+        async with daemon.client(default_timeout=400.0) as client:
+            with pytest.raises(StartFailedError, match="Insufficient driver memory") as caught:
+                await client.call("k", "/version")
+    finally:
+        await daemon.close()
+    assert "exit code 1" in str(caught.value)
+    assert "spark.driver.memory" in str(caught.value)

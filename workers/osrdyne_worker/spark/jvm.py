@@ -1,0 +1,230 @@
+"""The Java process (JVM) of a worker: start it, pass its output on to the worker's log, end it, say why it ended.
+
+Used by `session`. A process has one JVM at most, which pyspark holds in `SparkContext._gateway`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.logs import get_logger, mask_uri
+
+log = get_logger(__name__)
+
+REMEMBERED_LINES = 200
+RECENT = 60.0
+"""Seconds for which a line of the JVM can be the cause of its end: it may live on for long after other errors."""
+LONGEST_LINE = 64 * 1024
+_END_TIMEOUT = 10.0
+_LAST_OUTPUT_TIMEOUT = 1.0
+"""Seconds to wait for the last output of a JVM that has ended. Processes that it started may still hold the pipe."""
+
+_NO_MEMORY = re.compile(r"java\.lang\.OutOfMemoryError(?:: [\w -]+)?|insufficient memory for the Java Runtime")
+_LOGGED_ERROR = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:ERROR|FATAL) (.+)")
+_FAULT = re.compile(r"^(?:Error occurred during initialization of VM|Error: (?!Could not create|A fatal exception).+)")
+_UNCAUGHT = re.compile(r'^Exception in thread "main" (?:[\w.$]+: )?(.+)')
+_UNINTERESTING = re.compile(
+    r"^(?:\s+at |\s*\.\.\. \d+ more|Error: Could not create the Java|Error: A fatal exception|"
+    r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:WARN|INFO) |WARNING: |Picked up |Using Spark's default log4j|Setting default log"
+    r"|To adjust logging level|\s*$)"
+)
+_SPARK_ERROR = re.compile(r"\[[A-Z][A-Z0-9_.]+\]")
+_PACKAGE = re.compile(r"^(?:[a-z_][\w$]*\.)+(?:SparkIllegalArgumentException: |SparkException: )?")
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}$")
+MAX_MESSAGE = 1000
+_SPARK_OUT_OF_MEMORY = 52
+"""The exit code with which Spark ends its process after an OutOfMemoryError."""
+_REMEDY = "raise spark.driver.memory, or let requests use less data at once"
+
+
+class JvmOutput:
+    """What the JVM writes to its output and errors: passed on to standard error; the last lines are remembered."""
+
+    def __init__(self, *, sink: int = 2, monotonic: Callable[[], float] = time.monotonic) -> None:
+        source, self.end = os.pipe()
+        self._sink = sink
+        self._monotonic = monotonic
+        self._lines: deque[tuple[float, str]] = deque(maxlen=REMEMBERED_LINES)
+        self._thread = threading.Thread(target=self._pass_on, args=(source,), name="jvm-output", daemon=True)
+        self._thread.start()
+
+    def started(self) -> None:
+        """Close our end of the pipe: the JVM holds its own."""
+        os.close(self.end)
+
+    def recent(self) -> list[str]:
+        """The last lines. Waits a moment for those of a JVM that is just ending."""
+        self._thread.join(_LAST_OUTPUT_TIMEOUT)
+        since = self._monotonic() - RECENT
+        return [line for at, line in list(self._lines) if at >= since]
+
+    def _pass_on(self, source: int) -> None:
+        with open(source, "rb") as lines:
+            while line := lines.readline(LONGEST_LINE):
+                self._lines.append((self._monotonic(), line.decode("utf-8", "replace").rstrip()))
+                rest = memoryview(line)
+                with suppress(OSError):  # a log that cannot be written must not block the JVM
+                    while rest:
+                        rest = rest[os.write(self._sink, rest) :]
+
+
+class Jvm:
+    """The JVM that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, output: JvmOutput) -> None:
+        self._process = process
+        self._output = output
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is None or self._process.poll() is None
+
+    def why_ended(self) -> str | None:
+        """Why it ended, or why Spark stopped in it; None if nothing says why."""
+        code = None
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):  # its connections close a moment before the process ends
+                code = self._process.wait(_LAST_OUTPUT_TIMEOUT)
+        return cause_of_end(code, self._output.recent())
+
+
+def cause_of_end(code: int | None, lines: Sequence[str]) -> str | None:
+    """Why a JVM ended, from its exit code (negative: a signal; None: it still runs) and its last lines."""
+    without_memory = next((found[0] for line in reversed(lines) if (found := _NO_MEMORY.search(line))), None)
+    if without_memory is not None or code == _SPARK_OUT_OF_MEMORY:
+        return f"Spark's Java process ran out of memory ({without_memory or f'exit code {code}'}): {_REMEDY}."
+    if code == -9:
+        return f"Spark's Java process was killed by SIGKILL, as the kernel does when memory runs out: {_REMEDY}."
+    said = last_error(lines)
+    if code is None:
+        return None if said is None else f"Spark stopped: {said}"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"Spark's Java process ended with {how}{'.' if said is None else f': {said}'}"
+
+
+def last_error(lines: Sequence[str]) -> str | None:
+    """The line of a JVM's output that most likely names its fault; None if there is none."""
+    for index, line in enumerate(lines):
+        if _FAULT.match(line):
+            following = lines[index + 1] if line.endswith("of VM") and index + 1 < len(lines) else line
+            return mask_uri(following.strip())
+    for pattern in (_UNCAUGHT, _LOGGED_ERROR):
+        found = next((match[1] for line in reversed(lines) if (match := pattern.match(line))), None)
+        if found is not None:
+            return mask_uri(found.strip())
+    return next((mask_uri(line.strip()) for line in lines if not _UNINTERESTING.match(line)), None)
+
+
+def root_message(java_exception: Any) -> str:
+    """The class and message of the deepest cause of a Java exception, in one line; Spark's own error wins.
+
+    Asks the JVM, which must be running.
+    """
+    cause, text = java_exception, ""
+    for _ in range(20):
+        if cause is None:
+            break
+        text = str(cause.toString())
+        if _SPARK_ERROR.search(text):
+            break
+        cause = cause.getCause()
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return _SQL_STATE.sub("", _PACKAGE.sub("", " ".join(lines)))[:MAX_MESSAGE].strip()
+
+
+def launch(conf: Any) -> Jvm:
+    """Start the JVM with the settings in `conf` (a SparkConf) on its command line, and connect pyspark with it.
+
+    Raises `JvmStartError` with the JVM's own message if it exits. If there is a JVM already, it is used.
+    """
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkException
+    from pyspark.java_gateway import launch_gateway
+
+    output = JvmOutput()
+    try:
+        if SparkContext._gateway is None:
+            gateway = launch_gateway(
+                conf,
+                {  # type: ignore[no-untyped-call]
+                    "stdout": output.end,
+                    "stderr": output.end,
+                },
+            )
+            SparkContext._ensure_initialized(gateway=gateway)
+    except PySparkException as error:
+        output.started()
+        said = last_error(output.recent())
+        raise JvmStartError(said or "its messages are above in this worker's output.") from error
+    except BaseException:
+        output.started()
+        raise
+    output.started()
+    return Jvm(process(), output)
+
+
+class JvmStartError(Exception):
+    """The JVM exited while it started; the message is its own."""
+
+
+def process() -> subprocess.Popen[bytes] | None:
+    """The JVM that pyspark has started for this process, if any."""
+    from pyspark import SparkContext
+
+    found: subprocess.Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    return found
+
+
+def require_java() -> None:
+    """Raises `ConfigurationError` if there is no Java."""
+    home = os.environ.get("JAVA_HOME")
+    java = Path(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        where = f"JAVA_HOME is {home}, where there is no bin/java" if home else "there is no java on the PATH"
+        raise ConfigurationError(
+            f"Spark needs Java 17 or later, and {where}: install it (Debian: apt install default-jre-headless) "
+            "or set JAVA_HOME."
+        )
+
+
+def end() -> None:
+    """End the JVM of this process and reset pyspark, so that it can start another one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway, running = SparkContext._gateway, process()
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    if running is not None:
+        _end_process(running)
+    try:
+        # Not `gateway.shutdown()`: it waits for an answer of the JVM, which may be dead.
+        gateway.shutdown_callback_server()
+        gateway.close()
+    except Exception:
+        log.debug("JVM gateway already closed")
+
+
+def _end_process(running: subprocess.Popen[bytes]) -> None:
+    if running.stdin is not None:
+        with suppress(OSError):
+            running.stdin.close()  # the JVM exits at the end of its standard input
+    try:
+        running.wait(_END_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        log.warning("JVM killed, it did not exit", pid=running.pid)
+        running.kill()
+        running.wait(_END_TIMEOUT)
