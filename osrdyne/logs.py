@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 import structlog
@@ -39,23 +40,66 @@ def configure_logging(*, level: str = "info", json: bool | None = None, stream: 
     logging.basicConfig(level=logging.CRITICAL, stream=stream, force=True)
 
 
+_COMMON: tuple[structlog.typing.Processor, ...] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+)
+
+
+def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing.Processor]:
+    """From an event to a line. The line is masked when it is finished: nested values and tracebacks too."""
+    if as_json:
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(), _mask_line]
+    # A plain traceback: the default one prints local variables, credentials among them.
+    plain = structlog.dev.plain_traceback
+    colors = (stream or sys.stderr).isatty()
+    return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain), _mask_line]
+
+
+QUIET_LIBRARIES: Mapping[str, str] = {
+    # The AMQP client logs connection URLs and expected failures as errors; the worker reports those with context.
+    "aio_pika": "critical",
+    "aiormq": "critical",
+    "asyncio": "warning",
+    "py4j": "warning",
+}
+"""Levels of libraries whose records are of no use to the author of an application."""
+
+
+def configure_application_logs(
+    levels: Mapping[str, str], *, json: bool | None = None, stream: TextIO | None = None
+) -> None:
+    """Write what an application logs with Python's `logging` as events; `component` is the name of the logger.
+
+    `levels`: the level of each logger, `root` for all others (`info` if not given).
+    """
+    as_json = not (stream or sys.stderr).isatty() if json is None else json
+    handler = logging.StreamHandler(stream)
+    remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[remove, *_rendering(as_json=as_json, stream=stream)],
+            foreign_pre_chain=[*_COMMON, _name_component],
+        )
+    )
+    chosen = {"root": "info", **QUIET_LIBRARIES, **levels}
+    logging.basicConfig(
+        level=logging.getLevelNamesMapping()[chosen.pop("root").upper()], handlers=[handler], force=True
+    )
+    for name, level in chosen.items():
+        logging.getLogger(name).setLevel(logging.getLevelNamesMapping()[level.upper()])
+
+
+def _name_component(_: Any, __: str, event: Any) -> Any:
+    record: logging.LogRecord = event["_record"]
+    return {"component": record.name, **event}
+
+
 def configure_events(level: str, *, as_json: bool, stream: TextIO | None = None) -> None:
     """Set up structlog, and no other logging. `stream=None`: whatever standard error is when something is written."""
-    processors: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
-    if as_json:
-        processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    else:
-        # A plain traceback: the default one prints local variables, credentials among them.
-        plain = structlog.dev.plain_traceback
-        colors = (stream or sys.stderr).isatty()
-        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain))
-    processors.append(_mask_line)  # on the finished line, so that nested values and tracebacks are masked too
     structlog.configure(
-        processors=processors,
+        processors=[*_COMMON, *_rendering(as_json=as_json, stream=stream)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=lambda *_: structlog.PrintLogger(stream or sys.stderr),
         cache_logger_on_first_use=False,

@@ -209,6 +209,11 @@ class ScalingSettings(Model):
         return self
 
 
+def _log_levels(value: Any) -> Any:
+    """One level is that of the root logger."""
+    return {"root": value} if isinstance(value, str) else value
+
+
 class WorkerSettings(Model):
     """What runs in a worker. `runtime`, `spark` and `config` reach it as `WORKER_CONFIG`."""
 
@@ -228,6 +233,13 @@ class WorkerSettings(Model):
     )
     skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
     debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")
+    log_level: Annotated[
+        dict[str, Literal["debug", "info", "warning", "error", "critical"]], BeforeValidator(_log_levels)
+    ] = Field(
+        default_factory=dict,
+        description="Level of what applications log with Python's `logging`: one for all, or one for each logger, as "
+        "`{root: warning, my_app: debug}`. Without it `info`.",
+    )
     spark_master: str = Field("local[*]", description="`local[*]`, `spark://`, `k8s://`, `yarn` or Connect's `sc://`.")
     spark_conf: Annotated[dict[str, str], BeforeValidator(_spark_text)] = Field(
         default_factory=dict, repr=False, description="Further Spark settings, as Spark names them."
@@ -251,6 +263,7 @@ class WorkerSettings(Model):
         # Only where it is set: a further name would be another configuration, and workers would be replaced for it.
         addresses = {} if reply_to_prefixes is None else {"reply_to_prefixes": list(reply_to_prefixes)}
         replies = {} if statuses == "full" else {"statuses": statuses}
+        logs = {"log_level": self.log_level} if self.log_level else {}
         return {
             "runtime": {
                 "max_clock_skew": max_clock_skew,
@@ -262,6 +275,7 @@ class WorkerSettings(Model):
                 "debug": self.debug,
                 **addresses,
                 **replies,
+                **logs,
             },
             "spark": {"master": self.spark_master, "conf": self.spark_conf},
             "app": self.config,

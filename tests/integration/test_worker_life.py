@@ -100,6 +100,20 @@ async def test_wrong_setting_is_one_sentence(pool: Stage) -> None:
     ]
 
 
+async def test_application_logs_with_python_go_to_the_log_of_the_worker(pool: Stage) -> None:
+    worker = await pool.start(
+        app="tests.integration.logging_app:app", runtime={"log_level": {"root": "info", "chatty": "error"}}
+    )
+    await pool.caller.call("/log")
+    await worker.until_line("no luck")
+    events = [json.loads(line) for line in worker.lines if line.startswith("{")]
+    stale = next(event for event in events if event["event"] == "table lineitem is stale")
+    assert (stale["component"], stale["level"]) == ("my_app.handlers", "warning")
+    failed = next(event for event in events if event["event"] == "no luck")
+    assert "ValueError: amqp://user:***@host/" in failed["exception"]
+    assert not any("too small" in line or "of no interest" in line for line in worker.lines)
+
+
 async def test_queue_that_comes_later_is_waited_for(broker: EmbeddedBroker, pool_id: str) -> None:
     async with stage(broker.amqp_uri, pool_id, declare=False) as pool:
         await pool.start()

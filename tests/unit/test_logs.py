@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
-from osrdyne.logs import configure_logging, get_logger, mask_uri
+from osrdyne.logs import configure_application_logs, configure_logging, get_logger, mask_uri
 
 SECRET = "s3cret"
 
@@ -74,3 +75,20 @@ def test_stream_that_is_not_a_terminal_gets_json() -> None:
     configure_logging(stream=stream)
     get_logger("test").info("hello")
     assert json.loads(stream.getvalue())["event"] == "hello"
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "text"])
+def test_records_of_python_are_events_with_the_level_of_their_logger(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    stream = io.StringIO()
+    configure_application_logs({"root": "error", "noisy.part": "debug"}, json=as_json, stream=stream)
+    try:
+        logging.getLogger("noisy").warning("left out")
+        logging.getLogger("noisy.part").debug("at %s", f"amqp://user:{SECRET}@host/")
+    finally:
+        logging.getLogger("noisy.part").setLevel(logging.NOTSET)
+    (line,) = stream.getvalue().splitlines()
+    assert all(part in line for part in ("noisy.part", "debug", "at amqp://user:***@host/"))

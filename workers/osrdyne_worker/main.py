@@ -17,12 +17,13 @@ from typing import NoReturn
 import uvloop
 
 from osrdyne.errors import ConfigurationError
-from osrdyne.logs import configure_logging, get_logger
+from osrdyne.logs import configure_application_logs, configure_logging, get_logger
 from osrdyne.protocol.environment import STANDARD_INPUT, URI_FILE_VARIABLE, URI_VARIABLE, WorkerEnvironment
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.runtime.loading import import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
+from osrdyne_worker.runtime.settings import runtime_settings
 from osrdyne_worker.worker import Worker
 
 LOG_LEVEL_VARIABLE = "WORKER_LOG_LEVEL"
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
         _forget_source(os.environ)  # before any code of the application runs
+        configure_application_logs(runtime_settings(environment.config).log_level)
         worker = Worker(build_parts(import_app(app_reference), environment, ready_file=ready_file))
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")

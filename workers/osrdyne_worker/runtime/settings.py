@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from osrdyne.aio.clock import Clock
@@ -12,6 +12,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne_worker.runtime.exit import ExitReason
 
 MAX_CONCURRENCY = 64
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class RuntimeSettings:
     debug: bool = False
     reply_to_prefixes: tuple[str, ...] | None = None
     statuses: Literal["full", "reference"] = "full"
+    log_level: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def runtime_settings(config: Mapping[str, object]) -> RuntimeSettings:
     if not isinstance(given, Mapping):
         raise ConfigurationError("WORKER_CONFIG.runtime must be a JSON object.")
     values: dict[str, Any] = {
-        field.name: _checked(field.name, given[field.name]) for field in fields(RuntimeSettings) if field.name in given
+        one.name: _checked(one.name, given[one.name]) for one in fields(RuntimeSettings) if one.name in given
     }
     return RuntimeSettings(**values)
 
@@ -68,7 +70,10 @@ def _checked(name: str, value: object) -> object:
         if value is None or (isinstance(value, list) and all(isinstance(prefix, str) for prefix in value)):
             return None if value is None else tuple(value)
         raise ConfigurationError(f"WORKER_CONFIG.runtime.{name} must be a list of names or null, not {value!r}.")
-    if name == "statuses":
+    if name == "log_level":
+        valid = isinstance(value, dict) and all(level in LOG_LEVELS for level in value.values())
+        expected = f"an object of logger names and levels ({', '.join(LOG_LEVELS)})"
+    elif name == "statuses":
         valid, expected = value in ("full", "reference"), "full or reference"
     elif name in {"skip_abandoned", "debug"}:
         valid, expected = isinstance(value, bool), "true or false"
