@@ -13,6 +13,7 @@ import gc
 import os
 import secrets
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,16 @@ from osrdyne.logs import configure_events
 
 pytest_plugins = ["spark_fixtures"]
 
-# Property tests are judged by their result, not by the load of the machine.
-settings.register_profile("osrdyne", deadline=None)
-settings.load_profile("osrdyne")
+# Write compiled modules even where the environment turns that off: a run starts hundreds of processes
+# that import the same modules, and compiling the tests takes longer than most of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Property tests are judged by their result, not by the load of the machine. `make test` tries more examples than a run
+# while one works: it takes `--hypothesis-profile=thorough`.
+settings.register_profile("quick", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None)
+settings.load_profile("quick")
 
 # A shell that runs the tests in the background has SIGINT ignored, and so would all their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

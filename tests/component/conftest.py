@@ -1,4 +1,4 @@
-"""Fixtures of the component tests: the leader, or the worker's requests, on fakes and in virtual time."""
+"""Fixtures of the component tests: several parts of one process together, on fakes and mostly in virtual time."""
 
 from __future__ import annotations
 

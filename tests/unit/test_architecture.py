@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -30,7 +29,8 @@ def test_imports_go_downwards_only() -> None:
 def test_modules_have_a_docstring_and_a_subject() -> None:
     """A module opens with a docstring, and its name is that of a subject."""
     texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
-    assert [name_of(path) for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))] == []
+    opening = re.compile(r'"""[\w`].*?"""\n', re.DOTALL)  # ast.parse() of all files takes half a second
+    assert [name_of(path) for path, text in texts.items() if text and not opening.match(text)] == []
     assert [name_of(path) for path in SOURCES if path.stem in {"utils", "helpers", "common"}] == []
 
 

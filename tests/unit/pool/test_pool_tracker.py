@@ -76,10 +76,10 @@ class TestTimers:
         await pass_time(clock, tracker, 1_000.0)
         assert (tracker.status(A), tracker.stop_due_keys()) == (GroupStatus.UNBOUND, set())
 
-    async def test_steady_use_keeps_one_timer_for_each_of_a_hundred_thousand_keys(
+    async def test_steady_use_keeps_one_timer_for_each_key(
         self, clock: VirtualClock, tracker: PoolStateTracker
     ) -> None:
-        keys = [Key(str(number)) for number in range(100_000)]
+        keys = [Key(str(number)) for number in range(10_000)]
         for _ in range(3):
             for key in keys:
                 tracker.require_worker_group(key)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PLUGINS = Path(__file__).parents[1] / "plugins"
+PLUGINS = Path(__file__).parents[2] / "plugins"
 HIDDEN = """
 import pytest
 
