@@ -135,7 +135,9 @@ class LeaderSession:
             declaring=ChannelPool(self.control),
             publisher=self.publisher,
         )
-        self._durability = QueueDurability(self.names, self._channels.spare, clock=self._clock)
+        self._durability = QueueDurability(
+            self.names, self._channels.spare, term=lambda: self.token.term, clock=self._clock
+        )
         await self._ensure_token()
 
     async def _verified_user(self) -> str | None:
@@ -232,6 +234,7 @@ class LeaderSession:
             group.create_task(self._channels.probing.run(), name="probe channels")
             group.create_task(self._channels.declaring.run(), name="declare channels")
             group.create_task(self._durability.run(), name="queue durability")
+            group.create_task(self._durability.tidy(), name="durability queues of the earlier leader")
             group.create_task(self._watch_publishing(), name="publishing channel")
             group.create_task(self.publisher.run(), name="isolation channels")
 

@@ -169,10 +169,13 @@ class PoolNames:
     def leader_queue(self) -> QueueName:
         return QueueName(f"{self.pool}-leader")
 
-    @property
-    def register_queues(self) -> tuple[QueueName, QueueName]:
-        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queues.durability`)."""
-        return QueueName(f"{self.pool}-register-1"), QueueName(f"{self.pool}-register-2")
+    def register_queues(self, term: int) -> tuple[QueueName, QueueName]:
+        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queues.durability`).
+
+        Two names for odd terms and two others for even ones: two leaders, one after the other, share none.
+        """
+        first = 1 if term % 2 else 3
+        return QueueName(f"{self.pool}-register-{first}"), QueueName(f"{self.pool}-register-{first + 1}")
 
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""

@@ -19,6 +19,7 @@ from aio_pika.abc import AbstractIncomingMessage
 async def pass_one_on(orphans: str, exchange_name: str, queue_name: str) -> None:
     connection = await aio_pika.connect(os.environ["BARE_AMQP_URI"])
     channel = await connection.channel()
+    await channel.set_qos(prefetch_count=1)  # one orphan is all that it passes on
     exchange = await channel.get_exchange(exchange_name)
     queue = await channel.get_queue(queue_name)
     arrived: asyncio.Future[AbstractIncomingMessage] = asyncio.get_running_loop().create_future()

@@ -110,7 +110,12 @@ class _Bench:
 
     async def _ours(self, _: Key) -> Callable[[], Awaitable[None]]:
         self._daemon.launch()
-        return self._daemon.close
+        return self._end_daemon
+
+    async def _end_daemon(self) -> None:
+        """In order: killed before it has acknowledged the orphan, it would leave it to the next program."""
+        await self._daemon.stop()
+        await self._daemon.close()
 
     async def _bare(self, key: Key) -> Callable[[], Awaitable[None]]:
         names = self._names

@@ -124,6 +124,8 @@ class TokenChannel:
         self.renew_every = RENEW_EVERY_WHERE_REATTACHED if reattaches else RENEW_EVERY
         self._silence = max(3 * heartbeat, SILENCE_WHERE_REATTACHED if reattaches else 0.0)
         self.user = user
+        self.term = 0
+        """The number of the term, once the token is held."""
         self._last_term = last_term
         self._on_forged = on_forged
         self._clock = clock
@@ -164,6 +166,7 @@ class TokenChannel:
         own = Token(1 + _last_used(previous.term, announced, now=self._clock.time()), self._host)
         self._held = taken
         await self._publish_first(own)
+        self.term = own.term
         return previous, own
 
     async def _wait_for_token(self) -> Delivery:

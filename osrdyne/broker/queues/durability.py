@@ -6,12 +6,16 @@ without osrdyne. A queue that starts is looked up in that table, and a name that
 the node write what it has noted so far (decision 0020). So a queue that comes and goes is declared after new ones: the
 answer to the declaration of a request queue does not say whether that queue is new (decision 0039). Used by the
 commands on queues of a pool that hold requests.
+
+RabbitMQ 3.10 ends a connection (541) that declares a quorum queue while another connection deletes or declares the
+queue of that name (broker: one-connection-per-name). It may still carry out commands of the leader before, so that each
+term has other names than the one before it (decision 0045).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import cycle
 
@@ -28,6 +32,8 @@ _BEFORE = 1
 DELETE_AFTER = 0.05
 """Seconds that a queue which comes and goes stays. RabbitMQ deletes it while it has nothing else to do: at once, the
 deletion would come before the binding that has waited for it."""
+TIDY_AFTER = 60.0
+"""Seconds until a new leader deletes what the one before has left; RabbitMQ has carried out its commands by then."""
 
 
 class QueueDurability:
@@ -38,9 +44,11 @@ class QueueDurability:
     both come, because it is not known which one an earlier leader had last. All keys that wait share the next turn.
     """
 
-    def __init__(self, names: PoolNames, spare_channels: ChannelPool, *, clock: Clock) -> None:
-        self._queues = names.register_queues
-        self._in_turn = cycle(self._queues)
+    def __init__(self, names: PoolNames, spare_channels: ChannelPool, *, term: Callable[[], int], clock: Clock) -> None:
+        """`term`: the number of this term, once the token is held."""
+        self._names = names
+        self._term = term
+        self._in_turn: Iterator[QueueName] = iter(())
         self._spare_channels = spare_channels
         self._clock = clock
         self._channel: Channel | None = None
@@ -107,8 +115,10 @@ class QueueDurability:
     async def _begin(self, channel: Channel) -> None:
         """Delete what a killed daemon, or a channel that broke, has left: it would not be declared anew."""
         self._present = None
-        for queue in self._queues:
+        queues = self._names.register_queues(self._term())
+        for queue in queues:
             await channel.delete_queue(queue)
+        self._in_turn = cycle(queues)
         queue = next(self._in_turn)
         await channel.declare_queue(queue, arguments=_ARGUMENTS)
         await channel.begin_delete_queue(queue)
@@ -129,3 +139,11 @@ class QueueDurability:
             await self._clock.sleep(DELETE_AFTER)
             async with self._turn, self._open() as channel:
                 await self._delete_present(channel)
+
+    async def tidy(self) -> None:
+        """Delete what the leader before this one has left, when RabbitMQ does nothing for that one any more."""
+        await self._clock.sleep(TIDY_AFTER)
+        with suppress(BrokerConflictError):  # the first new key reports it
+            async with self._turn, self._open() as channel:
+                for queue in self._names.register_queues(self._term() + 1):
+                    await channel.delete_queue(queue)

@@ -299,13 +299,12 @@ class TestQueues:
             broker.commands.clear()
             await change(stack, plain=PLAIN)
             commands = [(command.name, command.target) for command in broker.commands]
-            written = [
-                commands.index(("declare", name)) for name in NAMES.register_queues if ("declare", name) in commands
-            ]
+            names = NAMES.register_queues(1)
+            written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
             assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
 
     async def test_unusable_register_stops_no_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
-        for name in NAMES.register_queues:
+        for name in NAMES.register_queues(1):
             broker.declare_queue(name, {"x-queue-type": "classic"})
         async with managing(clock, broker, plain=PLAIN):
             assert broker.route(NAMES.retry_exchange, "a", {DELAY_HEADER: "1000"}) == [WAIT]

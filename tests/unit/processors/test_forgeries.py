@@ -24,7 +24,8 @@ def names_of_the_pool() -> list[str]:
     declared = [item.name for item in pool_topology("pool").declarations if isinstance(item, Exchange | Queue)]
     return [
         *declared,
-        *NAMES.register_queues,
+        *NAMES.register_queues(1),
+        *NAMES.register_queues(2),
         NAMES.retry_exchange,
         NAMES.retried_exchange,
         NAMES.retry_queue(5000),
