@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.api.token_file import tokens_of
+from osrdyne.cli.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, JsonOption, PoolOption, SetOption, load
 from osrdyne.cli.output import print_json
 from osrdyne.config.display import Shown, shown_settings
@@ -26,7 +27,9 @@ def check_config(
 ) -> None:
     """Check the configuration and print the effective settings, each with where it came from."""
     loaded = load(config, assignments, pool=pool, driver=driver)
+    application_checked = start_check(loaded.settings)
     options, doubt = asyncio.run(_check_driver(loaded.settings))
+    application_checked()
     for warning in [*tokens_of(loaded.settings.api)[1], *([] if doubt is None else [doubt])]:
         typer.echo(f"warning: {warning}", err=True)
     shown = shown_settings(loaded, driver_options=options)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
 from osrdyne.dev.announcement import announcement_file, find_announcement
-from osrdyne.drivers.registry import worker_command
 from osrdyne.errors import ConfigurationError
 
 SAMPLE_SCALES = ("0.001", "0.01")
-CHECK_TIMEOUT = 60.0
-"""Seconds for the import of the application; one that takes longer is left to the workers."""
 
 
 def dev(
@@ -46,9 +43,8 @@ def dev(
     from osrdyne.dev.stack import sample_settings  # not before the settings are known to be right
 
     console = Console(stderr=True)
-    if settings.worker.app != type(settings.worker)().app:
-        with console.status("Looking at the application"):
-            _check_app(settings)
+    with console.status("Looking at the application"):
+        check_app(settings)
     if settings.worker == type(settings.worker)():
         with console.status("Generating TPC-H sample data (once)"):
             settings = sample_settings(settings, scales=SAMPLE_SCALES)
@@ -85,23 +81,3 @@ def _greet(settings: Settings, console: Console) -> None:
         hint = "You have a configuration file of your own, so other commands here need --config with that file."
         console.print(hint, soft_wrap=True)
     console.print("Ctrl-C stops everything.")
-
-
-def _check_app(settings: Settings) -> None:
-    """Raise `ConfigurationError` with the worker's own message if its application cannot be imported.
-
-    The worker's program imports it in a process of its own: side effects of the import stay there, and no Spark starts.
-    Workers that start with other options than the default ones may find other modules, and are not judged.
-    """
-    if settings.driver.name != "subprocess" or settings.driver.options:
-        return
-    *program, app = worker_command(settings.worker.app)
-    try:
-        done = subprocess.run(
-            [*program, "--check", app], capture_output=True, text=True, timeout=CHECK_TIMEOUT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["it cannot be imported"]
-        raise ConfigurationError(f"worker.app: {said[-1].removeprefix('osrdyne-worker: ')}")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from osrdyne.cli.app_check import start_check
 from osrdyne.cli.options import ConfigOption, DriverOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.config.models import LogSettings
 from osrdyne.logs import configure_logging
@@ -28,10 +29,12 @@ def run(
     """Run the daemon of one pool until SIGTERM or SIGINT."""
     settings = load(config, assignments, pool=pool, driver=driver, log_level=log_level).settings
     start_logging(settings.log)
+    application_checked = start_check(settings)  # while the daemon's modules are imported
     from osrdyne.daemon.daemon import (
         run as run_daemon,  # not before the settings are known to be right: it takes a while
     )
 
+    application_checked()
     run_daemon(settings, stop_workers=stop_workers)
 
 

@@ -112,7 +112,7 @@ class WorkerEnvironment:
             control_exchange=variables.get("WORKER_CONTROL_EXCHANGE", names.control_exchange),
             retry_exchange=variables.get("WORKER_RETRY_EXCHANGE") or None,
             max_message_bytes=_size(variables),
-            config=_config(variables),
+            config=config_from_variables(variables),
             poison=_poison(variables),
             placement=placement,
         )
@@ -192,7 +192,8 @@ def _size(variables: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _config(variables: Mapping[str, str]) -> Mapping[str, object]:
+def config_from_variables(variables: Mapping[str, str]) -> Mapping[str, object]:
+    """The document in `WORKER_CONFIG`. Raises `ConfigurationError`."""
     try:
         config = json.loads(variables.get("WORKER_CONFIG") or "{}")
     except (ValueError, RecursionError) as error:

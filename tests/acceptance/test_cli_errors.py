@@ -92,6 +92,29 @@ def test_wrong_certificate_file_is_named(tmp_path: Path) -> None:
     assert_sentence(done, 2, "broker.tls: cannot read /nowhere.pem")
 
 
+@pytest.mark.parametrize("command", ["run", "dev", "check-config"])
+def test_wrong_configuration_of_the_application_is_found_before_anything_starts(tmp_path: Path, command: str) -> None:
+    table = "{view: lineitem, path: /data/lineitem.parquet, cash: true}"
+    (tmp_path / "osrdyne.yaml").write_text(
+        f"worker:\n  config:\n    password: hidden\n    datasets:\n      - key: k\n        tables: [{table}]\n"
+    )
+    done = osrdyne(tmp_path, command)
+    assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: Extra inputs are not permitted")
+
+
+def test_application_looks_at_its_configuration_with_its_own_model(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from pydantic import BaseModel\nfrom osrdyne_worker import App\n"
+        "class Config(BaseModel):\n    threshold: int\n"
+        "app = App(check_config=Config.model_validate)\n"
+    )
+    given = ["--set", "worker.app=mine:app", "--set", "worker.config.threshold=hidden"]
+    done = osrdyne(tmp_path, "check-config", *given)
+    assert_sentence(done, 2, "worker.config is invalid: worker.config.threshold: Input should be a valid integer")
+    right = osrdyne(tmp_path, "check-config", *given[:3], "worker.config.threshold=3")
+    assert (right.returncode, right.stderr) == (0, "")
+
+
 def test_port_that_is_taken_ends_the_daemon_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

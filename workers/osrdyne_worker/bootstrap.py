@@ -73,7 +73,7 @@ def build_parts(
         settings=settings,
         clock=clock,
         ready_file=ready_file,
-        loader=Loader(app, first_context(environment), threads),
+        loader=Loader(app, first_context(app, environment), threads),
         dispatcher=Dispatcher(app, threads=threads, side_threads=side_threads, debug=settings.debug),
         reporter=Reporter(
             key=environment.key,

@@ -18,10 +18,16 @@ import uvloop
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_application_logs, configure_logging, get_logger
-from osrdyne.protocol.environment import STANDARD_INPUT, URI_FILE_VARIABLE, URI_VARIABLE, WorkerEnvironment
+from osrdyne.protocol.environment import (
+    STANDARD_INPUT,
+    URI_FILE_VARIABLE,
+    URI_VARIABLE,
+    WorkerEnvironment,
+    config_from_variables,
+)
 from osrdyne_worker.bootstrap import build_parts
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
-from osrdyne_worker.runtime.loading import import_app
+from osrdyne_worker.runtime.loading import checked_config, import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.settings import runtime_settings
 from osrdyne_worker.worker import Worker
@@ -105,9 +111,11 @@ def _forget_source(variables: MutableMapping[str, str]) -> None:
 
 
 def _check(app_reference: str) -> NoReturn:
-    """Import the application and exit. Needs no environment and builds no session."""
+    """Import the application, let it look at `WORKER_CONFIG` if that is set, and exit. Builds no session."""
     try:
-        import_app(app_reference)
+        app = import_app(app_reference)
+        if "WORKER_CONFIG" in os.environ:
+            checked_config(app, config_from_variables(os.environ))
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.INVALID_CONFIGURATION)

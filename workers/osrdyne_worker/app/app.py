@@ -112,6 +112,8 @@ class App:
     """Hooks and handlers of one application.
 
     `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); None: no session.
+    `check_config` is called with `worker.config` before anything starts, also by `osrdyne check-config`, and raises
+    `ConfigurationError` or what pydantic raises (pass `MyModel.model_validate`); its result is not used.
 
     A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
     on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
@@ -124,8 +126,14 @@ class App:
     refuse a request it raises `RequestError`; any other exception is logged and answered `error` with code 500.
     """
 
-    def __init__(self, *, sessions: SessionFactory | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        sessions: SessionFactory | None = None,
+        check_config: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> None:
         self.sessions = sessions
+        self.check_config = check_config
         self._start: AnyFunction | None = None
         self._stop: AnyFunction | None = None
         self._default: AnyFunction | None = None

@@ -68,7 +68,7 @@ class GuardedSessions(SparkSessions):
 
 
 sessions = GuardedSessions(required=REQUIRED_SETTINGS, java_options=REQUIRED_JAVA_OPTIONS)
-app = App(sessions=sessions)
+app = App(sessions=sessions, check_config=parse_config)
 
 
 class SqlRequest(BaseModel):

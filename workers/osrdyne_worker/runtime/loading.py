@@ -9,10 +9,13 @@ import asyncio
 import importlib
 import inspect
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
@@ -52,11 +55,37 @@ def import_app(reference: str) -> App:
     return app
 
 
-def first_context(environment: WorkerEnvironment) -> Context:
-    """The context before anything is loaded. Raises `ConfigurationError` for an invalid `WORKER_CONFIG`."""
-    config = environment.config.get("app", {})
+def checked_config(app: App, worker_config: Mapping[str, object]) -> dict[str, Any]:
+    """The application's own part of a `WORKER_CONFIG` document, after the application has looked at it.
+
+    Raises `ConfigurationError` that names what is wrong.
+    """
+    config = worker_config.get("app", {})
     if not isinstance(config, dict):
         raise ConfigurationError("WORKER_CONFIG.app must be a JSON object.")
+    if app.check_config is not None:
+        try:
+            app.check_config(config)
+        except ConfigurationError:
+            raise
+        except ValidationError as error:
+            raise ConfigurationError(f"worker.config is invalid: {_problems(error)}.") from None
+        except Exception as error:
+            raise ConfigurationError(f"worker.config is invalid: {describe_with_place(error)}") from error
+    return config
+
+
+def _problems(error: ValidationError) -> str:
+    """Each invalid field with its path, and without its value, which may be a secret."""
+    return "; ".join(
+        f"{'.'.join(['worker.config', *(str(step) for step in problem['loc'])])}: {problem['msg']}"
+        for problem in error.errors(include_url=False, include_input=False)
+    )
+
+
+def first_context(app: App, environment: WorkerEnvironment) -> Context:
+    """The context before anything is loaded. Raises `ConfigurationError` for an invalid `WORKER_CONFIG`."""
+    config = checked_config(app, environment.config)
     return Context(
         key=environment.key,
         pool=environment.pool,
