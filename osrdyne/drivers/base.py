@@ -80,7 +80,8 @@ class Instance:
     """One worker as the backend sees it now.
 
     `external_id` is what a person would look for (pid, container name). `started_at` is in seconds since the epoch.
-    An exited instance is listed until `remove` is called, so that its end is never missed.
+    An exited instance is listed until `remove` is called, so that its end is never missed. `retiring`: the backend will
+    end it, so that it is to be replaced first, as after a change of settings.
     """
 
     instance_id: InstanceId
@@ -92,6 +93,7 @@ class Instance:
     started_at: float
     external_id: str
     exit: Exit | None = None
+    retiring: bool = False
 
 
 class DriverOptions(Model):

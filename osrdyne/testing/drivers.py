@@ -14,7 +14,17 @@ from typing import ClassVar, NamedTuple
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import WatchCell
-from osrdyne.drivers.base import Driver, Exit, Finding, Instance, InstanceId, InstanceState, WorkerSpec
+from osrdyne.drivers.base import (
+    Driver,
+    DriverContext,
+    DriverOptions,
+    Exit,
+    Finding,
+    Instance,
+    InstanceId,
+    InstanceState,
+    WorkerSpec,
+)
 from osrdyne.errors import DriverUnavailableError, SlotTakenError
 from osrdyne.protocol.names import Key
 
@@ -82,6 +92,7 @@ class FakeDriver(Driver):
     def __init__(
         self, clock: Clock, *, pool: str = "pool", backend: FakeBackend | None = None, spec_hash: str = "spec"
     ) -> None:
+        super().__init__(DriverOptions(), DriverContext(pool, "fake", clock, worker_command=()))
         self.backend = backend or FakeBackend()
         self.pool = pool
         self.calls: list[Call] = []

@@ -40,9 +40,12 @@ class InventoryEntry:
     stopped_for: str | None = None
 
     def is_outdated(self, spec_hash: str) -> bool:
-        """Whether its settings differ from those of `spec_hash`. An instance that got the present settings in this
-        term is never outdated, whatever the driver lists: otherwise it would be replaced again and again."""
-        return self.instance.spec_hash != spec_hash and not (self.started_here or self.updated)
+        """Whether it is to be replaced: its settings differ from those of `spec_hash`, or its backend will end it.
+
+        The settings of an instance that got the present ones in this term do not count, whatever the driver lists:
+        otherwise it would be replaced again and again."""
+        got_present = self.started_here or self.updated
+        return self.instance.retiring or (self.instance.spec_hash != spec_hash and not got_present)
 
     @property
     def is_loading(self) -> bool:

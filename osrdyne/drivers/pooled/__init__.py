@@ -1,0 +1,1 @@
+"""Pooled workers: a driver that places the workers of many keys in few processes of another driver."""

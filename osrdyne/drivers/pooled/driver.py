@@ -1,0 +1,516 @@
+"""The driver of pooled workers: starts the workers of many keys inside few processes of another driver.
+
+The pool sees an ordinary driver: a worker that is assigned to a process is an instance like any other. A *process* is
+an instance of the inner driver, of the key `PROCESS_KEY`. The driver decides nothing about groups; it chooses the
+process of a worker. Which workers there are is known by the processes alone: at the start of a term every process is
+asked, and nothing is placed before each has answered or was killed. Source: docs/reference/protocol/pooled.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from osrdyne.aio.signals import Wakeup, WatchCell
+from osrdyne.drivers.base import (
+    Driver,
+    DriverOptions,
+    Finding,
+    Instance,
+    InstanceId,
+    InstanceState,
+    WorkerSpec,
+    hash_options,
+)
+from osrdyne.drivers.pooled import placement
+from osrdyne.drivers.pooled.blame import ProcessDeaths
+from osrdyne.drivers.pooled.link import ProcessLink
+from osrdyne.drivers.pooled.placement import PooledRules
+from osrdyne.drivers.pooled.process import Process, Starting, split_id
+from osrdyne.errors import (
+    DriverError,
+    DriverUnavailableError,
+    SlotTakenError,
+    StartFailedError,
+)
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.pooled import (
+    PROCESS_KEY,
+    Assign,
+    AssignmentState,
+    Forget,
+    ProcessState,
+    Question,
+    Release,
+    ReportState,
+)
+
+ASSIGN_ATTEMPTS = 3
+"""How many processes may refuse a worker before its start has failed."""
+LOG_LINES = 20
+MAX_EARLY = 100
+"""Processes whose reports are remembered before they are listed."""
+
+
+class ProcessSilentError(DriverUnavailableError):
+    """A process did not answer within `process_timeout`."""
+
+
+class ProcessGoneError(DriverUnavailableError):
+    """A process ended before it answered."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A start that waits for a place. `place` gets a process, or the reason why there will be none."""
+
+    worker_id: WorkerId
+    key: Key
+    alone: bool
+    place: asyncio.Future[Process] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class PooledDriver(Driver):
+    """Places workers in the processes of `inner`. `take_state` is fed with the reports of the processes; `PooledUpkeep`
+    starts, ends and replaces processes while a term lasts."""
+
+    name: ClassVar[str] = "pooled"
+
+    def __init__(self, inner: Driver, rules: PooledRules) -> None:
+        super().__init__(DriverOptions(), inner.context)
+        self.inner = inner
+        self.rules = rules
+        self.same_host = inner.same_host
+        self.processes: dict[WorkerId, Process] = {}
+        self.waiting: list[Waiting] = []
+        self.deaths = ProcessDeaths(inner.context.clock)
+        self.begun: dict[WorkerId, int] = {}
+        """The term of each start of a process that has not returned yet."""
+        self.wakeup = Wakeup(inner.context.clock)
+        """Set whenever processes may have to be started or ended."""
+        self._clock = inner.context.clock
+        self._link: ProcessLink | None = None
+        self._listed_in: int | None = None
+        self._early: dict[WorkerId, ProcessState] = {}
+        self._dedicated: list[Instance] = []
+        self._places: set[tuple[Key, int]] = set()
+        self._changes = WatchCell(0)
+        self._log: Logger = get_logger("pooled_driver", pool=inner.context.pool)
+
+    # --- the term
+
+    def begin_term(self, link: ProcessLink) -> None:
+        """Use the link of a new term. What the processes reported to earlier terms counts only once they have answered
+        this one."""
+        self._link, self._listed_in = link, None
+
+    def end_term(self) -> None:
+        """The term is over: nothing is sent any more, and calls that wait for an answer end."""
+        self._link = None
+        for process in self.processes.values():
+            process.wake()
+
+    @property
+    def link(self) -> ProcessLink:
+        """The link of the present term. Raises `DriverUnavailableError` between two terms."""
+        if self._link is None:
+            raise DriverUnavailableError("Processes are reached only while this daemon leads its pool.")
+        return self._link
+
+    def take_state(self, worker_id: WorkerId, state: ProcessState) -> None:
+        """Take over a report of a process. That of a process whose start has not returned yet is applied then."""
+        process = self.processes.get(worker_id)
+        if process is None:
+            if len(self._early) < MAX_EARLY:
+                self._early[worker_id] = state
+            return
+        if process.is_gone:
+            return
+        term = 0 if self._link is None else self._link.term
+        if process.apply(state, term=term, now=self._clock.monotonic()):
+            self.changed()
+
+    def changed(self) -> None:
+        """Something is known of a process that was not known before: starts may find a place, and listings differ."""
+        for process in self.processes.values():
+            empty = process.is_ready and process.load == 0
+            process.empty_since = (process.empty_since or self._clock.monotonic()) if empty else None
+            if empty:
+                process.alone = None
+        self._serve_waiting()
+        self.wakeup.set()
+        self._changes.set(self._changes.value + 1)
+
+    # --- the interface of drivers
+
+    def spec_hash(self) -> str:
+        # Dedicated workers of the same settings have another hash, so that a change of the placement replaces them.
+        return hash_options({"placement": "pooled", "process": self.inner.spec_hash()})
+
+    async def list_instances(self) -> list[Instance]:
+        await self.refresh()
+        await self._know_all()
+        workers = [worker for process in self.processes.values() for worker in process.workers()]
+        return [*self._dedicated, *workers]
+
+    async def start(self, spec: WorkerSpec) -> Instance:
+        began = self._clock.monotonic()
+        if self._listed_in != self.link.term:
+            await self.refresh()
+        await self._know_all()
+        self._require_free(spec)
+        place = (spec.key, spec.slot)
+        self._places.add(place)
+        try:
+            instance = await self._start_somewhere(spec)
+        finally:
+            self._places.discard(place)
+        self.link.note_assigned(self._clock.monotonic() - began)
+        self.changed()
+        return instance
+
+    async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
+        found = split_id(instance_id)
+        if found is None:
+            return await self.inner.stop(instance_id, grace=grace)
+        name, worker_id = found
+        process = await self._find(name)
+        if process is None or not process.runs(worker_id):
+            return
+        process.stopping.add(worker_id)
+        self.changed()
+        release = Release(_new_question(), worker_id, grace)
+        try:
+            await self._until_ended(process, release)
+        except ProcessSilentError:
+            await self.kill(process, "it did not answer")
+        except ProcessGoneError:
+            pass  # what it ran has ended with it
+        finally:
+            process.stopping.discard(worker_id)
+            self.changed()
+
+    async def remove(self, instance_id: InstanceId) -> None:
+        found = split_id(instance_id)
+        if found is None:
+            return await self.inner.remove(instance_id)
+        name, worker_id = found
+        process = await self._find(name)
+        if process is None or process.worker(worker_id) is None or process.runs(worker_id):
+            return
+        # A leader that dies before the answer leaves an exited worker in the list: the next one removes it.
+        forget = Forget(_new_question(), worker_id)
+        while not process.is_gone and process.assignment(worker_id) is not None:
+            with suppress(ProcessGoneError):
+                await self._ask(process, forget)
+        process.removed.add(worker_id)
+        process.starting.pop(worker_id, None)
+        self.changed()
+
+    async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
+        """The last lines of the worker where its process reports them, otherwise those of the process."""
+        found = split_id(instance_id)
+        if found is None:
+            return await self.inner.logs(instance_id, lines=lines)
+        name, worker_id = found
+        process = await self._find(name)
+        if process is None or lines <= 0:
+            return ()
+        worker = process.assignment(worker_id)
+        ended_with_process = process.is_gone and worker is not None and worker.state is not AssignmentState.EXITED
+        if worker is not None and worker.log_lines and not ended_with_process:
+            return worker.log_lines[-lines:]
+        return await self.inner.logs(process.instance.instance_id, lines=lines)
+
+    async def events(self) -> AsyncIterator[None]:
+        seen = self._changes.value
+        inner = asyncio.ensure_future(self._watch_inner())
+        try:
+            while True:
+                if self._changes.value == seen:
+                    change = asyncio.ensure_future(self._changes.changed())
+                    await asyncio.wait({inner, change}, return_when=asyncio.FIRST_COMPLETED)
+                    change.cancel()
+                    if inner.done():
+                        inner.result()
+                        return
+                seen = self._changes.value
+                yield
+        finally:
+            inner.cancel()
+
+    async def check(self) -> list[Finding]:
+        rules = self.rules
+        message = (
+            f"Up to {rules.max_processes} processes with up to {rules.keys_per_process} keys each; "
+            f"{rules.spares} spare processes."
+        )
+        return [*await self.inner.check(), Finding("pooled workers", ok=True, message=message)]
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    # --- processes, for `PooledUpkeep` too
+
+    async def refresh(self) -> None:
+        """List the instances of the inner driver."""
+        term = None if self._link is None else self._link.term
+        before = set(self.processes)
+        listing = await self.inner.list_instances()
+        present = self.inner.spec_hash()
+        self._dedicated = [instance for instance in listing if instance.key != PROCESS_KEY]
+        listed = {instance.worker_id: instance for instance in listing if instance.key == PROCESS_KEY}
+        for worker_id, instance in listed.items():
+            if (process := self.processes.get(worker_id)) is None:
+                self.add(instance).is_outdated = instance.spec_hash != present
+            else:
+                await self._take_instance(process, instance)
+        # A process that was started while the listing was made is missing in it.
+        for worker_id in before - listed.keys():
+            if (vanished := self.processes.pop(worker_id, None)) is not None:
+                vanished.wake()
+        self._listed_in = term
+
+    def add(self, instance: Instance) -> Process:
+        """Add a process that was started or found, unless it is known already."""
+        process = self.processes.get(instance.worker_id)
+        if process is None:
+            now = self._clock.monotonic()
+            started_in = self.begun.pop(instance.worker_id, None)
+            process = Process(instance, seen_at=now, heard_at=now, started_in=started_in)
+            self.processes[instance.worker_id] = process
+            if (state := self._early.pop(instance.worker_id, None)) is not None:
+                self.take_state(instance.worker_id, state)
+        return process
+
+    async def _take_instance(self, process: Process, instance: Instance) -> None:
+        if process.instance == instance:
+            return
+        was_gone, process.instance = process.is_gone, instance
+        if process.is_gone and not was_gone:
+            await self._note_end(process)
+        self.changed()
+
+    async def _note_end(self, process: Process) -> None:
+        """A process has ended: so have its workers, and starts that wait for it fail if it never became ready."""
+        running = {worker.key for worker in process.assignments() if worker.in_flight > 0}
+        if not process.closing:
+            self.deaths.note(running)
+        # An assignment that was not answered may have begun; its requests return to their queue with its connection.
+        process.starting.clear()
+        with suppress(DriverError):
+            process.log_lines = await self.inner.logs(process.instance.instance_id, lines=LOG_LINES)
+        ready = process.state is not None and process.state.ready
+        log = self._log.info if process.closing else self._log.warning
+        log(
+            "process ended",
+            process=process.worker_id,
+            exit=str(process.instance.exit or "unknown"),
+            workers=len(process.assignments()),
+        )
+        process.wake()
+        if not ready and not process.closing:
+            reason = f"A pooled process ended before it was ready: {process.instance.exit or 'unknown exit'}."
+            self.fail_waiting(StartFailedError(reason, log_lines=process.log_lines))
+
+    def fail_waiting(self, error: DriverError) -> None:
+        """No place will come: end all starts that wait for one."""
+        for waiting in self.waiting:
+            if not waiting.place.done():
+                waiting.place.set_exception(error)
+
+    async def kill(self, process: Process, why: str) -> None:
+        """Kill a process that does not work. When this returns, its workers are listed as exited."""
+        await self.link.confirm()
+        if not process.is_gone:
+            self._log.warning("process killed", process=process.worker_id, why=why, workers=process.load)
+        await self.inner.stop(process.instance.instance_id, grace=0)
+        await self.refresh()
+
+    async def ask_state(self, process: Process, *, limit: float | None = None) -> None:
+        """Ask a process for a report. Raises `ProcessSilentError`, after `limit` seconds, and `ProcessGoneError`."""
+        await self._ask(process, ReportState(_new_question()), limit=limit)
+
+    # --- one worker
+
+    def _require_free(self, spec: WorkerSpec) -> None:
+        workers = [worker for process in self.processes.values() for worker in process.workers()]
+        taken = {(worker.key, worker.slot) for worker in [*workers, *self._dedicated]} | self._places
+        if (spec.key, spec.slot) in taken:
+            raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
+
+    async def _start_somewhere(self, spec: WorkerSpec) -> Instance:
+        for _ in range(ASSIGN_ATTEMPTS):
+            process = await self._wait_for_place(spec)
+            try:
+                instance = await self._assign(process, spec)
+            finally:
+                process.reserved.discard(spec.worker_id)
+            if instance is not None:
+                return instance
+        raise DriverUnavailableError("The processes that had room for the worker refused it.")
+
+    async def _wait_for_place(self, spec: WorkerSpec) -> Process:
+        """Wait for a process with room, and take a place in it. Raises `StartFailedError` if there is none in time."""
+        waiting = Waiting(spec.worker_id, spec.key, self.deaths.is_alone(spec.key))
+        self.waiting.append(waiting)
+        timer = self._clock.call_later(self.rules.start_timeout, lambda: self._give_up(waiting))
+        try:
+            self._serve_waiting()
+            self.wakeup.set()
+            return await waiting.place
+        except BaseException:
+            if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
+                waiting.place.result().reserved.discard(spec.worker_id)
+            raise
+        finally:
+            timer.cancel()
+            self.waiting.remove(waiting)
+
+    def _give_up(self, waiting: Waiting) -> None:
+        if not waiting.place.done():
+            rules = self.rules
+            waiting.place.set_exception(
+                StartFailedError(
+                    f"No pooled process had room for the worker within {rules.start_timeout:g} s: there may be "
+                    f"{rules.max_processes} with {rules.keys_per_process} keys each. Raise worker.pooled.max_processes "
+                    "or worker.pooled.keys_per_process, or give the processes more memory."
+                )
+            )
+
+    def _serve_waiting(self) -> None:
+        """Give places to the starts that wait, in their order."""
+        if self._link is None:
+            return
+        known = [process for process in self.processes.values() if process.is_known(self._link.term)]
+        for waiting in self.waiting:
+            if waiting.place.done():
+                continue
+            process = placement.choose(known, waiting.key, self.rules, alone=waiting.alone)
+            if process is not None:
+                process.reserved.add(waiting.worker_id)
+                process.alone = waiting.key if waiting.alone else None
+                waiting.place.set_result(process)
+
+    async def _assign(self, process: Process, spec: WorkerSpec) -> Instance | None:
+        """Assign the worker to a process; None if the process takes no more workers."""
+        await self.link.confirm()  # the place may have been waited for
+        if process.is_gone:
+            return None
+        worker_id, now, term = spec.worker_id, self._clock.time(), self.link.term
+        # Before it is sent: from then on the worker may run, whatever becomes of this call. If the leader dies here,
+        # the next one finds the worker in the report of the process, or not at all.
+        process.starting[worker_id] = Starting(spec.key, spec.slot, self.spec_hash(), now, term)
+        assign = Assign(_new_question(), spec.environment, spec.slot, self.spec_hash(), now)
+        await self._ask(process, assign)
+        process.starting.pop(worker_id, None)
+        if (worker := process.worker(worker_id)) is not None:
+            return worker
+        refusal = process.refusal(worker_id)
+        if refusal is not None and refusal.taken_by is not None:
+            raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
+        self._log.info("process refused a worker", process=process.worker_id, key=spec.key, worker_id=worker_id)
+        return None
+
+    async def _until_ended(self, process: Process, release: Release) -> None:
+        """Repeat `release` until the process reports that the worker has ended."""
+        limit = release.grace + self.rules.process_timeout
+        since = self._clock.monotonic()
+        while True:
+            await self._ask(process, release)
+            # Answered, and not listed: an `assign` that is still under way will be refused from now on.
+            if process.assignment(release.worker_id) is None:
+                process.starting.pop(release.worker_id, None)
+            if not process.runs(release.worker_id):
+                return
+            if self._clock.monotonic() - since > limit:
+                raise DriverUnavailableError("The process answers and does not end the worker.")
+            await self._next_report(process)
+
+    async def _next_report(self, process: Process) -> None:
+        """Wait for a report of the process, at most until the question is to be repeated."""
+        watcher = Wakeup(self._clock)
+        process.watchers.add(watcher)
+        try:
+            await watcher.wait(self.rules.repeat_after)
+        finally:
+            process.watchers.discard(watcher)
+
+    # --- questions
+
+    async def _know_all(self) -> None:
+        """Wait until it is known which workers every process has. A process that does not answer is killed."""
+        term = self.link.term
+        unknown = [process for process in self.processes.values() if not process.is_known(term)]
+        await asyncio.gather(*(self._know(process) for process in unknown))
+        if any(not process.is_known(term) for process in self.processes.values()):
+            raise DriverUnavailableError("Pooled processes have yet to report which workers they have.")
+
+    async def _know(self, process: Process) -> None:
+        try:
+            await self.ask_state(process)
+        except ProcessSilentError:
+            if not process.is_known(self.link.term):  # its start may have returned meanwhile
+                await self.kill(process, "it did not answer the new leader")
+        except ProcessGoneError:
+            pass
+
+    async def _ask(self, process: Process, question: Question, *, limit: float | None = None) -> None:
+        """Send a question, and repeat it until the process has answered.
+
+        Raises `ProcessSilentError` when it has not within `limit` seconds (default: `process_timeout`), counted from
+        what RabbitMQ has accepted: while RabbitMQ blocks publishers, a process cannot answer. Raises `ProcessGoneError`
+        when the process is gone.
+        """
+        link, name, silent = self.link, question.question, 0.0
+        limit = self.rules.process_timeout if limit is None else limit
+        repeat = self.rules.repeat_after
+        answer = process.questions[name] = Wakeup(self._clock)
+        try:
+            while True:
+                self._require_running(process)
+                accepted = await link.send(process.worker_id, question)
+                await answer.wait(repeat)
+                if name in process.answered:
+                    return
+                if self._link is not link:
+                    raise DriverUnavailableError("The term ended before the process answered.")
+                self._require_running(process)
+                silent += repeat if accepted else 0.0
+                if silent >= limit:
+                    raise ProcessSilentError(f"The pooled process {process.worker_id} does not answer.")
+        finally:
+            process.questions.pop(name, None)
+            process.answered.discard(name)
+
+    def _require_running(self, process: Process) -> None:
+        if process.is_gone or self.processes.get(process.worker_id) is not process:
+            raise ProcessGoneError(f"The pooled process {process.worker_id} has ended.")
+
+    async def _find(self, worker_id: WorkerId) -> Process | None:
+        """The process of this id; it is looked for in a new listing if it is not known, or not known enough."""
+        process = self.processes.get(worker_id)
+        if process is None or not process.is_known(self.link.term):
+            await self.refresh()
+            await self._know_all()
+        return self.processes.get(worker_id)
+
+    async def _watch_inner(self) -> None:
+        async for _ in self.inner.events():
+            with suppress(DriverError):
+                await self.refresh()
+            self.changed()
+
+
+def running(processes: Iterable[Process]) -> list[Process]:
+    """Those that have not exited."""
+    return [process for process in processes if process.instance.state is not InstanceState.EXITED]
+
+
+def _new_question() -> str:
+    return uuid.uuid4().hex

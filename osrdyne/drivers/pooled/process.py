@@ -1,0 +1,213 @@
+"""What the leader knows of one process: its instance, its latest report, and what it was asked and has not confirmed.
+
+No I/O. `PooledDriver` writes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from osrdyne.aio.signals import Wakeup
+from osrdyne.drivers.base import Exit, Instance, InstanceId, InstanceState
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.pooled import Assignment, AssignmentState, ProcessState, Refusal
+
+ID_PREFIX = "pooled:"
+"""How the instance ids of assigned workers begin, so that no other id of the inner driver is taken for one."""
+
+_STATES = {
+    AssignmentState.RUNNING: InstanceState.RUNNING,
+    AssignmentState.STOPPING: InstanceState.STOPPING,
+    AssignmentState.EXITED: InstanceState.EXITED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A worker whose `assign` was sent in `term`, and of which the process has not reported yet."""
+
+    key: Key
+    slot: int
+    spec_hash: str
+    started_at: float
+    term: int
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One process.
+
+    `instance`: as the inner driver listed it last. `seen_at`, `heard_at`: monotonic; when this driver first saw it, and
+    when its latest report came. `started_in`: the term in which this driver started it; None if it was found.
+    `reserved`: workers that have a place and are not assigned yet. `stopping`: workers that were released. `removed`:
+    workers of an ended process that the pool has forgotten. `questions`, `watchers`: who waits for an answer, and for
+    any report. `closing`: it is being ended, and takes no more workers.
+    `retiring`: why its workers are to be replaced. `alone`: the only key that it takes. `empty_since`: monotonic.
+    `is_outdated`: it was started with other settings.
+    """
+
+    instance: Instance
+    seen_at: float
+    heard_at: float
+    started_in: int | None = None
+    is_outdated: bool = False
+    state: ProcessState | None = None
+    starting: dict[WorkerId, Starting] = field(default_factory=dict)
+    reserved: set[WorkerId] = field(default_factory=set)
+    stopping: set[WorkerId] = field(default_factory=set)
+    removed: set[WorkerId] = field(default_factory=set)
+    questions: dict[str, Wakeup] = field(default_factory=dict)
+    watchers: set[Wakeup] = field(default_factory=set)
+    answered: set[str] = field(default_factory=set)
+    closing: bool = False
+    retiring: str | None = None
+    alone: Key | None = None
+    empty_since: float | None = None
+    log_lines: tuple[str, ...] = ()
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.instance.worker_id
+
+    @property
+    def is_gone(self) -> bool:
+        return self.instance.state is InstanceState.EXITED
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is not None and self.state.ready and not self.is_gone
+
+    def is_known(self, term: int) -> bool:
+        """Whether it is known which workers are in it. Before that, an earlier leader may still assign some.
+
+        One that this term has started holds only what this term assigned to it.
+        """
+        return self.is_gone or self.started_in == term or (self.state is not None and self.state.term >= term)
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether it may be given workers, now or once it is ready."""
+        running = self.instance.state is InstanceState.RUNNING
+        draining = self.state is not None and self.state.draining
+        return running and not (draining or self.closing or self.retiring or self.is_outdated)
+
+    @property
+    def load(self) -> int:
+        """How many places are taken: by workers that have not exited, and by those that come."""
+        living = {worker.worker_id for worker in self.assignments() if worker.state is not AssignmentState.EXITED}
+        return len(living | self.starting.keys() | self.reserved)
+
+    @property
+    def heap_share(self) -> float:
+        """The used share of the heap of its JVM; 0 while it is unknown."""
+        memory = None if self.state is None else self.state.memory
+        if memory is None or memory.heap_used is None or not memory.heap_max:
+            return 0.0
+        return memory.heap_used / memory.heap_max
+
+    def assignments(self) -> list[Assignment]:
+        """The workers that it has reported, without those of an ended process that the pool has forgotten."""
+        reported = () if self.state is None else self.state.assignments
+        return [worker for worker in reported if worker.worker_id not in self.removed]
+
+    def assignment(self, worker_id: WorkerId) -> Assignment | None:
+        return next((worker for worker in self.assignments() if worker.worker_id == worker_id), None)
+
+    def refusal(self, worker_id: WorkerId) -> Refusal | None:
+        refused = () if self.state is None else self.state.refused
+        return next((one for one in refused if one.worker_id == worker_id), None)
+
+    def runs(self, worker_id: WorkerId) -> bool:
+        """Whether the worker may run: it was reported so, or the `assign` may still arrive."""
+        if self.is_gone:
+            return False
+        reported = self.assignment(worker_id)
+        return worker_id in self.starting if reported is None else reported.state is not AssignmentState.EXITED
+
+    def apply(self, state: ProcessState, *, term: int, now: float) -> bool:
+        """Take over a report. Returns False for one that is older than the latest; its answers count anyway, because
+        what they report is contained in the later one."""
+        is_news = self.state is None or state.is_newer_than(self.state)
+        if is_news:
+            self.state, self.heard_at = state, now
+            for worker in state.assignments:
+                self.starting.pop(worker.worker_id, None)
+            # A process that has accepted a message of this term ignores the messages of earlier ones that are still
+            # under way: what an earlier term assigned and the report does not list will never start.
+            if state.term >= term:
+                self.starting = {name: one for name, one in self.starting.items() if one.term >= term}
+            for watcher in self.watchers:
+                watcher.set()
+        for question in state.answers:
+            if (waiting := self.questions.get(question)) is not None:
+                self.answered.add(question)
+                waiting.set()
+        return is_news
+
+    def wake(self) -> None:
+        """Wake everything that waits for the process: it is gone, or the term has ended."""
+        for waiting in [*self.questions.values(), *self.watchers]:
+            waiting.set()
+
+    # --- as the pool sees its workers
+
+    def workers(self) -> list[Instance]:
+        """The workers in it as instances, those of unanswered `assign` messages included."""
+        reported = [self._reported(worker) for worker in self.assignments()]
+        return [*reported, *(self._unreported(name, one) for name, one in self.starting.items())]
+
+    def worker(self, worker_id: WorkerId) -> Instance | None:
+        return next((worker for worker in self.workers() if worker.worker_id == worker_id), None)
+
+    def _reported(self, worker: Assignment) -> Instance:
+        state, end = _STATES[worker.state], None
+        if worker.state is AssignmentState.EXITED:
+            end = Exit(code=worker.exit.code, reason=worker.exit.reason) if worker.exit is not None else Exit()
+        elif self.is_gone:
+            state, end = InstanceState.EXITED, self._end()
+        elif worker.worker_id in self.stopping:
+            state = InstanceState.STOPPING
+        return Instance(
+            instance_id=self.instance_id(worker.worker_id),
+            key=worker.key,
+            slot=worker.slot,
+            worker_id=worker.worker_id,
+            state=state,
+            spec_hash=worker.spec_hash,
+            started_at=worker.started_at,
+            external_id=self.instance.external_id,
+            exit=end,
+            retiring=self.retiring is not None,
+        )
+
+    def _unreported(self, worker_id: WorkerId, one: Starting) -> Instance:
+        stopping = worker_id in self.stopping
+        state = InstanceState.STOPPING if stopping else InstanceState.RUNNING
+        return Instance(
+            instance_id=self.instance_id(worker_id),
+            key=one.key,
+            slot=one.slot,
+            worker_id=worker_id,
+            state=InstanceState.EXITED if self.is_gone else state,
+            spec_hash=one.spec_hash,
+            started_at=one.started_at,
+            external_id=self.instance.external_id,
+            exit=self._end() if self.is_gone else None,
+            retiring=self.retiring is not None,
+        )
+
+    def _end(self) -> Exit:
+        end = self.instance.exit or Exit()
+        reason = "the process ended" if end.reason is None else f"the process ended: {end.reason}"
+        return Exit(code=end.code, signal=end.signal, reason=reason)
+
+    def instance_id(self, worker_id: WorkerId) -> InstanceId:
+        return InstanceId(f"{ID_PREFIX}{self.worker_id}:{worker_id}")
+
+
+def split_id(instance_id: InstanceId) -> tuple[WorkerId, WorkerId] | None:
+    """The process and the worker of an instance id; None if it is no id of an assigned worker."""
+    if not instance_id.startswith(ID_PREFIX):
+        return None
+    process, _, worker = instance_id.removeprefix(ID_PREFIX).partition(":")
+    return WorkerId(process), WorkerId(worker)

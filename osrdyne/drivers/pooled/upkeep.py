@@ -1,0 +1,196 @@
+"""The upkeep of the processes of pooled workers, while a term lasts: starts, spares, ends, silence, replacement.
+
+It decides how many processes there are; which worker goes into which one is `PooledDriver`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from osrdyne.aio.backoff import Backoff
+from osrdyne.drivers.base import InstanceState
+from osrdyne.drivers.pooled import placement
+from osrdyne.drivers.pooled.driver import PooledDriver, ProcessGoneError, ProcessSilentError, running
+from osrdyne.drivers.pooled.process import Process
+from osrdyne.errors import BrokerError, DriverError, SlotTakenError, StartFailedError
+from osrdyne.logs import Logger, get_logger
+from osrdyne.protocol.names import WorkerId
+from osrdyne.protocol.pooled import PROCESS_KEY, STATE_INTERVAL
+
+INTERVAL = 1.0
+"""Seconds between two looks at all processes, if nothing changes."""
+QUIET_AFTER = 2 * STATE_INTERVAL
+"""Seconds without a report, after which a process is asked for one."""
+START_RETRY = Backoff(initial=1.0, maximum=60.0)
+"""After a process that ended before it was ready, or could not be started."""
+
+
+class PooledUpkeep:
+    """Runs for the length of one term."""
+
+    def __init__(self, driver: PooledDriver) -> None:
+        self._driver = driver
+        self._rules = driver.rules
+        self._clock = driver.context.clock
+        self._busy: set[object] = set()
+        self._failures = 0
+        self._no_start_before = self._clock.monotonic()
+        self._judged: set[WorkerId] = set()
+        self._log: Logger = get_logger("pooled_upkeep", pool=driver.context.pool)
+
+    async def run(self) -> None:
+        """Look after the processes. Runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._look(group)
+                await self._driver.wakeup.wait(INTERVAL)
+
+    def _look(self, group: asyncio.TaskGroup) -> None:
+        now, term = self._clock.monotonic(), self._driver.link.term
+        known = [one for one in self._driver.processes.values() if one.is_known(term)]
+        for process in self._driver.processes.values():
+            if not process.is_known(term):  # found in the middle of a term
+                self._do(group, process, self._ask_silent(process), name="ask a process")
+        for process in known:
+            self._judge_start(process)
+            if process.is_gone:
+                if not process.workers():
+                    self._do(group, process, self._remove(process), name="remove a process")
+                continue
+            if process.retiring is None and not process.is_outdated:
+                process.retiring = placement.retirement(process, self._rules, now=self._clock.time())
+                if process.retiring:
+                    self._log.info("process is replaced", process=process.worker_id, why=process.retiring)
+                    self._driver.changed()
+            if process.state is not None and now - process.heard_at >= QUIET_AFTER:
+                self._do(group, process, self._ask_silent(process), name="ask a silent process")
+            elif not process.is_ready and now - process.seen_at >= self._rules.start_timeout:
+                why = "it was not ready within start_timeout"
+                self._do(group, process, self._driver.kill(process, why), name="kill a process")
+        waiting = any(not one.place.done() for one in self._driver.waiting)
+        for process in placement.processes_to_end(known, self._rules, waiting=waiting, now=now):
+            process.closing = True
+            self._do(group, process, self._end(process), name="end a process")
+        if now >= self._no_start_before and "start" not in self._busy and self._needs_process():
+            self._do(group, "start", self._start(), name="start a process")
+
+    def _needs_process(self) -> bool:
+        waiting = [one.alone for one in self._driver.waiting if not one.place.done()]
+        alive = running(self._driver.processes.values())
+        return placement.processes_to_start(alive, waiting, self._rules) > 0
+
+    def _judge_start(self, process: Process) -> None:
+        """Count processes that ended before they were ready, so that starts of processes back off."""
+        if process.worker_id in self._judged or not (process.is_gone or process.is_ready):
+            return
+        self._judged.add(process.worker_id)
+        if process.is_ready:
+            self._failures = 0
+        elif process.started_in is not None and not process.closing and not (process.state and process.state.ready):
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._failures += 1
+        self._no_start_before = self._clock.monotonic() + START_RETRY.delay(self._failures)
+
+    def _do(self, group: asyncio.TaskGroup, subject: object, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run `work` beside everything else; one at a time for each subject."""
+        if subject in self._busy:
+            work.close()
+            return
+        self._busy.add(subject)
+        group.create_task(self._run(subject, work, name), name=name)
+
+    async def _run(self, subject: object, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except DriverError as error:
+            self._log.warning("process call failed", action=name, error=str(error))
+            await self._clock.sleep(INTERVAL)
+        finally:
+            self._busy.discard(subject)
+            self._driver.wakeup.set()
+
+    async def _start(self) -> None:
+        driver = self._driver
+        link = driver.link
+        await driver.refresh()
+        if not self._needs_process():
+            return
+        taken = {process.instance.slot for process in driver.processes.values()}
+        slot = next(number for number in range(len(taken) + 1) if number not in taken)
+        try:
+            spec = await link.make_process(slot)
+        except BrokerError as error:
+            self._back_off()
+            self._log.warning("process credentials unavailable", error=str(error))
+            if not error.retryable:
+                reason = "RabbitMQ refused the credentials of a process; see the daemon's log."
+                driver.fail_waiting(StartFailedError(reason))
+            return
+        await link.confirm()  # making credentials may have taken a while
+        try:
+            # If the leader dies after this, the next one finds the process, and asks it.
+            driver.begun[spec.worker_id] = link.term
+            instance = await driver.inner.start(spec)
+        except SlotTakenError:
+            driver.begun.pop(spec.worker_id, None)
+            link.release_process(spec.worker_id)
+            await driver.refresh()
+            return
+        except StartFailedError as error:
+            driver.begun.pop(spec.worker_id, None)
+            link.release_process(spec.worker_id)
+            self._back_off()
+            self._log.error("process start failed", error=str(error))
+            driver.fail_waiting(error)
+            return
+        driver.add(instance)
+        self._log.info("process started", process=instance.worker_id, instance=instance.external_id)
+        driver.changed()
+
+    async def _end(self, process: Process) -> None:
+        """End a process without workers."""
+        driver = self._driver
+        await driver.link.confirm()
+        self._log.info("process ends", process=process.worker_id)
+        try:
+            await driver.inner.stop(process.instance.instance_id, grace=self._rules.stop_grace)
+            await driver.refresh()
+        finally:
+            process.closing = process.is_gone  # otherwise it is ended again
+
+    async def _remove(self, process: Process) -> None:
+        """Remove a process that has ended, after the pool has recorded the ends of its workers."""
+        driver = self._driver
+        await driver.inner.remove(process.instance.instance_id)
+        driver.processes.pop(process.worker_id, None)
+        self._judged.discard(process.worker_id)
+        driver.link.release_process(process.worker_id)
+        driver.changed()
+
+    async def _ask_silent(self, process: Process) -> None:
+        try:
+            await self._driver.ask_state(process)
+        except ProcessSilentError:
+            await self._driver.kill(process, "it did not answer")
+        except ProcessGoneError:
+            pass
+
+    async def stop_all(self) -> None:
+        """End all processes at once, with their workers. What does not end in time is killed."""
+        driver = self._driver
+        await driver.refresh()
+        processes = [one for one in driver.processes.values() if one.instance.state is not InstanceState.EXITED]
+        for process in processes:
+            process.closing = True
+        stops = (driver.inner.stop(one.instance.instance_id, grace=self._rules.stop_grace) for one in processes)
+        ends = await asyncio.gather(*stops, return_exceptions=True)
+        for process, end in zip(processes, ends, strict=True):
+            if isinstance(end, DriverError):
+                self._log.warning("process not stopped", process=process.worker_id, key=PROCESS_KEY, error=str(end))
+            elif isinstance(end, BaseException):
+                raise end
+        await driver.refresh()

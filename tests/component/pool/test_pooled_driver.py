@@ -1,0 +1,484 @@
+"""The driver of pooled workers in virtual time: its processes and the messages to them are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pytest
+
+from osrdyne.drivers.base import Exit, Instance, InstanceState, WorkerSpec
+from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.pooled.placement import EMPTY_FOR, PooledRules
+from osrdyne.drivers.pooled.process import split_id
+from osrdyne.drivers.pooled.upkeep import PooledUpkeep
+from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.protocol.names import Key, WorkerId
+from osrdyne.protocol.pooled import PROCESS_KEY, Assign, Forget, Release
+from osrdyne.testing.clock import VirtualClock
+from osrdyne.testing.driver_harness import make_spec
+from osrdyne.testing.drivers import FakeBackend, FakeDriver, FakeWorker
+from osrdyne.testing.pooled import PlayedLink, PlayedNetwork, PlayedProcess
+
+T = TypeVar("T")
+
+RULES = PooledRules(keys_per_process=3, spares=0, max_processes=3)
+A, B, C, D = map(Key, "abcd")
+
+
+def spec_of(key: Key, slot: int = 0) -> WorkerSpec:
+    return make_spec(key, slot=slot, pool="pool")
+
+
+@dataclass
+class World:
+    """A pool's processes, and the drivers of one leader after the other."""
+
+    clock: VirtualClock
+    backend: FakeBackend = field(default_factory=FakeBackend)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    ready: bool = True
+    """Whether new processes are ready at once."""
+    rules: PooledRules = RULES
+
+    def __post_init__(self) -> None:
+        self.network = PlayedNetwork(self.clock)
+        self.link: PlayedLink
+        self.driver = self.lead(term=3)
+
+    def lead(self, *, term: int, spec_hash: str = "spec") -> PooledDriver:
+        """The driver of another daemon, in its first term."""
+        inner = FakeDriver(self.clock, backend=self.backend, spec_hash=spec_hash)
+        inner.on_start = self._start_process
+        self.link = PlayedLink(self.network.ask, term=term)
+        self.driver = PooledDriver(inner, self.rules)
+        self.driver.begin_term(self.link)
+        self.network.drivers.append(self.driver)
+        self.tasks.append(asyncio.ensure_future(PooledUpkeep(self.driver).run()))
+        self.tasks.append(asyncio.ensure_future(self._watch(self.driver)))
+        return self.driver
+
+    async def _watch(self, driver: PooledDriver) -> None:
+        """As the loop of worker groups does."""
+        async for _ in driver.events():
+            pass
+
+    def _start_process(self, worker: FakeWorker) -> None:
+        self.network.start_process(worker.instance.worker_id, ready=self.ready)
+
+    async def start(self, key: Key, slot: int = 0) -> Instance:
+        task = asyncio.ensure_future(self.driver.start(spec_of(key, slot)))
+        await self.clock.advance(1.0)
+        return await done(task)
+
+    async def listed(self) -> dict[Key, Instance]:
+        task = asyncio.ensure_future(self.driver.list_instances())
+        await self.clock.advance(1.0)
+        return {instance.key: instance for instance in await done(task)}
+
+    def process_of(self, instance: Instance) -> PlayedProcess:
+        found = split_id(instance.instance_id)
+        assert found is not None
+        return self.network.processes[found[0]]
+
+    def running_processes(self) -> list[WorkerId]:
+        return [
+            worker.instance.worker_id
+            for worker in self.backend.workers.values()
+            if worker.instance.state is InstanceState.RUNNING
+        ]
+
+    def end_process(self, process: PlayedProcess, code: int = 137) -> None:
+        """The process dies, with all its workers."""
+        process.alive = False
+        worker = next(one for one in self.backend.workers.values() if one.instance.worker_id == process.worker_id)
+        worker.lines.append("java.lang.OutOfMemoryError")
+        self.backend.end(worker, Exit(code=code, reason="out of memory"))
+
+    def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+async def done(task: asyncio.Future[T]) -> T:
+    assert task.done(), "it is still under way"
+    return await task
+
+
+@contextmanager
+def world_of(clock: VirtualClock, rules: PooledRules = RULES, *, ready: bool = True) -> Iterator[World]:
+    world = World(clock, rules=rules, ready=ready)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+async def fails(awaitable: Awaitable[object], error: type[Exception]) -> str:
+    with pytest.raises(error) as caught:
+        await awaitable
+    return str(caught.value)
+
+
+class TestPlacement:
+    async def test_keys_share_a_process_up_to_its_limit(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            processes = [world.process_of(await world.start(key)) for key in (A, B, C, D)]
+            assert len({id(process) for process in processes[:3]}) == 1
+            assert processes[3] is not processes[0]
+
+    async def test_least_loaded_process_is_chosen(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            first = [await world.start(key) for key in (A, B, C)]
+            other = await world.start(D)
+            for instance in first:
+                await end(world, instance)
+            assert world.process_of(await world.start(A)) is world.process_of(first[0])
+            assert world.process_of(await world.start(B)) is world.process_of(first[0])  # as loaded, and older
+            assert world.process_of(await world.start(C)) is world.process_of(other)
+
+    async def test_process_with_a_full_heap_gets_no_more_keys(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            first = world.process_of(await world.start(A))
+            first.set_heap(0.8)
+            await clock.advance(0.1)
+            assert world.process_of(await world.start(B)) is not first
+
+    async def test_start_waits_while_all_processes_are_full_and_fails_in_the_end(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, keys_per_process=1, max_processes=1)) as world:
+            full = await world.start(A)
+            waiting = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            await clock.advance(100.0)
+            assert not waiting.done()
+            late = asyncio.ensure_future(world.driver.start(spec_of(C)))
+            await clock.settle()
+            await end(world, full)
+            assert world.process_of(await done(waiting)) is world.process_of(full)
+            await clock.advance(RULES.start_timeout + 1)
+            assert "worker.pooled.max_processes" in await fails(done(late), StartFailedError)
+
+    async def test_processes_of_old_settings_get_no_keys_and_end_when_empty(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            old = await world.start(A)
+            world.lead(term=4, spec_hash="changed")
+            assert (await world.listed())[A].spec_hash != world.driver.spec_hash()
+            new = await world.start(B)
+            assert world.process_of(new) is not world.process_of(old)
+            assert new.spec_hash == world.driver.spec_hash()
+            await end(world, (await world.listed())[A])
+            await clock.advance(5.0)
+            assert world.running_processes() == [world.process_of(new).worker_id]
+
+
+async def end(world: World, instance: Instance) -> None:
+    """Stop a worker and forget it, as the pool does."""
+    stop = asyncio.ensure_future(world.driver.stop(instance.instance_id, grace=10.0))
+    await world.clock.advance(5.0)
+    await done(stop)
+    remove = asyncio.ensure_future(world.driver.remove(instance.instance_id))
+    await world.clock.advance(5.0)
+    await done(remove)
+
+
+class TestSpares:
+    async def test_spare_is_there_before_the_first_key_and_is_replaced(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            await clock.advance(2.0)
+            [spare] = world.running_processes()
+            assert world.process_of(await world.start(A)).worker_id == spare
+            await clock.advance(2.0)
+            assert len(world.running_processes()) == 2
+            await clock.advance(300.0)
+            assert len(world.running_processes()) == 2
+
+    async def test_empty_process_beyond_the_spares_ends_after_a_while(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            await end(world, await world.start(A))
+            await clock.advance(EMPTY_FOR - 15)
+            assert len(world.running_processes()) == 1
+            await clock.advance(20.0)
+            assert (world.running_processes(), world.backend.workers) == ([], {})
+            assert len(world.link.released) == 1
+
+    async def test_spares_wait_for_real_starts(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=2, keys_per_process=1), ready=False) as world:
+            starts = [asyncio.ensure_future(world.driver.start(spec_of(key))) for key in (A,)]
+            await clock.advance(10.0)
+            assert len(world.running_processes()) == 1
+            for process in world.network.processes.values():
+                process.set(ready=True)
+            await clock.advance(10.0)
+            await done(starts[0])
+            assert len(world.running_processes()) == 3
+
+    async def test_process_that_ends_before_it_is_ready_fails_the_starts_that_wait(self, clock: VirtualClock) -> None:
+        with world_of(clock, ready=False) as world:
+            start = asyncio.ensure_future(world.driver.start(spec_of(A)))
+            await clock.advance(2.0)
+            [process] = world.network.processes.values()
+            world.end_process(process, code=4)
+            await clock.advance(2.0)
+            with pytest.raises(StartFailedError, match="before it was ready") as caught:
+                await done(start)
+            assert caught.value.log_lines == ("java.lang.OutOfMemoryError",)
+            await clock.advance(60.0)
+            assert world.backend.workers == {}
+
+    async def test_failing_starts_of_processes_back_off(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1), ready=False) as world:
+            for _ in range(600):
+                await clock.advance(1.0)
+                for process in list(world.network.processes.values()):
+                    if process.alive:
+                        world.end_process(process)
+            assert 8 <= len(world.network.processes) <= 20
+
+
+class TestChangeOfLeader:
+    async def test_new_leader_lists_what_the_processes_report(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            before = [await world.start(key) for key in (A, B, C, D)]
+            world.lead(term=4)
+            assert sorted((await world.listed()).values(), key=lambda one: one.key) == before
+            assert await fails(world.start(A), SlotTakenError)
+
+    async def test_nothing_is_placed_before_all_processes_have_answered(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            silent = world.process_of(await world.start(A))
+            for key in (B, C, D):
+                await world.start(key)
+            silent.mute = True
+            world.lead(term=4)
+            listing = asyncio.ensure_future(world.driver.list_instances())
+            start = asyncio.ensure_future(world.driver.start(spec_of(Key("e"))))
+            await clock.advance(RULES.process_timeout - 2)
+            assert not (listing.done() or start.done())
+            assert silent.worker_id in world.running_processes()
+            await clock.advance(5.0)
+            assert {one.key for one in await done(listing)} == {D}
+            await done(start)
+            assert silent.worker_id not in world.running_processes()
+
+    async def test_process_that_answers_late_is_not_killed(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            silent = world.process_of(await world.start(A))
+            silent.mute = True
+            world.lead(term=4)
+            listing = asyncio.ensure_future(world.driver.list_instances())
+            await clock.advance(RULES.process_timeout - 2)
+            silent.mute = False
+            await clock.advance(2.0)
+            assert [one.key for one in await done(listing)] == [A]
+
+    async def test_messages_of_an_earlier_term_are_ignored(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            deposed = world.driver
+            world.lead(term=4)
+            await world.listed()
+            start = asyncio.ensure_future(deposed.start(spec_of(B)))
+            await clock.advance(RULES.process_timeout + 5)
+            assert await fails(done(start), DriverUnavailableError)
+            assert len(process.assigned) == 1
+
+    async def test_assign_of_an_earlier_term_counts_until_the_process_has_answered_the_present_one(
+        self, clock: VirtualClock
+    ) -> None:
+        with world_of(clock) as world:
+            await world.start(A)
+            world.network.lose = lambda question: isinstance(question, Assign)
+            lost = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            await clock.advance(2.0)
+            world.driver.end_term()
+            await clock.advance(2.0)
+            assert await fails(done(lost), DriverUnavailableError)
+            world.driver.begin_term(PlayedLink(world.network.ask, term=4))
+            assert (await world.listed()).keys() == {A}
+
+    async def test_calls_between_two_terms_are_refused(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            world.close()
+            world.driver.end_term()
+            for call in (world.driver.list_instances(), world.driver.start(spec_of(A))):
+                assert await fails(call, DriverUnavailableError)
+
+
+class TestLostMessages:
+    async def test_unanswered_assign_counts_as_taken(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            world.network.lose = lambda question: isinstance(question, Assign)
+            start = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            await clock.advance(RULES.process_timeout + 2)
+            assert await fails(done(start), DriverUnavailableError)
+            world.network.lose = lambda question: False
+            assert (await world.listed())[B].state is InstanceState.RUNNING
+            assert await fails(world.start(B), SlotTakenError)
+            await end(world, (await world.listed())[B])
+            assert (await world.listed()).keys() == {A}
+            assert len(process.assigned) == 1
+
+    @pytest.mark.parametrize("kind", [Assign, Release, Forget])
+    async def test_lost_question_is_repeated(self, clock: VirtualClock, kind: type) -> None:
+        with world_of(clock) as world:
+            lost = []
+
+            def lose(question: object) -> bool:
+                if isinstance(question, kind) and len(lost) < 3:
+                    lost.append(question)
+                    return True
+                return False
+
+            world.network.lose = lose
+            start = asyncio.ensure_future(world.driver.start(spec_of(A)))
+            await clock.advance(6.0)
+            await end(world, await done(start))
+            assert len(lost) == 3
+            assert await world.listed() == {}
+
+    async def test_lost_report_of_an_end_is_asked_for(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            instance = await world.start(A)
+            process = world.process_of(instance)
+            process.mute = True
+            process.end_worker(instance.worker_id, 3)
+            process.mute = False
+            await clock.advance(5.0)
+            assert (await world.listed())[A].exit == Exit(code=3)
+
+    async def test_blocked_rabbitmq_kills_no_process(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            process.mute, world.link.accepts = True, False
+            await clock.advance(600.0)
+            assert world.running_processes() == [process.worker_id]
+            process.mute, world.link.accepts = False, True
+            await clock.advance(5.0)
+            assert (await world.listed())[A].state is InstanceState.RUNNING
+
+
+class TestProcessEnds:
+    async def test_silent_process_is_killed_and_its_workers_are_exited_then(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            await world.start(B)
+            process.mute = True
+            await clock.advance(RULES.process_timeout)
+            assert {one.state for one in (await world.listed()).values()} == {InstanceState.RUNNING}
+            await clock.advance(2 * RULES.process_timeout)
+            listed = await world.listed()
+            assert {one.state for one in listed.values()} == {InstanceState.EXITED}
+            assert listed.keys() == {A, B}
+
+    async def test_silent_process_is_killed_when_a_worker_in_it_is_to_stop(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            instance = await world.start(A)
+            world.process_of(instance).mute = True
+            stop = asyncio.ensure_future(world.driver.stop(instance.instance_id, grace=1.0))
+            await clock.advance(RULES.process_timeout + 2)
+            await done(stop)
+            assert (await world.listed())[A].state is InstanceState.EXITED
+
+    async def test_end_of_a_process_ends_all_its_workers_with_its_exit(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            instances = [await world.start(key) for key in (A, B, C)]
+            other = await world.start(D)
+            world.end_process(world.process_of(instances[0]))
+            listed = await world.listed()
+            end_of_a = Exit(code=137, reason="the process ended: out of memory")
+            assert [listed[key].exit for key in (A, B, C)] == [end_of_a] * 3
+            assert listed[D] == other
+            assert await world.driver.logs(instances[1].instance_id) == ("java.lang.OutOfMemoryError",)
+            for instance in instances:
+                await world.driver.remove(instance.instance_id)
+            await clock.advance(2.0)
+            assert (await world.listed()).keys() == {D}
+            assert len(world.backend.workers) == 1
+
+    async def test_worker_assigned_to_a_dying_process_is_started_again(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            world.network.lose = lambda question: isinstance(question, Assign)
+            start = asyncio.ensure_future(world.driver.start(spec_of(B)))
+            await clock.advance(2.0)
+            world.end_process(process)
+            await clock.advance(2.0)
+            assert await fails(done(start), DriverUnavailableError)
+            world.network.lose = lambda question: False
+            assert (await world.start(B)).state is InstanceState.RUNNING
+
+    async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            for _ in range(2):
+                culprit, innocent = await world.start(A), await world.start(B)
+                process = world.process_of(culprit)
+                process.use(culprit.worker_id, in_flight=1)
+                await clock.advance(1.0)
+                world.end_process(process)
+                await clock.advance(1.0)
+                for instance in (culprit, innocent):
+                    await world.driver.remove(instance.instance_id)
+            innocent, culprit, third = [await world.start(key) for key in (B, A, C)]
+            assert world.process_of(culprit).assigned == [culprit.worker_id]
+            assert world.process_of(third) is world.process_of(innocent)
+            await end(world, culprit)
+            await clock.advance(3600.0)
+            assert world.process_of(await world.start(A)) is world.process_of(innocent)
+
+    async def test_process_that_does_not_become_ready_is_killed(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1), ready=False) as world:
+            await clock.advance(RULES.start_timeout - 5)
+            [first] = world.running_processes()
+            await clock.advance(10.0)
+            assert first not in world.running_processes()
+
+
+class TestReplacement:
+    @pytest.mark.parametrize("rule", [{"max_requests": 100}, {"max_age": 600.0}])
+    async def test_worn_process_is_replaced(self, clock: VirtualClock, rule: dict[str, float]) -> None:
+        with world_of(clock, replace(RULES, **rule)) as world:
+            instance = await world.start(A)
+            process = world.process_of(instance)
+            assert not (await world.listed())[A].retiring
+            process.set(requests=100)
+            await clock.advance(600.0)
+            assert (await world.listed())[A].retiring
+            successor = await world.start(A, slot=1)
+            assert world.process_of(successor) is not process
+            assert not successor.retiring
+            await end(world, instance)
+            await clock.advance(5.0)
+            assert world.running_processes() == [world.process_of(successor).worker_id]
+
+    async def test_dedicated_workers_are_listed_and_stopped(self, clock: VirtualClock) -> None:
+        """The placement of a running pool was changed."""
+        with world_of(clock) as world:
+            dedicated = world.backend.add(spec_of(A), spec_hash="spec", started_at=clock.time()).instance
+            listed = await world.listed()
+            assert listed[A] == dedicated
+            assert dedicated.spec_hash != world.driver.spec_hash()
+            assert await fails(world.start(A), SlotTakenError)
+            await world.driver.stop(dedicated.instance_id, grace=1.0)
+            assert (await world.listed())[A].state is InstanceState.EXITED
+            await world.driver.remove(dedicated.instance_id)
+            assert await world.listed() == {}
+
+    async def test_stop_of_all_ends_processes_and_workers(self, clock: VirtualClock) -> None:
+        with world_of(clock, replace(RULES, spares=1)) as world:
+            await world.start(A)
+            world.tasks.pop(0).cancel()
+            with suppress(asyncio.CancelledError):
+                await PooledUpkeep(world.driver).stop_all()
+            assert world.running_processes() == []
+            assert (await world.listed())[A].state is InstanceState.EXITED
+
+
+async def test_processes_are_instances_of_one_group(clock: VirtualClock) -> None:
+    with world_of(clock, replace(RULES, keys_per_process=1)) as world:
+        for key in (A, B, C):
+            await world.start(key)
+        instances = [worker.instance for worker in world.backend.workers.values()]
+        assert [(one.key, one.slot) for one in instances] == [(PROCESS_KEY, slot) for slot in range(3)]
