@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from osrdyne.config.models import Model
 from osrdyne.config.types import Duration, PublicTexts, Size
 from osrdyne.drivers.base import DriverContext, DriverOptions
-from osrdyne.drivers.variables import Variables
+from osrdyne.drivers.shared import Variables
 
 LABEL_PREFIX = "osrdyne."
 HOST_NETWORK = "host"

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from osrdyne.config.models import Model
 from osrdyne.config.types import Duration, PublicMapping, PublicTexts, Size
 from osrdyne.drivers.base import DriverOptions
-from osrdyne.drivers.variables import ShellVariables
+from osrdyne.drivers.shared import ShellVariables
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[numkMGTPE]|[KMGTPE]i|[eE][-+]?\d+)?\Z")
 LABEL_PREFIX = "osrdyne.dev/"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from osrdyne.drivers.base import WorkerSpec
-from osrdyne.drivers.variables import RESERVED_PREFIXES
+from osrdyne.drivers.shared import RESERVED_PREFIXES
 from osrdyne.protocol.environment import URI_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import Field, field_validator
 
 from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.shared import ShellVariables
 from osrdyne.drivers.systemd.names import is_accepted
-from osrdyne.drivers.variables import ShellVariables
 
 
 class ManagerKind(StrEnum):
