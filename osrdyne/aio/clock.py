@@ -1,10 +1,12 @@
-"""Time as a collaborator, so that tests can own it."""
+"""Time as a collaborator, so that tests can own it, and the delays between attempts."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -60,3 +62,19 @@ def now_ms(clock: Clock) -> int:
 async def sleep_until(at_ms: int, clock: Clock) -> None:
     """Let the time pass until `at_ms`, milliseconds since the epoch."""
     await clock.sleep(at_ms / 1000 - clock.time())
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays `initial`, `initial * factor`, … up to `maximum` seconds, each spread by ± `jitter` (a share)."""
+
+    initial: float = 0.5
+    factor: float = 2.0
+    maximum: float = 30.0
+    jitter: float = 0.1
+
+    def delay(self, failures: int, *, spread: Callable[[], float] = random.random) -> float:
+        """Seconds to wait after `failures` failures in a row (≥ 1)."""
+        exponent = min(max(failures, 1) - 1, 32)
+        delay = min(self.maximum, self.initial * self.factor**exponent)
+        return delay * (1 + self.jitter * (2 * spread() - 1))

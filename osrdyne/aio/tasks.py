@@ -1,14 +1,26 @@
-"""Tasks with an owner: endless tasks that must not return, and jobs in order per key."""
+"""Tasks with an owner, and work in threads: endless tasks, jobs in order per key, long functions, calls that block."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
 K = TypeVar("K")
+P = ParamSpec("P")
 T = TypeVar("T")
+
+SMALL = 32 * 1024
+"""Characters of a document that is handled faster on the loop than in a thread."""
+
+_pauses_lock = threading.Lock()
+_pauses = 0
 
 
 class TaskEndedError(RuntimeError):
@@ -53,3 +65,77 @@ class KeyedJobs(Generic[K, T]):
             await self._work(queue[0])
             queue.popleft()
         del self._queues[key]
+
+
+async def off_loop(size: int, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+    """Run a function that touches nothing of the event loop in a thread, if `size` (in characters) makes it slow."""
+    if size <= SMALL:
+        return function(*arguments, **named)
+
+    def run() -> T:
+        with _collector_paused():
+            return function(*arguments, **named)
+
+    return await asyncio.to_thread(run)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the collector of cyclic garbage in the whole process."""
+    global _pauses
+    # The collector holds the interpreter, and with it the event loop, while it visits all objects, again and again as a
+    # large document grows: half of the work, and the longest pause of the loop.
+    with _pauses_lock:
+        _pauses += 1
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _pauses_lock:
+            _pauses -= 1
+            if _pauses == 0:
+                gc.enable()
+
+
+class Threads:
+    """Run calls that block in daemon threads, at most `limit` at once. An abandoned call keeps its place until it ends.
+
+    No caller waits for a service that does not answer, and the process can exit: Python would wait for the threads of
+    an executor.
+    """
+
+    def __init__(self, name: str, *, limit: int) -> None:
+        self._name = name
+        self._free = asyncio.Semaphore(limit)
+        self._running: set[threading.Thread] = set()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Return or raise what the function returns or raises."""
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                settle = partial(outcome.set_result, function())
+            except Exception as error:
+                settle = partial(outcome.set_exception, error)
+            with suppress(RuntimeError):  # the loop is closed: the result is not needed
+                loop.call_soon_threadsafe(end, settle)
+
+        def end(settle: Callable[[], None]) -> None:
+            self._running.discard(thread)
+            self._free.release()
+            if not outcome.done():
+                settle()
+
+        thread = threading.Thread(target=work, name=self._name, daemon=True)
+        self._running.add(thread)
+        thread.start()
+        return await outcome
+
+    def join(self, timeout: float) -> None:
+        """Wait for the calls under way, `timeout` seconds in all at most. Blocks."""
+        until = time.monotonic() + timeout
+        for thread in list(self._running):
+            thread.join(max(0.0, until - time.monotonic()))

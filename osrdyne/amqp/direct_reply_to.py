@@ -17,8 +17,7 @@ import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp.channel import Channel
 from osrdyne.amqp.connection import Connection
 from osrdyne.amqp.message import Message

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from osrdyne.aio.offload import off_loop
+from osrdyne.aio.tasks import off_loop
 from osrdyne.api.problems import invalid_document
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.explain import Explanation

@@ -17,8 +17,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.client.errors import ClientClosedError, ConnectionLostError, RequestTimeoutError, error_from_reply

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.client.aio import ANSWER_SLACK, DEFAULT_TIMEOUT, AsyncClient, ConnectionStatus
 from osrdyne.client.errors import ClientClosedError
 from osrdyne.client.reply import Reply

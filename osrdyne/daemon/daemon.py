@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from osrdyne import __version__
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock, SystemClock
+from osrdyne.aio.clock import Backoff, Clock, SystemClock
 from osrdyne.aio.tasks import start_endless
 from osrdyne.api.server import ApiServer
 from osrdyne.api.token_file import tokens_of

@@ -1,11 +1,15 @@
-"""The option `environment` that every driver has: further variables of the workers."""
+"""What several drivers need: the option `environment`, and a directory of the daemon's own."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
+
+from osrdyne.errors import DriverUnavailableError
 
 RESERVED_PREFIXES = ("WORKER_", "OSRDYNE_")
 
@@ -35,3 +39,11 @@ Variables = Annotated[dict[str, str], AfterValidator(_usable)]
 
 ShellVariables = Annotated[Variables, AfterValidator(_named_as_in_a_shell)]
 """The same for a backend that takes no other names than a shell does."""
+
+
+def prepare_directory(path: Path, *, remedy: str) -> None:
+    """Create the directory; refuse one that another user owns or could write to. Blocks; raises `OSError` as well."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise DriverUnavailableError(f"The directory {path} belongs to, or can be written by, another user. {remedy}")

@@ -15,7 +15,7 @@ from osrdyne.amqp import Delivery
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.protocol.messages import Request, header_text
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import ReplyAddresses
 
 LOG_INTERVAL = 60.0
 """Seconds between two log lines about forged messages of one queue."""

@@ -1,8 +1,7 @@
 """Connections and channels of a `FakeBroker`: the same interface as the real classes, without a wire.
 
 A channel behaves as docs/design/broker.md says: a refused command closes it, a cancelled command closes it, what it
-holds returns to
-its queue when it closes, and its consumers then end with an error.
+holds returns to its queue when it closes, and its consumers then end with an error.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, QueueInfo
+from osrdyne.amqp.errors import translated
 from osrdyne.broker.session import Connect
 from osrdyne.errors import (
     BrokerConflictError,
@@ -347,3 +347,21 @@ def connect_to(broker: FakeBroker, connections: list[FakeConnection] | None = No
         return connection
 
     return connect
+
+
+# What a person may do to a broker while osrdyne runs, and osrdyne itself never does. For channels of a real RabbitMQ.
+
+TIMEOUT = 30.0
+
+
+async def purge_queue(channel: Channel, name: str) -> int:
+    """Drop everything that is ready in a queue; how much it was."""
+    with translated(f"purge queue {name}"):
+        answer = await channel._underlay.queue_purge(name, timeout=TIMEOUT)
+    return answer.message_count or 0
+
+
+async def delete_exchange(channel: Channel, name: str) -> None:
+    """Delete an exchange; a missing one is not an error."""
+    with translated(f"delete exchange {name}"):
+        await channel._underlay.exchange_delete(name, timeout=TIMEOUT)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from osrdyne.aio.offload import off_loop
+from osrdyne.aio.tasks import off_loop
 from osrdyne.errors import OsrdyneError, PoolConflictError, VersionConflictError
 from osrdyne.ingress.acceptance import TtlLimits
 from osrdyne.ingress.explain import Explanation, explain

@@ -1,7 +1,8 @@
-"""The HTTP API of a `FakeBroker`."""
+"""The HTTP API of a `FakeBroker`, and global parameters on their own."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from osrdyne.broker.management.client import MAX_PAGE_SIZE, ManagementClient
@@ -110,3 +111,18 @@ class FakeManagement(ManagementClient):
         await self.broker.pass_hook(call, target, done=False)
         if not self.available:
             raise BrokerUnavailableError("RabbitMQ's HTTP API did not answer in time.")
+
+
+class Parameters:
+    """Global parameters in memory, whose answers take a while. Implements `pool.state.pins.Parameters`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+
+    async def get_global_parameter(self, name: str) -> object | None:
+        await asyncio.sleep(0)
+        return self.values.get(name)
+
+    async def put_global_parameter(self, name: str, value: object) -> None:
+        await asyncio.sleep(0)
+        self.values[name] = value

@@ -12,7 +12,7 @@ import pytest
 from client_responder import Responder, silence
 from yarl import URL
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.client import AsyncClient, ConnectionLostError, ConnectionStatus, PoolNotFoundError, RequestTimeoutError
 from osrdyne.dev.rabbitmq import node_files
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker

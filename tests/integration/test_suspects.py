@@ -10,9 +10,8 @@ import pytest
 from worker_process import Stage, WorkerProcess, stage
 
 from osrdyne.config.models import BrokerSettings
-from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.activity import ALONE_FIELD, SUSPECTS_FIELD, ActivityReport, Event, text_fingerprint
 from osrdyne.protocol.control import Command
-from osrdyne.protocol.fingerprints import ALONE_FIELD, SUSPECTS_FIELD, text_fingerprint
 
 SLOW = {"seconds": 1.5}
 

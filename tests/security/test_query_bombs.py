@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
-from osrdyne.protocol.activity import Event
-from osrdyne.protocol.fingerprints import REQUESTS_FIELD
+from osrdyne.protocol.activity import REQUESTS_FIELD, Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.statuses import Status
 from tests.conftest import delete_all

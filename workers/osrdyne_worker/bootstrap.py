@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.protocol.environment import WorkerEnvironment
-from osrdyne.protocol.names import PoolNames
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import PoolNames, ReplyAddresses
 from osrdyne_worker.app.app import App, Context
 from osrdyne_worker.requests.dispatch import Dispatcher
 from osrdyne_worker.requests.processor import Processor

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import WatchCell
 from osrdyne.aio.tasks import endless
 from osrdyne.amqp import ConnectionOptions

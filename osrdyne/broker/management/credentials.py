@@ -17,8 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import SecretStr
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.aio.signals import Wakeup
 from osrdyne.broker.management.client import ManagementClient
 from osrdyne.broker.management.models import Permissions

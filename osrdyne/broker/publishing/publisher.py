@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO, GuardedChannel, guarded_channel
 from osrdyne.broker.publishing.isolation import Destinations

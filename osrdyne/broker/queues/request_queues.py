@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock, now_ms
+from osrdyne.aio.clock import Backoff, Clock, now_ms
 from osrdyne.amqp import Channel, Delivery, QueueInfo
 from osrdyne.broker.leadership.channel_pool import LeaderChannels
 from osrdyne.broker.leadership.token import Send

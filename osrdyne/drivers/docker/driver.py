@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 from docker.errors import APIError
 
 from osrdyne.aio.signals import WatchCell
+from osrdyne.aio.tasks import Threads
 from osrdyne.drivers.base import (
     Driver,
     DriverContext,
@@ -34,7 +35,6 @@ from osrdyne.drivers.docker.images import Images
 from osrdyne.drivers.docker.labels import Identity
 from osrdyne.drivers.docker.launch import explain, shape
 from osrdyne.drivers.docker.options import BrokerUri, DockerOptions, Pull
-from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")

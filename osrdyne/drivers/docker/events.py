@@ -13,8 +13,7 @@ from typing import Any
 
 from urllib3.exceptions import ReadTimeoutError
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 

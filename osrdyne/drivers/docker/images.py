@@ -10,9 +10,9 @@ from typing import Any
 
 from docker.errors import APIError
 
+from osrdyne.aio.tasks import Threads
 from osrdyne.drivers.docker.engine import THREADS, Engine
 from osrdyne.drivers.docker.launch import explain
-from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 from osrdyne.logs import Logger, get_logger, mask_uri
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod, Secret
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.drivers.base import (
     Driver,
     DriverContext,

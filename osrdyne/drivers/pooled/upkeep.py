@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.drivers.base import InstanceState
 from osrdyne.drivers.pooled import placement
 from osrdyne.drivers.pooled.driver import PooledDriver, ProcessGoneError, ProcessSilentError, running

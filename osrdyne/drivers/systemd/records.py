@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from osrdyne.drivers.private_directory import prepare_directory
+from osrdyne.drivers.shared import prepare_directory
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.protocol.names import Key, WorkerId
 

@@ -7,7 +7,7 @@ them and announced through `feed`. This module decides nothing.
 
 from __future__ import annotations
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import ChangeFeed, Wakeup
 from osrdyne.broker.management.listings import MessageTotal
 from osrdyne.broker.management.models import TOTALS_MAX_AGE

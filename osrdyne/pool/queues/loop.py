@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import ChangeFeed, Subscription, Wakeup
 from osrdyne.broker.queues.safe_delete import DeleteOutcome, QueueCheck
 from osrdyne.errors import BrokerConflictError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-from osrdyne.aio.offload import SMALL, off_loop
+from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.config.types import size_text
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 from osrdyne.ingress.documents.reader import MAX_CHARACTERS

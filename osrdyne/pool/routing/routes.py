@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from osrdyne.aio.offload import SMALL, off_loop
+from osrdyne.aio.tasks import SMALL, off_loop
 from osrdyne.broker.topology.comparison import expected_topology
 from osrdyne.broker.topology.declarations import Topology
 from osrdyne.broker.topology.layout import QueueLayout

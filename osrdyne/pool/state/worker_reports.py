@@ -15,9 +15,17 @@ from typing import TypeVar
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import ChangeFeed
 from osrdyne.broker.management.listings import ListedQueue
-from osrdyne.protocol.activity import GENERATION_FIELD, ActivityReport, Event
+from osrdyne.protocol.activity import (
+    ALONE_FIELD,
+    GENERATION_FIELD,
+    REQUESTS_FIELD,
+    STUCK_FIELD,
+    SUSPECTS_FIELD,
+    ActivityReport,
+    Event,
+    named_requests,
+)
 from osrdyne.protocol.control import Generation
-from osrdyne.protocol.fingerprints import ALONE_FIELD, REQUESTS_FIELD, STUCK_FIELD, SUSPECTS_FIELD, named_requests
 from osrdyne.protocol.names import Key, started_as
 
 _K = TypeVar("_K")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import Subscription, Wakeup
 from osrdyne.drivers.base import Driver, InstanceId, InstanceState
 from osrdyne.errors import DriverError

@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import now_ms
+from osrdyne.aio.clock import Backoff, now_ms
 from osrdyne.amqp import Delivery, Message
 from osrdyne.amqp.consumer import Consumer
 from osrdyne.errors import BrokerSilentError, PublishRefusedError
@@ -28,7 +27,7 @@ from osrdyne.processors.poison.entries import bare_entry, finding, poison_entry
 from osrdyne.processors.poison.evidence import EvidenceCollector
 from osrdyne.processors.prefetch import AdaptivePrefetch
 from osrdyne.processors.replies import Replier
-from osrdyne.protocol.fingerprints import text_fingerprint
+from osrdyne.protocol.activity import text_fingerprint
 from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text

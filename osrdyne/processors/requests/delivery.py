@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import now_ms, sleep_until
+from osrdyne.aio.clock import Backoff, now_ms, sleep_until
 from osrdyne.aio.tasks import KeyedJobs
 from osrdyne.amqp import Consumer, Delivery, Message
 from osrdyne.errors import (

@@ -12,12 +12,12 @@ import pytest
 from docker.errors import APIError
 
 from osrdyne.aio.clock import SystemClock
+from osrdyne.aio.tasks import Threads
 from osrdyne.drivers.base import DriverContext
 from osrdyne.drivers.docker import DockerDriver
 from osrdyne.drivers.docker.events import EventReader
 from osrdyne.drivers.docker.images import Images
 from osrdyne.drivers.docker.options import DockerOptions
-from osrdyne.drivers.docker.threads import Threads
 from osrdyne.errors import DriverUnavailableError, StartFailedError
 
 PATIENCE = 10.0

@@ -29,8 +29,7 @@ from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import ControlMessage
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.messages import HOPS_HEADER, Request
-from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import FakeBroker

@@ -8,8 +8,7 @@ import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.pool.workers.liveness import QUIET_AFTER
-from osrdyne.protocol.activity import ActivityReport, Event
-from osrdyne.protocol.fingerprints import REQUESTS_FIELD
+from osrdyne.protocol.activity import REQUESTS_FIELD, ActivityReport, Event
 from osrdyne.protocol.names import Key
 from osrdyne.testing.broker import Command
 from osrdyne.testing.clock import VirtualClock

@@ -14,8 +14,7 @@ from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.views import PoisonQuery, PoisonView
 from osrdyne.processors.poison.entries import finding
 from osrdyne.processors.poison.evidence import PATIENCE
-from osrdyne.protocol.activity import Event
-from osrdyne.protocol.fingerprints import fingerprint
+from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.clock import VirtualClock

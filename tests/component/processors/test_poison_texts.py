@@ -10,9 +10,8 @@ import pytest
 from osrdyne.drivers.base import Exit
 from osrdyne.pool.state.crashes import MAX_KEYS, MAX_OF_KEY, PoisonTexts
 from osrdyne.pool.state.restart_backoff import FREE_RESTARTS, RESTART, STABLE_AFTER, RestartBackoff, worker_ended
-from osrdyne.protocol.activity import Event
+from osrdyne.protocol.activity import ALONE_FIELD, STUCK_FIELD, Event, text_fingerprint
 from osrdyne.protocol.control import Command, control_from_wire
-from osrdyne.protocol.fingerprints import ALONE_FIELD, STUCK_FIELD, text_fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key
 from osrdyne.testing.clock import VirtualClock

@@ -11,8 +11,7 @@ import pytest
 from test_worker_processor import PATIENCE, REPLIES, Bench
 
 from osrdyne.aio.clock import now_ms
-from osrdyne.protocol.activity import Event
-from osrdyne.protocol.fingerprints import STUCK_FIELD, text_fingerprint
+from osrdyne.protocol.activity import STUCK_FIELD, Event, text_fingerprint
 from osrdyne_worker import App, Call
 from osrdyne_worker.runtime.reports import Draft
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings

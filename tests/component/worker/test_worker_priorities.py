@@ -11,8 +11,7 @@ import pytest
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import ConnectionOptions, Message
 from osrdyne.errors import BrokerUnavailableError
-from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock

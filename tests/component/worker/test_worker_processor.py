@@ -13,8 +13,7 @@ from osrdyne.amqp import Channel, ConnectionOptions, Message
 from osrdyne.errors import MessageTooLargeError, QueueFullError
 from osrdyne.protocol.activity import COMPLETED_ROUTE_HEADER, Event
 from osrdyne.protocol.messages import ROUTE_HEADER
-from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import Key, PoolNames, QueueName, ReplyAddresses, WorkerId
 from osrdyne.testing.amqp import FakeConnection
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock

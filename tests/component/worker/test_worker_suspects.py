@@ -10,8 +10,14 @@ import pytest
 from test_worker_processor import QUEUE, REPLIES, Bench
 
 from osrdyne.amqp import Message
-from osrdyne.protocol.activity import Event, report_from_wire
-from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS, REQUESTS_FIELD, fingerprint, named_requests
+from osrdyne.protocol.activity import (
+    MAX_NAMED_REQUESTS,
+    REQUESTS_FIELD,
+    Event,
+    fingerprint,
+    named_requests,
+    report_from_wire,
+)
 from osrdyne_worker import Call
 from osrdyne_worker.requests.dispatch import SessionLostError
 from osrdyne_worker.runtime.settings import RuntimeSettings

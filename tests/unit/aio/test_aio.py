@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import SystemClock
-from osrdyne.aio.offload import SMALL, off_loop
+from osrdyne.aio.clock import Backoff, SystemClock
 from osrdyne.aio.signals import ChangeFeed, Wakeup, WatchCell
-from osrdyne.aio.tasks import KeyedJobs, TaskEndedError, start_endless
+from osrdyne.aio.tasks import SMALL, KeyedJobs, TaskEndedError, off_loop, start_endless
 from osrdyne.testing.clock import VirtualClock
 
 

@@ -9,7 +9,7 @@ import pytest
 from osrdyne.pool.state.pins import PinStore
 from osrdyne.protocol.names import Key
 from osrdyne.testing.keys import ODD_KEYS
-from osrdyne.testing.parameters import Parameters
+from osrdyne.testing.management import Parameters
 
 
 def store(parameters: Parameters, *configured: str) -> PinStore:

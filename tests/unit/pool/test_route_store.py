@@ -18,7 +18,7 @@ from osrdyne.pool.routing.active_manifest import ActiveSplitter
 from osrdyne.pool.routing.manifest_store import KEPT_VERSIONS, ManifestKind, ManifestStore
 from osrdyne.pool.routing.routes import RouteStore
 from osrdyne.testing.context import make_context
-from osrdyne.testing.parameters import Parameters
+from osrdyne.testing.management import Parameters
 
 
 def manifest(*names: str) -> Manifest:

@@ -11,8 +11,7 @@ from osrdyne.broker.topology.declarations import Exchange, Queue, pool_topology
 from osrdyne.metrics import Metrics
 from osrdyne.processors.forgeries import LOG_INTERVAL, Forgeries
 from osrdyne.protocol.messages import Request, Response
-from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, WorkerId
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, ReplyAddresses, WorkerId
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.context import make_context
 

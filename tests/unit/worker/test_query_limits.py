@@ -18,7 +18,7 @@ from osrdyne_worker.pipelines.limits import (
     check_text,
     interval_microseconds,
 )
-from osrdyne_worker.pipelines.remembered import Remembered
+from osrdyne_worker.pipelines.sql import Remembered
 
 CATALYST = "org.apache.spark.sql.catalyst"
 

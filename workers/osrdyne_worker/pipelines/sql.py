@@ -9,10 +9,11 @@ from __future__ import annotations
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields
 from importlib.metadata import version
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -24,7 +25,6 @@ from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
 from osrdyne_worker.pipelines.loading import DataProblemError, View, load
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
-from osrdyne_worker.pipelines.remembered import Remembered
 from osrdyne_worker.pipelines.sql_guard import Limits
 from osrdyne_worker.spark.errors import describe
 from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
@@ -51,6 +51,8 @@ REQUIRED_JAVA_OPTIONS = " ".join(f"-Djavax.xml.accessExternal{kind}=" for kind i
 
 _REMEMBERED_QUERIES = 200
 _REMEMBERED_LENGTH = 10_000
+LARGEST_SHARE = 4
+"""A value larger than `max_bytes` divided by this is not cached: it would evict too many others."""
 
 
 class GuardedSessions(SparkSessions):
@@ -283,3 +285,41 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
         details = {"sql_state": failure.sql_state} if failure.sql_state else {}
         raise RequestError(failure.message, failure.code, failure.condition, details) from None
+
+
+class Remembered(Generic[ValueT]):
+    """A cache of at most `count` values with at most `max_bytes` in total. Thread-safe.
+
+    The least recently used value is evicted first. Two threads may make the value of one key at the same time; one
+    value is cached.
+    """
+
+    def __init__(self, *, count: int, max_bytes: int) -> None:
+        self._count = count
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, tuple[ValueT, int]] = OrderedDict()
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: Hashable, make: Callable[[], tuple[ValueT, int]]) -> ValueT:
+        """The value of `key`. If it is not cached, `make` returns the value and its size in bytes, or raises."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value, size = make()
+        with self._lock:
+            if key not in self._values and size * LARGEST_SHARE <= self._max_bytes:
+                self._values[key] = (value, size)
+                self._bytes += size
+                while self._bytes > self._max_bytes or len(self._values) > self._count:
+                    _, (_, freed) = self._values.popitem(last=False)
+                    self._bytes -= freed
+            return self._values[key][0] if key in self._values else value

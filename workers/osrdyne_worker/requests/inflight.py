@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from osrdyne.amqp import Delivery
-from osrdyne.protocol.fingerprints import fingerprint
+from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import Request
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.requests.prefetch import HeldRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from osrdyne.aio.backoff import Backoff
+from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Channel
 from osrdyne.errors import BrokerError

@@ -15,10 +15,9 @@ from osrdyne.amqp import Channel, Delivery
 from osrdyne.amqp.direct_reply_to import DIRECT_REPLY_TO
 from osrdyne.errors import BrokerError, PublishRefusedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import REPLY_TO_REFUSED, RETRIED, Event
-from osrdyne.protocol.fingerprints import MAX_NAMED_REQUESTS, text_fingerprint
+from osrdyne.protocol.activity import MAX_NAMED_REQUESTS, REPLY_TO_REFUSED, RETRIED, Event, text_fingerprint
 from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Response, header_text
-from osrdyne.protocol.reply_addresses import ReplyAddresses
+from osrdyne.protocol.names import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
 from osrdyne_worker.app.app import Context

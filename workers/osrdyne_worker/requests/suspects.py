@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from osrdyne.aio.clock import Clock
-from osrdyne.protocol.fingerprints import ALONE_FIELD, STUCK_FIELD, SUSPECTS_FIELD, text_fingerprint
+from osrdyne.protocol.activity import ALONE_FIELD, STUCK_FIELD, SUSPECTS_FIELD, text_fingerprint
 from osrdyne.protocol.messages import Request, Response
 from osrdyne.protocol.statuses import Status
 

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Connection
 from osrdyne.errors import BrokerError, BrokerNotFoundError
 from osrdyne.logs import get_logger

@@ -14,18 +14,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from osrdyne.aio.backoff import Backoff
-from osrdyne.aio.clock import Clock
+from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.amqp import Channel, Connection, Message
 from osrdyne.errors import BrokerError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import (
     COMPLETED_PRIORITY_HEADER,
     COMPLETED_ROUTE_HEADER,
+    REQUESTS_FIELD,
     ActivityReport,
     Event,
 )
-from osrdyne.protocol.fingerprints import REQUESTS_FIELD
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.statuses import encode_status
