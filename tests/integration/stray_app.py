@@ -28,6 +28,15 @@ class StraySessions:
     def is_alive(self, session: Any) -> bool:
         return True
 
+    def request_session(self, session: Any) -> Any:
+        return session
+
+    def refusal(self, error: Exception) -> None:
+        return None
+
+    def rows(self, value: Any, *, limit: int) -> None:
+        return None
+
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
         return {"a group": 2}
 

@@ -42,6 +42,12 @@ class FakeSessions:
     def progress(self, session: str, group_id: str) -> Mapping[str, int]:
         return {"jobs": 1, "tasks_done": 2, "tasks_total": 4}
 
+    def request_session(self, session: str) -> str:
+        return session
+
+    def refusal(self, error: Exception) -> None:
+        return None
+
     def rows(self, value: Any, *, limit: int) -> None:
         return None
 

@@ -23,6 +23,7 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
 
 if TYPE_CHECKING:
+    from osrdyne_worker.app.errors import RequestError
     from osrdyne_worker.app.tables import Rows
 
 ROW_LIMIT = 10_000
@@ -72,6 +73,17 @@ class SessionFactory(Protocol):
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
         """The progress of the group: `jobs` (running), `tasks_done`, `tasks_total`. Called every few seconds."""
+        ...
+
+    def request_session(self, session: Any) -> Any:
+        """The session of one request (`Call.session`): views, settings and functions that it adds are its own.
+
+        Called at most once for a request, before the request uses it. Its jobs belong to the group of the thread.
+        """
+        ...
+
+    def refusal(self, error: Exception) -> RequestError | None:
+        """The answer to a request whose handler raised an error of the session (of Spark); None for other errors."""
         ...
 
     def rows(self, value: Any, *, limit: int) -> Rows | None:

@@ -6,6 +6,7 @@ A `Call` may be used from any thread.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,17 @@ class Answer:
 class Call:
     """One request that a handler works on. Thread-safe."""
 
-    __slots__ = ("_cancelled", "_clock", "_deadline_at", "_request", "_send_progress", "context")
+    __slots__ = (
+        "_cancelled",
+        "_clock",
+        "_deadline_at",
+        "_open_session",
+        "_request",
+        "_send_progress",
+        "_session",
+        "_session_lock",
+        "context",
+    )
 
     def __init__(
         self,
@@ -50,6 +61,21 @@ class Call:
         self._deadline_at = self._clock.monotonic() + timeout
         self._send_progress: Callable[[Answer], None] | None = None
         self._cancelled = False
+        self._open_session: Callable[[], Any] = lambda: context.session
+        self._session: Any = None
+        self._session_lock = threading.Lock()
+
+    @property
+    def session(self) -> Any:
+        """The session of this request alone: it has the views, functions and settings of `context.session` at its first
+        use, and what the request adds or changes ends with the request. `context.session` is shared by all requests.
+
+        None without a session factory. The first use makes a blocking call of about a millisecond.
+        """
+        with self._session_lock:
+            if self._session is None:
+                self._session = self._open_session()
+            return self._session
 
     @property
     def path(self) -> str:
@@ -114,6 +140,10 @@ class Call:
     def attach(self, send_progress: Callable[[Answer], None]) -> None:
         """Set the function that sends progress. Called by the runtime, if the client asks for progress."""
         self._send_progress = send_progress
+
+    def attach_session(self, open_session: Callable[[], Any]) -> None:
+        """Set the function that opens the session of this request. Called by the runtime."""
+        self._open_session = open_session
 
     def raise_if_cancelled(self) -> None:
         """Raise `CallCancelledError` if the call is cancelled. For long loops in a plain function."""

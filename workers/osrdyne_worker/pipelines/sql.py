@@ -283,8 +283,7 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
             if not sessions.is_alive(session):
                 raise
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
-        details = {"sql_state": failure.sql_state} if failure.sql_state else {}
-        raise RequestError(failure.message, failure.code, failure.condition, details) from None
+        raise failure.refusal() from None
 
 
 class Remembered(Generic[ValueT]):

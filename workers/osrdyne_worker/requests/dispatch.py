@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from osrdyne.errors import OsrdyneError
@@ -84,6 +85,8 @@ class Dispatcher:
     async def run(self, call: Call, *, group_id: str) -> Response:
         """Run the handler of one request; its reply. Raises only `SessionLostError` and `CancelledError`."""
         target = self._targets.get(call.path, self._default)
+        if self._sessions is not None:
+            call.attach_session(partial(self._sessions.request_session, call.context.session))
         try:
             if target is None:
                 raise self._unknown_path(call.path)
@@ -189,9 +192,20 @@ class Dispatcher:
         if not await self.is_alive(call.context.session):
             raise SessionLostError(await self.loss_reason(call.context.session)) from error
         log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
-        details = {"traceback": traceback.format_exception(error)} if self._debug else {}
-        refusal = RequestError(describe(error), code=500, error_code="internal_error", details=details)
+        refusal = await self._refusal(error) or RequestError(describe(error), code=500, error_code="internal_error")
+        if self._debug:
+            refusal.details["traceback"] = traceback.format_exception(error)
         return error_response(refusal, path=call.path)
+
+    async def _refusal(self, error: Exception) -> RequestError | None:
+        """The answer to an error of the session; None if it is an error of the handler itself."""
+        if self._sessions is None:
+            return None
+        try:
+            return await self._in_side_thread(lambda sessions: sessions.refusal(error))
+        except Exception:  # reading the error asks the JVM
+            log.warning("error of the session could not be read", exc_info=True)
+            return None
 
     def _unknown_path(self, path: str) -> RequestError:
         known = sorted(self._targets)

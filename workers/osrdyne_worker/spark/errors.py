@@ -1,6 +1,7 @@
 """Describe an exception of Spark in one line, for the answer to a request whose query failed.
 
-Used by pipelines. A caller never receives a Java or Python stack, nor the plan that Spark appends to its messages.
+Used by the session factory for all handlers, and by pipelines. A caller never receives a Java or Python stack, nor the
+plan that Spark appends to its messages.
 """
 
 from __future__ import annotations
@@ -8,15 +9,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 
+from osrdyne.logs import mask_uri
+from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.spark.exhaustion import exhaustion
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
 _JAVA_CLASS = re.compile(r"^(?:[a-z_][\w$]*\.)+[A-Z][\w$]*:\s*")
 _SQL_STATE = re.compile(r"\s*SQLSTATE: (\w{5}).*$")
 _MAX_LENGTH = 1_000
+_TRACEBACK = "Traceback (most recent call last):"
+_PYTHON_CONDITION = "PYTHON_EXCEPTION"
+_PYTHON_SQL_STATE = "38000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,20 @@ class SparkFailure:
     is_query: bool = False
     exhausted: bool = False
     """The query has exhausted memory, or a limit on results; Spark itself is healthy."""
+    exception: str | None = None
+    """The class of the exception that a Python function of the query has raised."""
 
     @property
     def code(self) -> int:
         """The HTTP-like code."""
         return 413 if self.condition == "answer_too_large" else 400 if self.is_query else 500
+
+    def refusal(self) -> RequestError:
+        """The error for the caller, with the SQLSTATE and the Python exception as details."""
+        details = {"sql_state": self.sql_state, "exception": self.exception}
+        return RequestError(
+            self.message, self.code, self.condition, {name: value for name, value in details.items() if value}
+        )
 
 
 def describe(error: BaseException) -> SparkFailure | None:
@@ -42,13 +57,16 @@ def describe(error: BaseException) -> SparkFailure | None:
         text, condition, sql_state = str(error), error.getCondition(), error.getSqlState()
     elif isinstance(error, Py4JJavaError):
         text, condition, sql_state = _root_message(error), None, None
-    elif isinstance(error, Py4JError):
+    elif isinstance(error, Py4JNetworkError):  # not its base class: a call with wrong arguments raises that
         text, condition, sql_state = "The connection to Spark's Java process was lost.", "SPARK_GONE", None
     else:
         return None
     exhausted = exhaustion(error)
     if exhausted is not None:
         return SparkFailure(condition=exhausted.condition, message=exhausted.message, exhausted=True)
+    if _TRACEBACK in text and condition in (None, _PYTHON_CONDITION):
+        exception, message = _python_error(text)
+        return SparkFailure(_PYTHON_CONDITION, message, sql_state=_PYTHON_SQL_STATE, exception=exception)
     line = _first_line(text)
     found = _CONDITION.search(line)
     state = _SQL_STATE.search(line)
@@ -75,6 +93,21 @@ def _root_message(error: Py4JJavaError) -> str:
             return str(message)
         text, cause = str(message) or text, cause.getCause()
     return text
+
+
+def _python_error(text: str) -> tuple[str, str]:
+    """The class and the message of the exception at the end of the last traceback in `text`.
+
+    The lines of a traceback are indented, the exception below it is not; the lines of Java's stack are indented again.
+    """
+    lines = iter(text.rpartition(_TRACEBACK)[2].splitlines()[1:])
+    found = next((line for line in lines if line and not line[0].isspace()), "")
+    for line in lines:  # a message of several lines
+        if not line or line[0].isspace():
+            break
+        found += f" {line}"
+    exception = found.partition(":")[0].strip()
+    return exception, mask_uri(found.strip()[:_MAX_LENGTH]) or "A Python function of the request failed."
 
 
 def _first_line(text: str) -> str:

@@ -161,6 +161,23 @@ class SparkSessions:
             return {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
         return progress_of(session, group_id)
 
+    def request_session(self, session: Any) -> Any:
+        """A copy of `session` with its views, functions and settings; changes to the copy stay in it.
+
+        Takes about a millisecond. With Spark Connect `session` itself: the tags that cancel a request belong to it.
+        """
+        if _is_connect_session(session):
+            return session
+        # Not `newSession()`, which has none of the views and functions that `on_start` has created.
+        return type(session)(session.sparkContext, session._jsparkSession.cloneSession())
+
+    def refusal(self, error: Exception) -> RequestError | None:
+        """The answer to a request whose handler raised an error of Spark: its error class, SQLSTATE and one line."""
+        from osrdyne_worker.spark.errors import describe
+
+        failure = describe(error)
+        return None if failure is None else failure.refusal()
+
     def rows(self, value: Any, *, limit: int) -> Rows | None:
         """The first `limit` rows of a DataFrame of Spark; None for any other value."""
         from pyspark.sql import DataFrame

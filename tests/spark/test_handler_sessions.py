@@ -1,0 +1,195 @@
+"""The session of each request, and errors of Spark in handlers, on a real Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pandas as pd
+import pytest
+from test_spark_session import SLOW, active_jobs, wait_for
+
+from osrdyne.protocol.messages import Request, Response
+from osrdyne.protocol.names import Key
+from osrdyne_worker import App, Call, Context
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.spark.session import SparkSessions
+
+Handler = Callable[..., Any]
+
+
+@pytest.fixture
+def shared(spark: Any) -> Any:
+    """The shared session of one worker."""
+    return spark.newSession()
+
+
+@pytest.fixture
+def dispatcher(sessions: SparkSessions) -> Iterator[Callable[[Handler], Dispatcher]]:
+    with ThreadPoolExecutor(4) as threads:
+
+        def make(handler: Handler) -> Dispatcher:
+            app = App(sessions=sessions)
+            app.handler("/p")(handler)
+            return Dispatcher(app, threads=threads, side_threads=threads)
+
+        yield make
+
+
+def call_of(session: Any, body: bytes = b"") -> Call:
+    return Call(Context(Key("k"), session=session), Request("k", body, path="/p"))
+
+
+def test_views_of_one_name_in_two_requests_at_once_are_two_views(
+    dispatcher: Callable[[Handler], Dispatcher], shared: Any
+) -> None:
+    both = threading.Barrier(2)
+
+    def handler(call: Call, rows: int) -> Any:
+        call.session.range(rows).createOrReplaceTempView("mine")
+        both.wait(120)  # both views exist now
+        return call.session.table("mine")
+
+    async def ask() -> list[Response]:
+        made = dispatcher(handler)
+        bodies = (b"2", b"3")
+        return await asyncio.gather(*(made.run(call_of(shared, body), group_id=body.decode()) for body in bodies))
+
+    answers = [json.loads(response.body)["rows"] for response in asyncio.run(ask())]
+    assert answers == [[[0], [1]], [[0], [1], [2]]]
+    assert not shared.catalog.tableExists("mine")
+
+
+def test_session_of_a_request_has_what_the_start_has_made_and_changes_only_itself(
+    sessions: SparkSessions, shared: Any
+) -> None:
+    shared.range(4).createOrReplaceTempView("loaded")
+    shared.udf.register("doubled", lambda number: number * 2, "bigint")
+    shared.conf.set("spark.sql.shuffle.partitions", "3")
+    own = sessions.request_session(shared)
+    assert own.sql("select sum(doubled(id)) from loaded").first()[0] == 12
+    assert own.conf.get("spark.sql.shuffle.partitions") == "3"
+    own.conf.set("spark.sql.shuffle.partitions", "5")
+    own.range(1).createOrReplaceTempView("loaded")
+    assert (shared.conf.get("spark.sql.shuffle.partitions"), shared.table("loaded").count()) == ("3", 4)
+
+
+def test_call_has_one_session_however_often_it_is_used(
+    dispatcher: Callable[[Handler], Dispatcher], shared: Any
+) -> None:
+    def handler(call: Call) -> list[bool]:
+        return [call.session is call.session, call.session is call.context.session]
+
+    response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="one"))
+    assert json.loads(response.body) == [True, False]
+
+
+def test_cancel_ends_the_jobs_of_the_session_of_a_request(
+    dispatcher: Callable[[Handler], Dispatcher], sessions: SparkSessions, spark: Any, shared: Any
+) -> None:
+    def handler(call: Call) -> Any:
+        return call.session.sql(SLOW)
+
+    async def cancel() -> None:
+        running = asyncio.ensure_future(dispatcher(handler).run(call_of(shared), group_id="own session"))
+        end = time.monotonic() + 120
+        while sessions.progress(spark, "own session")["jobs"] == 0:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+    asyncio.run(cancel())
+    wait_for(lambda: not active_jobs(spark))
+
+
+def in_column(call: Call) -> Any:
+    return call.session.sql("select nowhere from range(1)")
+
+
+def in_data(call: Call) -> Any:
+    return call.session.sql("select 1 / id from range(1)")
+
+
+async def in_coroutine(call: Call) -> Any:
+    return await asyncio.to_thread(in_column, call)
+
+
+def in_function(call: Call) -> Any:
+    from pyspark.sql import functions as F
+
+    @F.udf("bigint")
+    def broken(number):  # type: ignore[no-untyped-def]  # Spark would look at the types to choose the kind of function
+        try:
+            return int({}["absent"])
+        except KeyError as error:
+            raise ValueError(f"no price for {number}\nsee amqp://user:hunter2@host/") from error
+
+    return call.session.range(1).select(broken("id"))
+
+
+def in_function_of_pandas(call: Call) -> Any:
+    from pyspark.sql import functions as F
+
+    @F.pandas_udf("bigint")
+    def broken(number: pd.Series) -> pd.Series:
+        raise LookupError("no model")
+
+    return call.session.range(1).select(broken("id"))
+
+
+def in_rows(call: Call) -> Any:
+    return call.session.sparkContext.parallelize([0]).map(lambda number: 1 // number).collect()
+
+
+ERRORS: list[tuple[Handler, int, dict[str, str]]] = [
+    (in_column, 400, {"code": "UNRESOLVED_COLUMN.WITH_SUGGESTION", "sql_state": "42703"}),
+    (in_coroutine, 400, {"code": "UNRESOLVED_COLUMN.WITH_SUGGESTION", "sql_state": "42703"}),
+    (in_data, 400, {"code": "DIVIDE_BY_ZERO", "sql_state": "22012"}),
+    (in_function, 500, {"code": "PYTHON_EXCEPTION", "sql_state": "38000", "exception": "ValueError"}),
+    (in_function_of_pandas, 500, {"code": "PYTHON_EXCEPTION", "exception": "LookupError"}),
+    (in_rows, 500, {"code": "PYTHON_EXCEPTION", "exception": "ZeroDivisionError"}),
+]
+
+
+@pytest.mark.parametrize(("handler", "code", "fields"), ERRORS, ids=[case[0].__name__ for case in ERRORS])
+def test_error_of_spark_in_a_handler_has_its_class(
+    dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, code: int, fields: dict[str, str]
+) -> None:
+    response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="failing"))
+    error = json.loads(response.body)["error"]
+    assert response.code == code, error
+    assert {name: error[name] for name in fields} == fields, error
+    assert "\n" not in error["message"]
+    assert "Traceback" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (in_function, "ValueError: no price for 0 see amqp://user:***@host/"),
+        (in_function_of_pandas, "LookupError: no model"),
+        (in_rows, "ZeroDivisionError: integer division or modulo by zero"),
+    ],
+)
+def test_exception_of_a_python_function_reaches_the_caller(
+    dispatcher: Callable[[Handler], Dispatcher], shared: Any, handler: Handler, message: str
+) -> None:
+    response = asyncio.run(dispatcher(handler).run(call_of(shared), group_id="failing"))
+    assert json.loads(response.body)["error"]["message"] == message
+
+
+def test_wrong_use_of_spark_is_an_error_of_the_handler(
+    dispatcher: Callable[[Handler], Dispatcher], shared: Any
+) -> None:
+    """py4j raises the base class of its network errors for a call that Java does not have; Spark is well."""
+    response = asyncio.run(
+        dispatcher(lambda call: shared._jvm.java.lang.Math.abs("x")).run(call_of(shared), group_id="x")
+    )
+    assert json.loads(response.body)["error"]["code"] == "internal_error"
