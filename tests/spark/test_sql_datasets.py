@@ -171,3 +171,11 @@ def test_wrong_option_of_a_reader_fails_the_start(make_call: Any, tmp_path: Path
     (tmp_path / "t.csv").write_text("5\n", encoding="utf-8")
     with pytest.raises(ConfigurationError):
         make_call(one_table("k", path=str(tmp_path), format="csv", columns="this is no schema"), "k")
+
+
+def test_data_source_without_its_jar_names_the_setting_that_adds_it(make_call: Any) -> None:
+    config = {"datasets": [{"key": "k", "tables": [{"view": "v", "path": "/nowhere", "format": "delta"}]}]}
+    with pytest.raises(
+        ConfigurationError, match=r"worker\.spark_conf\.spark\.jars\.packages to io\.delta:delta-spark_"
+    ):
+        make_call(config, "k")

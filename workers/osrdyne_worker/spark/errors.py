@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from osrdyne.logs import mask_uri
 from osrdyne_worker.app.errors import RequestError
+from osrdyne_worker.spark import missing_jars
 from osrdyne_worker.spark.exhaustion import exhaustion
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]*)\]\s*")
@@ -73,9 +74,10 @@ def describe(error: BaseException) -> SparkFailure | None:
     condition = condition or (found[1] if found else "SPARK_ERROR")
     sql_state = sql_state or (state[1] if state else None)
     message = _SQL_STATE.sub("", line[found.end() :] if found else line).strip()[:_MAX_LENGTH]
+    remedy = missing_jars.remedy(text[:_MAX_LENGTH])
     return SparkFailure(
         condition=condition,
-        message=message or condition,
+        message=f"{message.rstrip('.')}. {remedy}" if remedy else message or condition,
         sql_state=sql_state,
         # SQLSTATE 21: wrong number of rows; 22: invalid data in an expression; 42: invalid name or syntax.
         is_query=isinstance(error, AnalysisException) or (sql_state or "").startswith(("21", "22", "42")),

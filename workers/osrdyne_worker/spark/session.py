@@ -20,7 +20,7 @@ from osrdyne.logs import get_logger, mask_uri
 from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
-from osrdyne_worker.spark import heap, jvm
+from osrdyne_worker.spark import heap, jvm, missing_jars
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
@@ -306,7 +306,8 @@ def start_failure(error: Exception, conf: Mapping[str, str]) -> str:
         text = type(error).__name__
     named = [name for name, value in conf.items() if _CLASS_NAME.fullmatch(value) and value in text]
     where = f" Check worker.spark_conf: {', '.join(named)}." if named else ""
-    return f"Spark could not be started: {mask_uri(text.rstrip('.'))}.{where}"
+    remedy = missing_jars.remedy(text)
+    return f"Spark could not be started: {mask_uri(text.rstrip('.'))}.{where}{f' {remedy}' if remedy else ''}"
 
 
 def _connect(master: str, conf: dict[str, str]) -> Any:

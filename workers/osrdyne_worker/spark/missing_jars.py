@@ -1,0 +1,94 @@
+"""What to set when Spark lacks the jar of a data source, a file system or a class. Reads text only; imports no pyspark.
+
+Used by `errors` for requests, by `session` for the start, and by the SQL pipeline for its views.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+_MISSING = (
+    re.compile(r"Failed to find (?:the )?data source: `?([\w$-]+(?:\.[\w$-]+)*)"),
+    re.compile(r"(?:ClassNotFoundException|NoClassDefFoundError): (?:Class )?([\w.$/]+)"),
+    re.compile(r"with the plugin class '([\w.$]+)': cannot find"),
+    re.compile(r'No FileSystem for scheme "?(\w+)"?'),
+    re.compile(r"(No suitable driver)"),
+)
+_PACKAGES = tuple(
+    (re.compile(pattern, re.IGNORECASE), coordinates, note)
+    for pattern, coordinates, note in (
+        (
+            r"^iceberg$|\.iceberg\.",
+            "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:VERSION",
+            "if there is one",
+        ),
+        (r"avro", "org.apache.spark:spark-avro_{scala}:{spark}", ""),
+        (r"protobuf", "org.apache.spark:spark-protobuf_{scala}:{spark}", ""),
+        (r"kafka", "org.apache.spark:spark-sql-kafka-0-10_{scala}:{spark}", ""),
+        (r"^s3n?$", "org.apache.hadoop:hadoop-aws:{hadoop}", "and write s3a:// in paths"),
+        (r"^s3a$|\.s3a\.", "org.apache.hadoop:hadoop-aws:{hadoop}", ""),
+        (r"^(abfs|wasb)s?$|\.azure", "org.apache.hadoop:hadoop-azure:{hadoop}", ""),
+        (r"^gs$|\.gs\.", "com.google.cloud.bigdataoss:gcs-connector:VERSION", "a version for Hadoop 3"),
+        (r"no suitable driver|jdbc|\.driver$", "GROUP:ARTIFACT:VERSION", "of the database's JDBC driver"),
+    )
+)
+_DELTA = re.compile(r"^delta$|^io\.delta\.", re.IGNORECASE)
+_OF_SPARK_ITSELF = re.compile(r"^(?:java|scala|org\.apache\.spark)\.")
+NEWEST_DELTA, DELTA_ENDS_AT = "4.4.0", (4, 2)
+"""The newest release of Delta Lake, and the newest Spark that it supports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions that a jar must fit. `hadoop` is empty if the installation does not show it."""
+
+    spark: str
+    scala: str
+    hadoop: str = ""
+
+    @property
+    def spark_minor(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in re.findall(r"\d+", self.spark)[:2])
+
+
+def installed_versions() -> Versions:
+    """The versions of the installed pyspark, from the names of its jars."""
+    spec = find_spec("pyspark")
+    jars = Path(spec.origin).parent / "jars" if spec is not None and spec.origin is not None else None
+    names = " ".join(path.name for path in jars.iterdir()) if jars is not None and jars.is_dir() else ""
+    core = re.search(r"spark-core_([\d.]+)-(\d[\w.]*?)\.jar", names)
+    hadoop = re.search(r"hadoop-client-api-(\d[\w.]*?)\.jar", names)
+    return Versions(core[2] if core else "4.0", core[1] if core else "2.13", hadoop[1] if hadoop else "")
+
+
+def remedy(text: str, versions: Versions | None = None) -> str | None:
+    """What to set when a message of Spark says that a jar is missing; None if it does not."""
+    name = next((found[1].replace("/", ".") for pattern in _MISSING if (found := pattern.search(text))), None)
+    if name is None:
+        return None
+    versions = versions or installed_versions()
+    minor = ".".join(map(str, versions.spark_minor))
+    if _DELTA.search(name):
+        if versions.spark_minor > DELTA_ENDS_AT:
+            newest = ".".join(map(str, DELTA_ENDS_AT))
+            return (
+                f"Delta Lake {NEWEST_DELTA} has no jar for Spark {versions.spark}: install pyspark=={newest}.0 and set "
+                f"worker.spark_conf.spark.jars.packages to io.delta:delta-spark_{newest}_2.13:{NEWEST_DELTA}."
+            )
+        return _set(f"io.delta:delta-spark_{minor}_{versions.scala}:{NEWEST_DELTA}")
+    for pattern, coordinates, note in _PACKAGES:
+        if pattern.search(name):
+            fitting = coordinates.format(
+                minor=minor, scala=versions.scala, spark=versions.spark, hadoop=versions.hadoop or "VERSION"
+            )
+            return _set(fitting, note)
+    if _OF_SPARK_ITSELF.match(name):
+        return None
+    return _set("GROUP:ARTIFACT:VERSION", f"of the jar with {name}, for Spark {minor} and Scala {versions.scala}")
+
+
+def _set(coordinates: str, note: str = "") -> str:
+    return f"Set worker.spark_conf.spark.jars.packages to {coordinates}{f' ({note})' if note else ''}."
