@@ -13,7 +13,9 @@ import psutil
 import pytest
 from daemon_process import OSRDYNE, PATIENCE, until
 from own_home import processes_of
+from spark_fixtures import SHORT_LIVED
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 START_LIMIT = 400.0
 """Seconds for a cold start of Spark on a busy machine."""
 
@@ -23,7 +25,11 @@ def stack(home: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[byt
     (tmp_path / "run").mkdir(mode=0o700)
     with (tmp_path / "dev.log").open("wb") as log:
         process = subprocess.Popen(
-            [OSRDYNE, "dev", "--set", "api.port=0"], cwd=tmp_path, env=home, stdout=log, stderr=log
+            [OSRDYNE, "dev", "--set", "api.port=0", "--set", f"worker.spark_conf.{JAVA_OPTIONS}={SHORT_LIVED}"],
+            cwd=tmp_path,
+            env=home,
+            stdout=log,
+            stderr=log,
         )
     yield process
     for left in processes_of(home):

@@ -28,6 +28,7 @@ from osrdyne.protocol.statuses import Status
 from tests.conftest import delete_all
 from tests.integration.worker_process import PATIENCE, Stage, WorkerProcess, stage
 from tests.security.query_bombs import CONSTANTS, PLANS, WORK, Bomb
+from tests.spark_fixtures import SHORT_LIVED
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -35,6 +36,7 @@ SPARK = {
     "master": "local[2]",
     "conf": {
         "spark.driver.memory": "640m",
+        "spark.driver.extraJavaOptions": SHORT_LIVED,
         "spark.driver.maxResultSize": "16m",
         "spark.sql.shuffle.partitions": 2,
         "spark.default.parallelism": 2,
