@@ -13,6 +13,7 @@ from typing import Any
 from osrdyne_worker.pipelines.plan_guard import check_analyzed, check_parsed
 from osrdyne_worker.pipelines.refusals import QueryNotReadError, QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits, check_query
+from osrdyne_worker.spark.parameters import Parameters, ParametersNotSupportedError
 from osrdyne_worker.spark.plans import ParsedQuery, analyzed_plan, frame_of, parse_query
 
 
@@ -30,20 +31,24 @@ def checked_query(
     *,
     views: frozenset[str],
     limits: Limits,
+    parameters: Parameters | None = None,
     check_plan: Callable[[ParsedQuery], None] | None = None,
     allow_unguarded: bool = False,
 ) -> CheckedQuery:
     """Check and analyse a query without running it. Raises `QueryRefusedError`, or Spark's error about the query.
 
-    `check_plan` may refuse the parsed plan as well, before anything is evaluated.
+    `check_plan` may refuse the parsed plan as well, before anything is evaluated. The values of `parameters` are in
+    the plans that are checked.
     """
     not_read: QueryNotReadError | None = None
     try:
-        check_query(query, views=views, limits=limits)
+        check_query(query, views=views, limits=limits, parameters=parameters or ())
     except QueryNotReadError as error:
         not_read = error
     try:
-        parsed = parse_query(session, query)
+        parsed = parse_query(session, query, parameters)
+    except ParametersNotSupportedError:
+        raise _no_parameters("This version of PySpark") from None
     except Exception:
         if not_read is not None and not_read.error_code == "syntax_error":
             raise not_read from None  # neither parser accepts the text; this message has the position
@@ -53,6 +58,8 @@ def checked_query(
             raise QueryRefusedError("The plan of the query cannot be checked.", error_code="statement_not_allowed")
         if not_read is not None:
             raise not_read
+        if parameters is not None:
+            raise _no_parameters("Spark Connect")
         return CheckedQuery(session.sql(query), None)
     check_parsed(parsed.description, views=views)
     if check_plan is not None:
@@ -62,3 +69,11 @@ def checked_query(
     assert analyzed is not None
     check_analyzed(analyzed)
     return CheckedQuery(frame, analyzed)
+
+
+def _no_parameters(where: str) -> QueryRefusedError:
+    return QueryRefusedError(
+        f"{where} has no parameters that can be checked; write the values into the query.",
+        error_code="parameters_not_supported",
+        code=400,
+    )

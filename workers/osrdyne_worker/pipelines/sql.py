@@ -24,9 +24,11 @@ from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
 from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
 from osrdyne_worker.pipelines.loading import DataProblemError, View, load
+from osrdyne_worker.pipelines.parameters import cache_key, length_of, read_parameters
 from osrdyne_worker.pipelines.refusals import QueryRefusedError
 from osrdyne_worker.pipelines.sql_guard import Limits
 from osrdyne_worker.spark.errors import describe
+from osrdyne_worker.spark.parameters import Parameters
 from osrdyne_worker.spark.plans import ParsedQuery, explained_plan, is_repeatable, load_plan_walker, memory_bytes
 from osrdyne_worker.spark.results import PreparedQuery, prepare
 from osrdyne_worker.spark.session import SparkSessions, is_connect
@@ -74,11 +76,13 @@ app = App(sessions=sessions, check_config=parse_config)
 
 
 class SqlRequest(BaseModel):
-    """Body of `/sql`. `limit`: the maximum number of rows in the answer."""
+    """Body of `/sql`. `limit`: the maximum number of rows in the answer. `parameters`: the values of the query's
+    parameters, by name (`:name`) or by position (`?`)."""
 
     model_config = ConfigDict(extra="forbid")
 
     query: str
+    parameters: dict[str, Any] | list[Any] | None = None
     limit: int | None = Field(None, ge=0)
 
 
@@ -88,6 +92,7 @@ class ExplainRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     query: str
+    parameters: dict[str, Any] | list[Any] | None = None
     mode: Literal["simple", "extended", "codegen", "cost", "formatted"] = "formatted"
 
 
@@ -130,32 +135,41 @@ class SqlData:
                 raise RequestError(self._problem.message, self._problem.code, self._problem.error_code)
             return self._views
 
-    def prepared(self, query: str) -> PreparedQuery:
+    def prepared(self, query: str, parameters: Parameters | None = None) -> PreparedQuery:
         """The checked query, ready to run. Raises `QueryRefusedError`, or Spark's error."""
         columns = self._columns()
         remembered = None
-        if len(query) <= _REMEMBERED_LENGTH:
+        if length_of(query, parameters) <= _REMEMBERED_LENGTH:
             remembered = self._remembered.get(
-                (query, frozenset(columns)), lambda: self._prepare_repeatable(query, columns)
+                (query, cache_key(parameters), frozenset(columns)),
+                lambda: self._prepare_repeatable(query, columns, parameters),
             )
-        return remembered or prepare(self.check(query, columns).frame)
+        return remembered or prepare(self.check(query, columns, parameters).frame)
 
-    def frame(self, query: str) -> Any:
+    def frame(self, query: str, parameters: Parameters | None = None) -> Any:
         """The checked query as a new DataFrame, not yet run. Raises as `prepared` does."""
-        return self.check(query, self._columns()).frame
+        return self.check(query, self._columns(), parameters).frame
 
     def _columns(self) -> dict[str, int]:
         """The number of columns of each view."""
         return {view.name: len(view.columns) for view in self.views()}
 
-    def check(self, query: str, columns: Mapping[str, int]) -> CheckedQuery:
-        """Run the guard and the limits. Their result depends only on the text of the query, and on the names and
-        numbers of columns of the views."""
+    def check(self, query: str, columns: Mapping[str, int], parameters: Parameters | None = None) -> CheckedQuery:
+        """Run the guard and the limits. Their result depends only on the text of the query, its parameters, and the
+        names and numbers of columns of the views."""
 
         def check_plan(parsed: ParsedQuery) -> None:
             check_limits(str(parsed.plan.toJSON()), self._plan_limits, views=columns)
             check_named_windows(parsed.description)
 
+        length = length_of(query, parameters)
+        if parameters is not None and length > self.config.max_query_length:
+            raise QueryRefusedError(
+                f"The query has up to {length} characters with its parameters in place; the limit is "
+                f"{self.config.max_query_length} (max_query_length).",
+                error_code="query_too_complex",
+                code=400,
+            )
         if len(query) <= self.config.max_query_length:  # otherwise the guard refuses it
             check_text(query, self._plan_limits)
         return checked_query(
@@ -163,13 +177,16 @@ class SqlData:
             query,
             views=frozenset(columns),
             limits=self._limits,
+            parameters=parameters,
             check_plan=check_plan,
             allow_unguarded=self.config.allow_unguarded,
         )
 
-    def _prepare_repeatable(self, query: str, columns: Mapping[str, int]) -> tuple[PreparedQuery | None, int]:
+    def _prepare_repeatable(
+        self, query: str, columns: Mapping[str, int], parameters: Parameters | None
+    ) -> tuple[PreparedQuery | None, int]:
         """The checked query if it may run again without a new analysis, otherwise None; and its size in the cache."""
-        checked = self.check(query, columns)
+        checked = self.check(query, columns, parameters)
         if checked.analyzed is None or not is_repeatable(checked.frame, checked.analyzed):
             return None, len(query)
         return prepare(checked.frame), len(query) + memory_bytes(checked.analyzed)
@@ -187,14 +204,16 @@ def open_data(context: Context) -> SqlData:
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
-    rows = _guarded(data.session, lambda: data.prepared(request.query).run(limit=limit))
+    parameters = read_parameters(request.parameters)
+    rows = _guarded(data.session, lambda: data.prepared(request.query, parameters).run(limit=limit))
     return rows.answer(Answer(), accept=call.accept)
 
 
 @app.handler("/explain", abandonable=True)
 def explain(call: Call, request: ExplainRequest) -> dict[str, str]:
     data: SqlData = call.context.state
-    plan = _guarded(data.session, lambda: explained_plan(data.frame(request.query), request.mode))
+    parameters = read_parameters(request.parameters)
+    plan = _guarded(data.session, lambda: explained_plan(data.frame(request.query, parameters), request.mode))
     return {"plan": plan, "mode": request.mode}
 
 

@@ -8,7 +8,7 @@ sqlglot cannot parse raises `QueryNotReadError`: then the plan decides. The text
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -52,9 +52,8 @@ _FORBIDDEN: tuple[tuple[type[exp.Expr], str], ...] = (
     (exp.Into, "INTO would write a table"),
     (exp.Lock, "a query may not lock anything"),
     (exp.Version, "a view has one version; leave out VERSION or TIMESTAMP AS OF"),
-    (exp.Parameter, "variables and parameters are not available; write the value"),
-    (exp.SessionParameter, "variables and parameters are not available; write the value"),
-    (exp.Placeholder, "variables and parameters are not available; write the value"),
+    (exp.Parameter, "variables are not available; write the value, or :name and its value in `parameters`"),
+    (exp.SessionParameter, "variables are not available; write the value, or :name and its value in `parameters`"),
 )
 
 
@@ -66,8 +65,17 @@ class Limits:
     nesting: int = 30
 
 
-def check_query(text: str, *, views: Collection[str], limits: Limits | None = None) -> None:
-    """Raise `QueryRefusedError` unless `text` is one query over `views` (lower case)."""
+def check_query(
+    text: str,
+    *,
+    views: Collection[str],
+    limits: Limits | None = None,
+    parameters: Collection[object] = (),
+) -> None:
+    """Raise `QueryRefusedError` unless `text` is one query over `views` (lower case).
+
+    `parameters` has the values of its parameters by name, or by position.
+    """
     limits = limits or Limits()
     if _COMMENT_READ_TWO_WAYS.search(text):
         raise QueryRefusedError(
@@ -80,6 +88,7 @@ def check_query(text: str, *, views: Collection[str], limits: Limits | None = No
         root = _parse_one(text, limits)
         for node in root.walk():
             _check_node(node, views)
+        _check_parameters(list(root.find_all(exp.Placeholder)), parameters)
     except RecursionError:
         raise _too_complex("The query is nested too deeply; split it with WITH.") from None
 
@@ -166,6 +175,23 @@ def _check_node(node: exp.Expr, views: Collection[str]) -> None:
         _check_function(node)
     elif isinstance(node, exp.Dot) and isinstance(node.expression, exp.Func):
         raise _function("Functions have plain names here, without catalog and schema.", node)
+
+
+def _check_parameters(places: list[exp.Placeholder], parameters: Collection[object]) -> None:
+    """Refuse a parameter without a value. Spark would as well; this message has the name."""
+    unnamed = [place for place in places if not place.this]
+    for place in places:
+        if place.this and not (isinstance(parameters, Mapping) and place.name in parameters):
+            raise _no_value(f"the parameter :{place.name[:60]}, which has no value in `parameters`", place)
+    if unnamed and (isinstance(parameters, Mapping) or len(unnamed) != len(parameters)):
+        given = "names" if isinstance(parameters, Mapping) else str(len(parameters))
+        raise _no_value(f"{len(unnamed)} parameters `?`; `parameters` must be a list of as many values, not {given}")
+
+
+def _no_value(what: str, place: exp.Expr | None = None) -> QueryRefusedError:
+    return QueryRefusedError(
+        f"The query has {what}.", error_code="missing_parameter", code=400, position=_position(place)
+    )
 
 
 def _check_table(table: exp.Table, views: Collection[str]) -> None:

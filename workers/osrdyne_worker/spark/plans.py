@@ -13,6 +13,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from osrdyne_worker.spark.parameters import Parameters, parse_with_parameters
+
 _ROWS = '"class":"org.apache.spark.sql.catalyst.plans.logical.LocalRelation"'
 _SAMPLE = '"class":"org.apache.spark.sql.catalyst.plans.logical.Sample"'
 
@@ -25,14 +27,18 @@ class ParsedQuery:
     description: str
 
 
-def parse_query(session: Any, query: str) -> ParsedQuery | None:
-    """Parse a query. Spark evaluates and resolves nothing. Raises the error of Spark's parser."""
+def parse_query(session: Any, query: str, parameters: Parameters | None = None) -> ParsedQuery | None:
+    """Parse a query, with the values of its parameters. Spark evaluates and resolves nothing.
+
+    Raises the error of Spark's parser, or `ParametersNotSupportedError`.
+    """
     java_session = getattr(session, "_jsparkSession", None)
     if java_session is None:
         return None
     # The parser uses the settings of the session that is active in this thread.
     session._jvm.SparkSession.setActiveSession(java_session)
-    plan = java_session.sessionState().sqlParser().parsePlan(query)
+    parser = java_session.sessionState().sqlParser()
+    plan = parser.parsePlan(query) if parameters is None else parse_with_parameters(session, parser, query, parameters)
     return ParsedQuery(plan, _description(session, plan, views=(), analyzed=False))
 
 
