@@ -1,4 +1,4 @@
-"""Check the model of the lifecycle: `make model`, or `python tests/model/run.py [NAME …]`.
+"""Check the models of the lifecycle: `make model`, or `python tests/model/run.py [NAME …]`.
 
 Each run of `variants.toml` is compiled by spin and gcc and searched exhaustively; what comes out is compared with what
 is expected there. `--story NAME` prints the shortest sequence of events that leads to a broken variant's error.
@@ -19,7 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 
 HERE = Path(__file__).parent
-MODEL = HERE / "lifecycle.pml"
+MODEL = "lifecycle.pml"
+"""The model of a row that names none."""
 VARIANTS = HERE / "variants.toml"
 DEPTH = "-m3000000"
 HASH = "-w24"
@@ -33,6 +34,11 @@ class Outcome(StrEnum):
     BUSY_STOPPED = "busy-stopped"
     LIMIT_REACHED = "limit-reached"
     NO_ROOM = "no-room"
+    DOUBLE = "double"
+    UNLISTED = "unlisted"
+    DELETED_UNDER = "deleted-under"
+    END_LOST = "end-lost"
+    END_TWICE = "end-twice"
     CYCLE = "cycle"
     UNFINISHED = "unfinished"
 
@@ -44,8 +50,14 @@ FAULTS = {
     4: Outcome.BUSY_STOPPED,
     5: Outcome.LIMIT_REACHED,
     6: Outcome.NO_ROOM,
+    7: Outcome.DOUBLE,
+    8: Outcome.UNLISTED,
+    9: Outcome.DELETED_UNDER,
+    10: Outcome.END_LOST,
+    11: Outcome.END_TWICE,
+    12: Outcome.UNFINISHED,
 }
-"""The numbers that `FAIL` of the model reports."""
+"""The numbers that `FAIL` of the models reports."""
 
 
 class Search(StrEnum):
@@ -64,6 +76,7 @@ class Run:
     flags: tuple[str, ...]
     expect: Outcome
     shows: str
+    model: str = MODEL
     search: Search = Search.ERRORS
     slow: bool = False
 
@@ -90,6 +103,7 @@ def read_runs(path: Path = VARIANTS) -> list[Run]:
             flags=tuple(row["flags"].split()),
             expect=Outcome(row["expect"]),
             shows=row["shows"],
+            model=row.get("model", MODEL),
             search=Search.CYCLES if row.get("search") == "cycles" else Search.ERRORS,
             slow=row.get("slow", False),
         )
@@ -110,8 +124,8 @@ def call(command: list[str], *, cwd: Path) -> str:
 
 def build(run: Run, folder: Path, *, search: Search) -> None:
     """Make `pan`, the program that searches the states of this variant, in `folder`."""
-    (folder / MODEL.name).write_bytes(MODEL.read_bytes())
-    call(["spin", "-a", *run.flags, MODEL.name], cwd=folder)
+    (folder / run.model).write_bytes((HERE / run.model).read_bytes())
+    call(["spin", "-a", *run.flags, run.model], cwd=folder)
     switches = ["-DSAFETY", "-DBFS"] if search is Search.SHORTEST else [search.value]
     compiler = ["gcc", "-O1", "-w", *switches, "-DNOREDUCE", "-DCOLLAPSE", "-DVECTORSZ=1024", "-o", "pan", "pan.c"]
     call(compiler, cwd=folder)
@@ -151,9 +165,9 @@ def tell_story(run: Run) -> str:
         folder = Path(name)
         build(run, folder, search=Search.SHORTEST)
         call(["./pan", DEPTH, HASH], cwd=folder)
-        if not (folder / f"{MODEL.name}.trail").exists():
+        if not (folder / f"{run.model}.trail").exists():
             raise ModelError(f"{run.name} has no error, so there is no story.")
-        replay = call(["spin", "-t", "-T", *run.flags, MODEL.name], cwd=folder)
+        replay = call(["spin", "-t", "-T", *run.flags, run.model], cwd=folder)
     events, _, _ = replay.partition("spin: ")  # then come the assertion that failed and all variables
     return "\n".join(line.strip() for line in events.splitlines())
 
@@ -181,7 +195,7 @@ def select(runs: list[Run], names: list[str], *, everything: bool) -> list[Run]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Check the model of the lifecycle with spin.")
+    parser = argparse.ArgumentParser(description="Check the models of the lifecycle with spin.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these runs of variants.toml")
     parser.add_argument("--all", action="store_true", help="also the runs that take more than a minute")
     parser.add_argument("--jobs", type=int, default=2, help="searches side by side (default: %(default)s)")
