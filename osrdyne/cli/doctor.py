@@ -20,6 +20,7 @@ from osrdyne.cli.output import print_json, print_table
 from osrdyne.config.models import Settings
 from osrdyne.errors import OsrdyneError
 from osrdyne.findings import Finding
+from osrdyne.protocol.spark_master import MasterKind, find_reachable, parse_spark_master
 
 if TYPE_CHECKING:
     from osrdyne.ingress.routes.manifest import Manifest
@@ -62,7 +63,8 @@ async def _examine(settings: Settings) -> list[Finding]:
                 delays_ms=manifest.retry_delays,
                 longest_ttl=longest_ttl(manifest, limits),
             )
-        return [*of_broker, *await driver.check(), await asyncio.to_thread(check_java, settings)]
+        java = await asyncio.to_thread(check_java, settings)
+        return [*of_broker, *await driver.check(), java, *await asyncio.to_thread(check_spark_master, settings)]
     finally:
         await driver.close()
 
@@ -102,6 +104,31 @@ def _as_dict(finding: Finding) -> dict[str, object]:
         "message": finding.message,
         "remedy": finding.remedy,
     }
+
+
+REACH_TIMEOUT = 5.0
+"""Seconds for each address of a Spark master."""
+
+
+def check_spark_master(settings: Settings) -> list[Finding]:
+    """Whether the cluster of `worker.spark_master` accepts connections from this host; nothing for a local Spark."""
+    master = parse_spark_master(settings.worker.spark_master)
+    subject = "spark master"
+    if master.kind is MasterKind.YARN:
+        known = os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")
+        message = (
+            f"YARN's configuration is in {known}." if known else "Neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set."
+        )
+        remedy = None if known else "Set HADOOP_CONF_DIR for the workers."
+        return [Finding(subject, ok=bool(known), message=message, remedy=remedy, fatal=False)]
+    if not master.addresses:
+        return []
+    failure = find_reachable(master.addresses, timeout=REACH_TIMEOUT)
+    if failure is None:
+        return [Finding(subject, ok=True, message="It accepts connections from this host.")]
+    # Not fatal: workers may be on other hosts.
+    remedy = "Start the cluster, or correct worker.spark_master."
+    return [Finding(subject, ok=False, message=f"{failure}.", remedy=remedy, fatal=False)]
 
 
 MIN_JAVA = 17

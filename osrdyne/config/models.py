@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, f
 from osrdyne.config.types import Duration, Size
 from osrdyne.errors import InvalidKeyError
 from osrdyne.protocol.names import is_pool_id, parse_key
+from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, FORMS, MasterKind, parse_spark_master
 from osrdyne.protocol.uri import TlsFiles, tls_of, with_tls
 
 
@@ -240,7 +241,10 @@ class WorkerSettings(Model):
         description="Level of what applications log with Python's `logging`: one for all, or one for each logger, as "
         "`{root: warning, my_app: debug}`. Without it `info`.",
     )
-    spark_master: str = Field("local[*]", description="`local[*]`, `spark://`, `k8s://`, `yarn` or Connect's `sc://`.")
+    spark_master: str = Field("local[*]", description=f"The Spark of a worker: {FORMS}.")
+    cores: int = Field(
+        4, ge=1, description="Cores of a cluster that one worker may use at once: `spark://`, `k8s://` and `yarn` only."
+    )
     spark_conf: Annotated[dict[str, str], BeforeValidator(_spark_text)] = Field(
         default_factory=dict, repr=False, description="Further Spark settings, as Spark names them."
     )
@@ -252,10 +256,17 @@ class WorkerSettings(Model):
         "way; `reference`: it is in `WORKER_AMQP_URI`, which workers of the reference need.",
     )
 
+    @field_validator("spark_master")
+    @classmethod
+    def _known_master(cls, text: str) -> str:
+        parse_spark_master(text)
+        return text
+
     def to_worker_config(
         self,
         *,
         max_clock_skew: float,
+        start_timeout: float,
         reply_to_prefixes: tuple[str, ...] | None = None,
         statuses: Literal["full", "reference"] = "full",
     ) -> dict[str, object]:
@@ -263,6 +274,8 @@ class WorkerSettings(Model):
         # Only where it is set: a further name would be another configuration, and workers would be replaced for it.
         addresses = {} if reply_to_prefixes is None else {"reply_to_prefixes": list(reply_to_prefixes)}
         replies = {} if statuses == "full" else {"statuses": statuses}
+        on_cluster = parse_spark_master(self.spark_master).is_cluster
+        cluster = {"cores": self.cores, "start_timeout": start_timeout} if on_cluster else {}
         logs = {"log_level": self.log_level} if self.log_level else {}
         return {
             "runtime": {
@@ -277,7 +290,7 @@ class WorkerSettings(Model):
                 **replies,
                 **logs,
             },
-            "spark": {"master": self.spark_master, "conf": self.spark_conf},
+            "spark": {"master": self.spark_master, "conf": self.spark_conf, **cluster},
             "app": self.config,
         }
 
@@ -479,10 +492,22 @@ class Settings(Model):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _image_of_executors(self) -> Self:
+        on_kubernetes = parse_spark_master(self.worker.spark_master).kind is MasterKind.KUBERNETES
+        # Pods of the Kubernetes driver know their own image, and executors get the same.
+        if on_kubernetes and self.driver.name != "kubernetes" and EXECUTOR_IMAGE not in self.worker.spark_conf:
+            raise ValueError(
+                f"worker.spark_master {self.worker.spark_master!r} needs the image of the executors: set "
+                f"{EXECUTOR_IMAGE} in worker.spark_conf"
+            )
+        return self
+
     def worker_config(self) -> dict[str, object]:
         """The JSON document given to workers as `WORKER_CONFIG`."""
         return self.worker.to_worker_config(
             max_clock_skew=self.requests.max_clock_skew,
+            start_timeout=self.lifecycle.start_timeout,
             reply_to_prefixes=self.requests.reply_to_prefixes,
             statuses=self.requests.statuses,
         )

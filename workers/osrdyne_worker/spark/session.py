@@ -1,7 +1,8 @@
 """The SparkSession of a worker: build it, control its jobs, end it.
 
 `SparkSessions` is the `SessionFactory` for applications that use Spark: `App(sessions=SparkSessions())`. It reads the
-`spark` part of `WORKER_CONFIG` (`master`, `conf`). It deals with groups of jobs, not with requests.
+`spark` part of `WORKER_CONFIG`: `master`, `conf`, and for a cluster `cores` and `start_timeout`. It deals with groups
+of jobs, not with requests.
 """
 
 from __future__ import annotations
@@ -11,16 +12,28 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger, mask_uri
+from osrdyne.protocol.spark_master import SparkMaster
 from osrdyne_worker.app.app import Context
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
 from osrdyne_worker.spark import heap, jvm, missing_jars
+from osrdyne_worker.spark.cluster import (
+    PROBE_SHARE,
+    ClusterLimits,
+    StarvationWatch,
+    cluster_defaults,
+    executors,
+    probe,
+    read_master,
+    require_reachable,
+)
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
@@ -75,6 +88,7 @@ class SparkSessions:
         self._java_options = java_options
         self._ended = EndedGroups()
         self._jvm: Jvm | None = None
+        self._starvation: StarvationWatch | None = None
         self._heap_watch: HeapWatch | None = None
         self._out_of_memory: dict[str, str] = {}
         """The reason for each group that the heap watch has cancelled."""
@@ -82,8 +96,10 @@ class SparkSessions:
     def build(self, context: Context) -> Any:
         """Build the session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (JVM exited)."""
         settings = context.worker_config.get("spark") or {}
-        master = str(settings.get("master") or "local[*]")
-        conf = session_conf(master, settings.get("conf") or {}, self._required, self._java_options)
+        master = read_master(str(settings.get("master") or "local[*]"))
+        limits = ClusterLimits.of(settings)
+        configured = {**cluster_defaults(master, limits), **(settings.get("conf") or {})}
+        conf = session_conf(master.text, configured, self._required, self._java_options)
         conf.setdefault("spark.app.name", app_name(context))
         try:
             import pyspark.sql  # noqa: F401
@@ -91,11 +107,16 @@ class SparkSessions:
             raise ConfigurationError("This worker needs pyspark: install osrdyne[spark].") from error
         # pyspark would write every failed query with its stack to stderr; the runtime answers and logs failures.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL + 1)
-        if is_connect(master):
-            return _connect(master, conf)
+        if is_connect(master.text):
+            return _connect(master.text, conf)
         limit = _heap_limit(conf)
         jvm.require_java()
-        session, self._jvm = _start(master, conf)
+        require_reachable(master)
+        since = time.monotonic()
+        session, self._jvm = _start(master.text, conf)
+        if master.is_cluster:
+            self._probe_cluster(session, master, PROBE_SHARE * limits.start_timeout - (time.monotonic() - since))
+            self._starvation = StarvationWatch(master, limit=limits.start_timeout)
         if limit > 0:
             self._heap_watch = HeapWatch(
                 JvmHeap(session._jvm),
@@ -105,6 +126,14 @@ class SparkSessions:
             )
             self._heap_watch.start()
         return session
+
+    def _probe_cluster(self, session: Any, master: SparkMaster, timeout: float) -> None:
+        try:
+            probe(session, master, timeout=timeout)
+        except BaseException:
+            # Ends the JVM too: the application would go on asking the cluster for cores.
+            self.close(session)
+            raise
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group.
@@ -159,7 +188,11 @@ class SparkSessions:
         """Running jobs of the group, and the tasks of all its jobs so far; zeros with Connect."""
         if _is_connect_session(session):
             return {"jobs": 0, "tasks_done": 0, "tasks_total": 0}
-        return progress_of(session, group_id)
+        progress = progress_of(session, group_id)
+        if self._starvation is None:
+            return progress
+        waits = progress["jobs"] > 0 and executors(session) == 0
+        return {**progress, "jobs_without_executors": progress["jobs"] if waits else 0}
 
     def request_session(self, session: Any) -> Any:
         """A copy of `session` with its views, functions and settings; changes to the copy stay in it.
@@ -196,12 +229,16 @@ class SparkSessions:
             process = jvm.process()
             if process is not None and process.poll() is not None:
                 return False
-            return not session.sparkContext._jsc.sc().isStopped()
+            if session.sparkContext._jsc.sc().isStopped():
+                return False
+            return self._starvation is None or not self._starvation.is_starved(session)
         except Exception:  # a call to a dead JVM may raise anything
             return False
 
     def loss_reason(self, session: Any) -> str | None:
         """Why a session is lost that is no longer alive; None if nothing says why."""
+        if self._starvation is not None and self._starvation.reason is not None:
+            return self._starvation.reason
         return None if self._jvm is None or _is_connect_session(session) else self._jvm.why_ended()
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:

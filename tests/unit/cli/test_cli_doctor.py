@@ -1,12 +1,13 @@
-"""What `doctor` reports about Java."""
+"""What `doctor` reports about Java and about the cluster of Spark."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from osrdyne.cli.doctor import check_java
+from osrdyne.cli.doctor import check_java, check_spark_master
 from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 
@@ -49,3 +50,30 @@ def test_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 def test_java_that_says_nonsense_is_refused(tmp_path: Path) -> None:
     assert not check(java_home(tmp_path, "echo hello")).ok
+
+
+def check_master(master: str) -> list[Finding]:
+    return check_spark_master(Settings.model_validate({"worker": {"spark_master": master}}))
+
+
+def test_local_spark_needs_no_cluster() -> None:
+    assert check_master("local[2]") == check_master("local-cluster[2,1,1024]") == []
+
+
+def test_one_reachable_master_is_enough() -> None:
+    with socket.socket() as closed, socket.create_server(("127.0.0.1", 0)) as master:
+        closed.bind(("127.0.0.1", 0))  # no other socket can listen there
+        away = f"127.0.0.1:{closed.getsockname()[1]}"
+        [found] = check_master(f"spark://{away},127.0.0.1:{master.getsockname()[1]}")
+        [missing] = check_master(f"spark://{away}")
+    assert found.ok
+    assert (missing.ok, missing.fatal) == (False, False)
+    assert missing.message == f"{away} does not accept connections: Connection refused."
+
+
+def test_yarn_needs_the_configuration_of_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert not check_master("yarn")[0].ok
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    assert check_master("yarn")[0].ok

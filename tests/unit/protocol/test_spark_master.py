@@ -1,0 +1,77 @@
+"""Which masters of Spark are valid, and where they are reached."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from osrdyne.protocol.spark_master import MasterKind, parse_spark_master
+
+hosts = st.from_regex(r"[a-z][a-z0-9-]{0,20}(\.[a-z]{1,5}){0,2}", fullmatch=True)
+ports = st.integers(1, 65535)
+
+
+@pytest.mark.parametrize("text", ["local", "local[1]", "local[*]", "local[4,2]", "local[*, 3]"])
+def test_local_master(text: str) -> None:
+    master = parse_spark_master(text)
+    assert (master.kind, master.addresses, master.is_cluster) == (MasterKind.LOCAL, (), False)
+
+
+def test_local_cluster_is_a_cluster_of_its_own() -> None:
+    master = parse_spark_master("local-cluster[2,1,1024]")
+    assert (master.kind, master.is_cluster, master.is_shared) == (MasterKind.LOCAL_CLUSTER, True, False)
+
+
+@given(st.lists(st.tuples(hosts, ports), min_size=1, max_size=4))
+def test_standalone_master_has_its_addresses_in_order(addresses: list[tuple[str, int]]) -> None:
+    master = parse_spark_master("spark://" + ",".join(f"{host}:{port}" for host, port in addresses))
+    assert (master.kind, master.addresses, master.is_shared) == (MasterKind.STANDALONE, tuple(addresses), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "address"),
+    [
+        ("k8s://https://api.example:6443", MasterKind.KUBERNETES, ("api.example", 6443)),
+        ("k8s://api.example:6443", MasterKind.KUBERNETES, ("api.example", 6443)),
+        ("k8s://https://api.example", MasterKind.KUBERNETES, ("api.example", 443)),
+        ("k8s://http://127.0.0.1:8001", MasterKind.KUBERNETES, ("127.0.0.1", 8001)),
+        ("sc://spark", MasterKind.CONNECT, ("spark", 15002)),
+        ("sc://spark:443/;token=secret;use_ssl=true", MasterKind.CONNECT, ("spark", 443)),
+        ("spark://[::1]:7077", MasterKind.STANDALONE, ("[::1]", 7077)),
+    ],
+)
+def test_address_of_a_master(text: str, kind: MasterKind, address: tuple[str, int]) -> None:
+    master = parse_spark_master(text)
+    assert (master.kind, master.addresses) == (kind, (address,))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "is no Spark master: write `local`"),
+        ("locale", "is no Spark master"),
+        ("local[0]", "is no Spark master"),
+        ("local[-1]", "is no Spark master"),
+        ("local-cluster[2,1]", "is no Spark master"),
+        ("mesos://host:5050", "is no Spark master"),
+        ("yarn-client", "is no Spark master"),
+        ("spark://host", "'host' is no address: write spark://host:port"),
+        ("spark://host:70770", "'host:70770' is no address"),
+        ("spark://a:7077,", "'' is no address"),
+        ("spark://a:7077/x", "'a:7077/x' is no address"),
+        ("k8s://", "is no address of a Kubernetes API server"),
+        ("k8s://ftp://host", "is no address of a Kubernetes API server"),
+        ("sc://", "needs the address of a Spark Connect server"),
+    ],
+)
+def test_invalid_master_is_refused_with_the_remedy(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match="write ") as caught:
+        parse_spark_master(text)
+    assert named in str(caught.value)
+
+
+def test_token_of_connect_is_not_in_the_error() -> None:
+    with pytest.raises(ValueError, match="needs the address") as caught:
+        parse_spark_master("sc://:x/;token=secret")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,89 @@
+"""What a worker takes of a cluster, and when it gives up waiting for executors."""
+
+from __future__ import annotations
+
+import pytest
+
+from osrdyne.config.models import Settings
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.spark_master import parse_spark_master
+from osrdyne_worker.spark.cluster import ClusterLimits, StarvationWatch, cluster_defaults, read_master
+from osrdyne_worker.spark.session import session_conf
+
+STANDALONE = parse_spark_master("spark://master:7077")
+LIMITS = ClusterLimits(cores=3, start_timeout=100.0)
+
+
+@pytest.mark.parametrize("text", ["local[2]", "local-cluster[1,1,512]", "sc://server"])
+def test_spark_of_its_own_is_not_limited(text: str) -> None:
+    assert cluster_defaults(parse_spark_master(text), LIMITS) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("spark://master:7077", "spark.cores.max"),
+        ("k8s://https://api:6443", "spark.dynamicAllocation.maxExecutors"),
+        ("yarn", "spark.dynamicAllocation.maxExecutors"),
+    ],
+)
+def test_worker_takes_a_share_of_a_cluster_and_nothing_while_idle(text: str, name: str) -> None:
+    defaults = cluster_defaults(parse_spark_master(text), LIMITS)
+    assert defaults[name] == "3"
+    assert defaults["spark.dynamicAllocation.minExecutors"] == "0"
+
+
+def test_configured_settings_override_the_share() -> None:
+    conf = session_conf("spark://m:7077", {**cluster_defaults(STANDALONE, LIMITS), "spark.cores.max": "16"}, {})
+    assert conf["spark.cores.max"] == "16"
+
+
+def test_settings_of_the_daemon_reach_the_worker() -> None:
+    settings = Settings.model_validate(
+        {"worker": {"spark_master": "spark://m:7077", "cores": 7}, "lifecycle": {"start_timeout": "2m"}}
+    )
+    spark = settings.worker_config()["spark"]
+    assert isinstance(spark, dict)
+    assert ClusterLimits.of(spark) == ClusterLimits(cores=7, start_timeout=120.0)
+
+
+def test_local_worker_has_the_configuration_that_it_had() -> None:
+    """Another configuration would be another hash, and an upgrade would replace all workers."""
+    assert Settings().worker_config()["spark"] == {"master": "local[*]", "conf": {}}
+
+
+@pytest.mark.parametrize("settings", [{"cores": 0}, {"cores": True}, {"cores": "4"}, {"start_timeout": 0}])
+def test_invalid_limits_are_named(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"WORKER_CONFIG\.spark\.{next(iter(settings))}"):
+        ClusterLimits.of(settings)
+
+
+def test_invalid_master_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"worker\.spark_master: 'spork://x' is no Spark master"):
+        read_master("spork://x")
+
+
+def test_image_of_executors_is_required_outside_kubernetes() -> None:
+    worker = {"spark_master": "k8s://https://api:6443"}
+    with pytest.raises(ValueError, match=r"spark\.kubernetes\.container\.image in worker\.spark_conf"):
+        Settings.model_validate({"worker": worker})
+    Settings.model_validate({"worker": {**worker, "spark_conf": {"spark.kubernetes.container.image": "spark:4"}}})
+    Settings.model_validate({"worker": worker, "driver": {"name": "kubernetes"}})
+
+
+def test_jobs_without_executors_for_the_limit_end_the_session() -> None:
+    now = 0.0
+    watch = StarvationWatch(STANDALONE, limit=100.0, monotonic=lambda: now)
+    assert not watch.note(jobs=1, executors=0)
+    now = 90.0
+    assert not watch.note(jobs=1, executors=1)  # an executor came: the wait begins anew
+    now = 95.0
+    assert not watch.note(jobs=2, executors=0)
+    now = 150.0
+    assert not watch.note(jobs=0, executors=0)  # no job waits
+    now = 160.0
+    assert not watch.note(jobs=1, executors=0)
+    now = 260.0
+    assert watch.note(jobs=1, executors=0)
+    assert watch.reason is not None
+    assert "spark://master:7077 has given this worker no executor for 100 s" in watch.reason

@@ -1,0 +1,186 @@
+"""Spark on a cluster: the settings that keep one worker from taking all of it, and the probe that it gives executors.
+
+A cluster without free cores accepts an application and starts no executor for it: Spark only logs "Initial job has not
+accepted any resources", and each request would wait until its deadline. So a worker runs one task of the JVM and one of
+Python before it is ready, and a worker whose jobs get no executors for long exits and is replaced.
+Used by `session`. Source: docs/reference/workers/clusters.md.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from osrdyne.errors import ConfigurationError, StartFailedError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master
+from osrdyne_worker.spark import jvm
+
+log = get_logger(__name__)
+
+DEFAULT_CORES = 4
+DEFAULT_START_TIMEOUT = 300.0
+PROBE_SHARE = 0.8
+"""The probe ends after this share of `start_timeout`: its reason must reach the controller before the controller stops
+the worker as overdue."""
+LEAST_PROBE = 5.0
+REACH_TIMEOUT = 5.0
+PROBE_GROUP = "osrdyne start probe"
+
+_EXECUTOR_IDLE = {
+    # Executors go when they have run nothing for a minute. Those with cached tables or shuffle files stay for five: a
+    # key in use would compute them again.
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.executorIdleTimeout": "60s",
+    "spark.dynamicAllocation.cachedExecutorIdleTimeout": "300s",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "300s",
+}
+_PYTHON_MISMATCH = re.compile(r"Python in worker has different version: \(?'?(\d+)[., ']+(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLimits:
+    """`cores`: that the worker may use at once. `start_timeout`: seconds for the whole start of the worker."""
+
+    cores: int
+    start_timeout: float
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> ClusterLimits:
+        """From the `spark` part of `WORKER_CONFIG`. Raises `ConfigurationError`."""
+        cores = settings.get("cores", DEFAULT_CORES)
+        if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
+            raise ConfigurationError(f"WORKER_CONFIG.spark.cores must be a number of cores, not {cores!r}.")
+        timeout = settings.get("start_timeout", DEFAULT_START_TIMEOUT)
+        if not isinstance(timeout, int | float) or isinstance(timeout, bool) or timeout <= 0:
+            raise ConfigurationError(f"WORKER_CONFIG.spark.start_timeout must be seconds, not {timeout!r}.")
+        return cls(cores, float(timeout))
+
+
+def read_master(text: str) -> SparkMaster:
+    """Parse the master of `WORKER_CONFIG`. Raises `ConfigurationError`."""
+    try:
+        return parse_spark_master(text)
+    except ValueError as error:
+        raise ConfigurationError(f"worker.spark_master: {error}.") from None
+
+
+def cluster_defaults(master: SparkMaster, limits: ClusterLimits) -> dict[str, str]:
+    """Settings of Spark for a worker on this cluster, unless `worker.spark_conf` has others."""
+    if not master.is_shared:
+        return {}
+    # One core for each executor: every host with a free core can start one. Without the setting an executor of a
+    # standalone cluster takes all cores of its host.
+    shared = {**_EXECUTOR_IDLE, "spark.executor.cores": "1"}
+    if master.kind is MasterKind.STANDALONE:
+        # An application without a limit takes all cores of the cluster, and the next one gets none.
+        return {**shared, "spark.cores.max": str(limits.cores)}
+    return {**shared, "spark.dynamicAllocation.maxExecutors": str(limits.cores)}
+
+
+def require_reachable(master: SparkMaster) -> None:
+    """Raise `StartFailedError` if nothing answers at the master's addresses: Spark itself tries for a minute."""
+    if not master.addresses or master.kind is MasterKind.CONNECT:
+        return
+    failure = find_reachable(master.addresses, timeout=REACH_TIMEOUT)
+    if failure is not None:
+        raise StartFailedError(f"The Spark cluster at {master.text} cannot be reached: {failure}.")
+
+
+def probe(session: Any, master: SparkMaster, *, timeout: float) -> None:
+    """Run one task of the JVM and one of Python on the cluster. Raises `StartFailedError` with the reason if they fail
+    or do not finish within `timeout` seconds."""
+    since = time.monotonic()
+    # Not as a context manager: that would wait for a thread whose tasks never run.
+    threads = ThreadPoolExecutor(1, thread_name_prefix="start-probe")
+    try:
+        threads.submit(_run_tasks, session).result(timeout=max(LEAST_PROBE, timeout))
+    except TimeoutError:
+        raise StartFailedError(_why_no_answer(session, master, time.monotonic() - since)) from None
+    except Exception as error:
+        raise StartFailedError(f"The Spark cluster at {master.text} failed a first task: {_why(error)}.") from None
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    log.info("cluster runs tasks", master=master.text, seconds=round(time.monotonic() - since, 3))
+
+
+def _run_tasks(session: Any) -> None:
+    """The functions come from Python itself: executors need no package of ours."""
+    context = session.sparkContext
+    context.setJobGroup(PROBE_GROUP, "osrdyne start probe", interruptOnCancel=True)
+    session.range(0, 1, 1, 1).collect()
+    context.parallelize([1], 1).map(abs).collect()
+
+
+def executors(session: Any) -> int:
+    """The number of executors that the worker has now. The driver is not one of them."""
+    return int(session.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
+
+
+def _why_no_answer(session: Any, master: SparkMaster, seconds: float) -> str:
+    try:
+        count = executors(session)
+    except Exception:  # the JVM may be gone
+        count = 0
+    if count:
+        return (
+            f"The executors of the Spark cluster at {master.text} did not finish a first task within {seconds:.0f} s."
+        )
+    remedy = "wait until other applications end, or give the cluster more workers"
+    if master.kind is MasterKind.KUBERNETES:
+        remedy = "see the events of the executor pods: image, quota, free nodes"
+    return (
+        f"The Spark cluster at {master.text} has started no executor within {seconds:.0f} s: it has no free cores or "
+        f"memory, or its executors cannot reach this worker; {remedy}."
+    )
+
+
+def _why(error: Exception) -> str:
+    java_exception = getattr(error, "java_exception", None)
+    text = str(error) if java_exception is None else f"{jvm.root_message(java_exception)}\n{error}"
+    if (found := _PYTHON_MISMATCH.search(text)) is not None:
+        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"executors run Python {found[1]}.{found[2]}, the worker {here}: set spark.pyspark.python in "
+            "worker.spark_conf to the same version on the executors"
+        )
+    return next((line.strip().rstrip(".") for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+class StarvationWatch:
+    """Notices that jobs get no executors for long, although the worker once had some: the master was restarted and has
+    forgotten the application, or other applications hold all cores. Called every few seconds from one thread."""
+
+    def __init__(self, master: SparkMaster, *, limit: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.reason: str | None = None
+        """Why the session is useless; None while it is not."""
+        self._master = master
+        self._limit = limit
+        self._monotonic = monotonic
+        self._since: float | None = None
+
+    def is_starved(self, session: Any) -> bool:
+        """Ask Spark."""
+        jobs = len(session.sparkContext.statusTracker().getActiveJobsIds())
+        return self.note(jobs=jobs, executors=executors(session) if jobs else 0)
+
+    def note(self, *, jobs: int, executors: int) -> bool:
+        """Whether jobs have waited for the limit without any executor."""
+        now = self._monotonic()
+        if not jobs or executors:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since >= self._limit:
+            self.reason = (
+                f"The Spark cluster at {self._master.text} has given this worker no executor for {self._limit:.0f} s "
+                "although jobs wait: it has no free cores or memory, or it has forgotten the application."
+            )
+        return self.reason is not None
