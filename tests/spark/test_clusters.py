@@ -24,6 +24,7 @@ SMALL = {
     "spark.pyspark.python": sys.executable,
     "spark.driver.host": "127.0.0.1",
     "spark.dynamicAllocation.executorIdleTimeout": "2s",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "2s",
 }
 
 
