@@ -30,8 +30,9 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
+# Most tests wait for other processes most of the time: six processes keep two cores busy.
 test: setup ## Run the whole suite on real RabbitMQ and Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 6 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true
