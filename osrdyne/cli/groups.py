@@ -71,7 +71,7 @@ def _age(seconds: float | None) -> str:
 @app.command()
 def start(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
     """Start a group, as a request for its key would."""
-    _ask(key, "start", "The group is wanted and will start.", api, config)
+    _ask(key, "start", "Start requested.", api, config)
 
 
 @app.command()

@@ -90,7 +90,7 @@ def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
     "key", ["infra=42,timetable=24", "a/b", "%41", "A", ".", "..", "", "-x", "--help", "\n", "é漢🚄", "x" * 255]
 )
 def test_every_key_reaches_its_group(run: Run, pool: FakeInspector, key: str) -> None:
-    assert run("groups", "start", "--", key)[0] == 0
+    assert run("groups", "start", "--", key)[:2] == (0, "Start requested.\n")
     assert list(pool.group_views) == [key]
     code, out, _ = run("groups", "show", "-o", "json", "--", key)
     assert (code, json.loads(out)["key"]) == (0, key)
