@@ -244,9 +244,12 @@ class Forwarder:
             while not failures or not self._is_late(routed):
                 await ticket.turn()
                 try:
-                    refusal = await self._wait_until_bound(routed)
-                    if refusal is not None:
-                        return refusal
+                    # The queue was bound when the ticket was drawn. It may not be any more if the request waited for
+                    # its turn: the queue was lost, or the priority levels changed.
+                    if failures or not self._queue_status[routed.key].is_bound:
+                        refusal = await self._wait_until_bound(routed)
+                        if refusal is not None:
+                            return refusal
                     # Crash before: no queue has the request, and it returns. After: the queue may have it, and it
                     # returns too; in a managed pool, the second delivery is marked as a possible duplicate.
                     await self._send(orphan, routed, maybe_delivered=maybe_delivered)
