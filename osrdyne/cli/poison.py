@@ -97,10 +97,10 @@ def show(
     typer.echo(f"{'came':15} {ago(found.last_at)}")
     typer.echo(f"{'finding':15} {printable(found.finding)}")
     for death in found.deaths:
-        beside = f", {death['others']} other requests beside it" if death["others"] else ""
-        said = f": {printable(death['said'])}" if death["said"] else ""
-        typer.echo(f"{ago(death['at'])}: worker {death['worker_id']} ended with {death['ended_with']}{said}{beside}")
-        for line in death["log_lines"]:
+        beside = f", {death.others} other requests beside it" if death.others else ""
+        said = f": {printable(death.said)}" if death.said else ""
+        typer.echo(f"{ago(death.at)}: worker {death.worker_id} ended with {death.ended_with}{said}{beside}")
+        for line in death.log_lines:
             typer.echo(f"    {log_line(line)}")
     print_table(("header", "value"), found.headers.items(), empty="It has no headers.")
     typer.echo(f"body ({document['body_encoding']}):")

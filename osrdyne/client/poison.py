@@ -7,59 +7,38 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from osrdyne.client.daemon_api import TIMEOUT, DaemonApi
+from osrdyne.protocol.poison import PoisonOutcome as PoisonOutcome
+from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 
 PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonEntry:
-    """One request that no worker survived, or that was given back too often.
+class PoisonEntry(PoisonRecord):
+    """One entry of the inventory. `document` is all of it as the API answered."""
 
-    `deliveries` is RabbitMQ's count, `unexplained` how many of them no known death of a worker explains; `deaths` are
-    documents with `worker_id`, `ended_with`, `said`, `at`, `log_lines` and `others`. Times are seconds since the epoch,
-    None if unknown; so is the key of a message that osrdyne did not put there. `body` is None in a list without
-    bodies. `document` is all of it as the API answered.
-    """
-
-    id: str
-    key: str | None
-    path: str
-    correlation_id: str | None
-    reason: str
-    deliveries: int | None
-    unexplained: int | None
-    finding: str
-    deaths: tuple[Mapping[str, Any], ...]
-    replays: int
-    first_at: float | None
-    last_at: float | None
-    headers: Mapping[str, Any]
-    body: bytes | None
     document: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PoisonEntry:
-        body: str | None = document["body"]
-        raw = (
-            None if body is None else base64.b64decode(body) if document["body_encoding"] == "base64" else body.encode()
-        )
-        names = ("id", "key", "path", "correlation_id", "reason", "deliveries", "unexplained", "finding", "replays",
-                 "first_at", "last_at", "headers")  # fmt: skip
-        known = {name: document[name] for name in names}
-        return cls(**known, deaths=tuple(document["deaths"]), body=raw, document=document)
+        """Read an entry of the API's answer."""
+        values = {one.name: document[one.name] for one in fields(PoisonRecord)}
+        if values["body"] is not None:
+            encoded = values["body"].encode()
+            # The API writes a body that is not UTF-8 in Base64.
+            values["body"] = base64.b64decode(encoded) if document["body_encoding"] == "base64" else encoded
+        values["deaths"] = tuple(map(_death, document["deaths"]))
+        return cls(**values, document=document)
 
 
-@dataclass(frozen=True, slots=True)
-class PoisonOutcome:
-    """The ids of entries that were `done`, that were `missing`, and that were `refused`, with the reason."""
-
-    done: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
+def _death(document: Mapping[str, Any]) -> WorkerDeath:
+    # By name: a newer daemon may answer further fields.
+    values = {one.name: document[one.name] for one in fields(WorkerDeath)}
+    return WorkerDeath(**{**values, "log_lines": tuple(values["log_lines"])})
 
 
 class PoisonClient:

@@ -28,15 +28,14 @@ from osrdyne.pool.views import (
     ComponentView,
     GroupView,
     LeadershipView,
-    PoisonOutcome,
     PoisonPage,
     PoisonQuery,
-    PoisonView,
     QueueView,
     WaitingView,
     WorkerView,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 
 FIND_TIMEOUT = 2.0
 """Seconds for RabbitMQ to say where the leader is."""
@@ -219,7 +218,7 @@ class DaemonInspector:
     async def poison(self, query: PoisonQuery) -> PoisonPage:
         return await (await self._leading()).processors.poison.page(query)
 
-    async def poison_entry(self, entry: str) -> PoisonView:
+    async def poison_entry(self, entry: str) -> PoisonRecord:
         return await (await self._leading()).processors.poison.entry(entry)
 
     async def replay_poison(self, entries: Sequence[str]) -> PoisonOutcome:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from osrdyne.ingress.explain import Explanation
 from osrdyne.ingress.requests import Arrival
 from osrdyne.pool.routing.manifest_store import KeptManifest, ManifestChange, ManifestKind
-from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,50 +94,6 @@ class LeadershipView:
 
 
 @dataclass(frozen=True, slots=True)
-class PoisonView:
-    """One entry of the poison inventory; `key`, `deliveries` and the times are None if they are unknown.
-
-    `deliveries` is RabbitMQ's count. `finding` is a sentence about what the deaths mean, `replays` the number of
-    earlier replays. `body` is None in a list without bodies.
-    """
-
-    id: str
-    key: str | None
-    path: str
-    correlation_id: str | None
-    reply_to: str | None
-    message_id: str | None
-    app_id: str | None
-    content_type: str | None
-    reason: str
-    deliveries: int | None
-    deaths: tuple[WorkerDeath, ...]
-    finding: str
-    replays: int
-    first_at: float | None
-    last_at: float | None
-    size_bytes: int
-    headers: dict[str, object]
-    body: bytes | None
-
-    @property
-    def unexplained(self) -> int | None:
-        """Deliveries that are not explained by a known death."""
-        return None if self.deliveries is None else max(0, self.deliveries - len(self.deaths))
-
-    @property
-    def body_encoding(self) -> Literal["text", "base64"] | None:
-        """How the body is written in JSON: as text if it is UTF-8. None in a list without bodies."""
-        if self.body is None:
-            return None
-        try:
-            self.body.decode("utf-8")
-        except UnicodeDecodeError:
-            return "base64"
-        return "text"
-
-
-@dataclass(frozen=True, slots=True)
 class PoisonQuery:
     """Which entries to list: of these keys, of this path, older or newer than so many seconds; at most `limit`
     entries after the cursor `after`."""
@@ -156,19 +112,10 @@ class PoisonPage:
     """Entries, oldest first. `total`: number of matching entries. `next`: cursor of the next page, None at the end.
     `complete`: False if the inventory holds more entries than are examined."""
 
-    entries: tuple[PoisonView, ...]
+    entries: tuple[PoisonRecord, ...]
     total: int
     next: str | None
     complete: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class PoisonOutcome:
-    """The result of an action by entry: done, missing, or refused with the reason."""
-
-    done: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
 
 
 class PoisonInspector(Protocol):
@@ -182,7 +129,7 @@ class PoisonInspector(Protocol):
         """List entries of the poison inventory without consuming them."""
         ...
 
-    async def poison_entry(self, entry: str) -> PoisonView:
+    async def poison_entry(self, entry: str) -> PoisonRecord:
         """One entry with its body, by its id or a unique prefix of it. Raises `PoisonNotFoundError`."""
         ...
 

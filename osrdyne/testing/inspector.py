@@ -19,17 +19,14 @@ from osrdyne.ingress.splitter.manifest import load_splitter_json
 from osrdyne.ingress.splitter.rules import Splitter
 from osrdyne.pool.routing.manifest_store import Document, KeptManifest, ManifestChange, ManifestKind
 from osrdyne.pool.routing.routes import RouteChange
-from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import (
     ComponentView,
     GroupView,
     LeadershipView,
-    PoisonOutcome,
     PoisonPage,
     PoisonQuery,
-    PoisonView,
     QueueView,
     WaitingView,
     WorkerView,
@@ -37,6 +34,7 @@ from osrdyne.pool.views import (
 from osrdyne.processors.poison.entries import Cursor, cursor_of, finding, matches, page_of, resolve
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord, WorkerDeath
 
 
 @dataclass
@@ -52,8 +50,8 @@ class FakeInspector:
     waiting_views: list[WaitingView] = field(default_factory=list)
     retrying_requests: dict[int, int] = field(default_factory=dict)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
-    poison_views: list[PoisonView] = field(default_factory=list)
-    replayed: list[PoisonView] = field(default_factory=list)
+    poison_views: list[PoisonRecord] = field(default_factory=list)
+    replayed: list[PoisonRecord] = field(default_factory=list)
     versions: defaultdict[ManifestKind, list[KeptManifest]] = field(default_factory=lambda: defaultdict(list))
     """Of each kind of manifest, oldest first."""
 
@@ -160,7 +158,7 @@ class FakeInspector:
         entries = chosen if query.bodies else [replace(view, body=None) for view in chosen]
         return PoisonPage(tuple(entries), len(found), str(cursor_of(chosen[-1])) if rest else None)
 
-    async def poison_entry(self, entry: str) -> PoisonView:
+    async def poison_entry(self, entry: str) -> PoisonRecord:
         self._fail()
         return resolve(entry, self.poison_views)
 
@@ -170,7 +168,7 @@ class FakeInspector:
     async def drop_poison(self, entries: Sequence[str]) -> PoisonOutcome:
         return self._take_out(entries, [])
 
-    def _take_out(self, entries: Sequence[str], taken: list[PoisonView]) -> PoisonOutcome:
+    def _take_out(self, entries: Sequence[str], taken: list[PoisonRecord]) -> PoisonOutcome:
         self._fail()
         found = [view for view in self.poison_views if view.id in entries]
         self.poison_views = [view for view in self.poison_views if view not in found]
@@ -204,13 +202,13 @@ def worker_view(key: Key, worker_id: str = "w1", state: WorkerState = WorkerStat
     return WorkerView(worker_id=worker_id, key=key, external_id=f"pid-{worker_id}", state=state, started_at=1001.0)
 
 
-def poison_view(name: str, **changes: Any) -> PoisonView:
+def poison_view(name: str, **changes: Any) -> PoisonRecord:
     """An entry that killed two workers, the second with another request beside it."""
     deaths = (
         WorkerDeath("w1", "exit code 9", None, 1001.0, ("loading", "out of memory"), 0),
         WorkerDeath("w2", "signal SIGKILL", "the JVM is gone", 1002.0, (), 1),
     )
-    view = PoisonView(
+    view = PoisonRecord(
         id=name, key="k", path="/sql", correlation_id="c1", reply_to="replies", message_id=None, app_id=None,
         content_type="application/json", reason="delivery_limit", deliveries=6, deaths=deaths,
         finding=finding(6, deaths), replays=0, first_at=1000.0, last_at=1010.0, size_bytes=8,

@@ -17,12 +17,12 @@ from osrdyne.broker.management.apply import declare_topology
 from osrdyne.broker.publishing.publisher import LeaderPublisher
 from osrdyne.broker.topology.declarations import pool_topology
 from osrdyne.errors import BrokerUnavailableError, PoisonNotFoundError
-from osrdyne.pool.state.crashes import WorkerDeath
-from osrdyne.pool.views import PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import DEATHS_HEADER, KEY_HEADER, LAST_AT_HEADER, UNIQUE_HEADER, poison_entry
 from osrdyne.processors.poison.inventory import PoisonInventory
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 from osrdyne.testing.context import make_context
 
 NOW_MS = 1_700_000_000_000
@@ -76,7 +76,7 @@ class Pool:
         random.Random(1).shuffle(numbered)
         await asyncio.gather(*(self.put(entry) for entry in numbered))
 
-    async def views(self, **query: object) -> list[PoisonView]:
+    async def views(self, **query: object) -> list[PoisonRecord]:
         return list((await self.inventory.page(PoisonQuery(**query))).entries)  # type: ignore[arg-type]
 
     async def serve(self, key: str) -> None:

@@ -9,30 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from osrdyne.aio.clock import Clock
 from osrdyne.aio.signals import WatchCell
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import WorkerDeath
 
 MAX_DEATHS = 1000
 MAX_DEATHS_OF_KEY = 50
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDeath:
-    """A worker that ended by itself while it ran requests.
-
-    `ended_with`: exit code or signal. `said`: the worker's own reason. `at`: seconds since the epoch. `others`: number
-    of requests that ran beside the one for which the death is evidence.
-    """
-
-    worker_id: str
-    ended_with: str
-    said: str | None
-    at: float
-    log_lines: tuple[str, ...]
-    others: int = 0
 
 
 class DeathRegister:

@@ -22,13 +22,13 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.ports import Lease, QueueCommands, WorkerCredentials
 from osrdyne.pool.state import restart_backoff
-from osrdyne.pool.state.crashes import WorkerDeath
 from osrdyne.pool.state.instances import Draining, InventoryEntry
 from osrdyne.pool.state.worker_reports import WorkerReportState
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.plan import OVERDUE, Drain, GroupAction, Remove, Start, Stop, Update
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import WorkerDeath
 
 SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
 """Makes the specification of a worker, with its credentials. Raises `BrokerError`."""

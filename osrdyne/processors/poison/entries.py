@@ -15,10 +15,10 @@ from uuid import uuid4
 
 from osrdyne.amqp import Delivery, Message
 from osrdyne.errors import PoisonNotFoundError
-from osrdyne.pool.state.crashes import WorkerDeath
-from osrdyne.pool.views import PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.messages import AUTHORIZATION_HEADER, BROKER_HEADERS, HOPS_HEADER, PATH_HEADER, REPLAY_HEADER
+from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 from osrdyne.protocol.statuses import Status, decode_text
 
 UNIQUE_HEADER = "x-osrdyne-poison-id"
@@ -131,12 +131,12 @@ def key_of(headers: Mapping[str, object]) -> str | None:
     return key if isinstance(key, str) else None
 
 
-def view_entry(delivery: Delivery, *, name: str) -> PoisonView:
+def view_entry(delivery: Delivery, *, name: str) -> PoisonRecord:
     """An entry as the API shows it; `name` is its id."""
     headers, properties = delivery.headers, delivery.properties
     deliveries = _number(headers.get(DELIVERIES_HEADER))
     deaths = _read_deaths(headers.get(DEATHS_HEADER))
-    return PoisonView(
+    return PoisonRecord(
         id=name,
         key=key_of(headers),
         path=decode_text(headers.get(PATH_HEADER)) or "",
@@ -200,11 +200,11 @@ class Cursor(NamedTuple):
             raise PoisonNotFoundError("Invalid `after` cursor; omit it to start at the first page.") from None
 
 
-def cursor_of(view: PoisonView) -> Cursor:
+def cursor_of(view: PoisonRecord) -> Cursor:
     return Cursor(0 if view.last_at is None else round(view.last_at * 1000), view.id)
 
 
-def matches(view: PoisonView, query: PoisonQuery, *, now: float) -> bool:
+def matches(view: PoisonRecord, query: PoisonQuery, *, now: float) -> bool:
     """Whether the entry matches the query. One without a time is older than all others."""
     age = float("inf") if view.last_at is None else now - view.last_at
     return (
@@ -215,9 +215,11 @@ def matches(view: PoisonView, query: PoisonQuery, *, now: float) -> bool:
     )
 
 
-def page_of(views: Sequence[PoisonView], *, after: Cursor | None, limit: int, with_bodies: bool) -> list[PoisonView]:
+def page_of(
+    views: Sequence[PoisonRecord], *, after: Cursor | None, limit: int, with_bodies: bool
+) -> list[PoisonRecord]:
     """The entries of the next page, at least one if there is any; `views` are in order."""
-    page: list[PoisonView] = []
+    page: list[PoisonRecord] = []
     size_bytes = 0
     for view in views:
         if after is not None and cursor_of(view) <= after:
@@ -229,7 +231,7 @@ def page_of(views: Sequence[PoisonView], *, after: Cursor | None, limit: int, wi
     return page
 
 
-def resolve(name: str, views: Sequence[PoisonView]) -> PoisonView:
+def resolve(name: str, views: Sequence[PoisonRecord]) -> PoisonRecord:
     """The entry with this id, or the only one whose id begins with it. Raises `PoisonNotFoundError`."""
     found = [view for view in views if view.id == name] or [view for view in views if name and view.id.startswith(name)]
     if not found:

@@ -10,11 +10,12 @@ import asyncio
 
 from osrdyne.amqp import Delivery
 from osrdyne.pool.context import TermContext
-from osrdyne.pool.state.crashes import DeathRegister, WorkerDeath
+from osrdyne.pool.state.crashes import DeathRegister
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.activity import fingerprint
 from osrdyne.protocol.messages import PATH_HEADER
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.protocol.statuses import decode_text
 
 PATIENCE = 3.0

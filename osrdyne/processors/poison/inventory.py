@@ -18,12 +18,13 @@ from osrdyne.errors import InvalidKeyError, PoisonNotFoundError, PublishRefusedE
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Publisher
-from osrdyne.pool.views import PoisonOutcome, PoisonPage, PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonPage, PoisonQuery
 from osrdyne.processors.forgeries import Forgeries
 from osrdyne.processors.poison.entries import Cursor, cursor_of, matches, page_of, replayed, resolve
 from osrdyne.processors.poison.reader import Reading
 from osrdyne.protocol.messages import DELIVERY_COUNT_HEADER, SPLIT_HEADER
 from osrdyne.protocol.names import parse_key
+from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 from osrdyne.protocol.statuses import decode_text
 
 MAX_ENTRIES = 10_000
@@ -34,7 +35,7 @@ RENEW_AT = 500_000
 """Deliveries after which an entry is replaced by a copy; the queue's own limit is twice that."""
 RETURN_TIMEOUT = 2.0
 
-Refuse = Callable[[PoisonView, Delivery], Awaitable[str | None]]
+Refuse = Callable[[PoisonRecord, Delivery], Awaitable[str | None]]
 """Acts on an entry before it is removed; returns a reason not to remove it, or None."""
 
 
@@ -42,7 +43,7 @@ Refuse = Callable[[PoisonView, Delivery], Awaitable[str | None]]
 class _Index:
     """All entries in order, without bodies; how many were ready at `read_at` (monotonic)."""
 
-    views: tuple[PoisonView, ...]
+    views: tuple[PoisonRecord, ...]
     ready: int
     read_at: float
 
@@ -83,7 +84,7 @@ class PoisonInventory:
                 chosen = [replace(view, body=bodies.get(view.id)) for view in chosen]
         return PoisonPage(tuple(chosen), len(found), following, complete=index.ready <= MAX_ENTRIES)
 
-    async def entry(self, name: str) -> PoisonView:
+    async def entry(self, name: str) -> PoisonRecord:
         """One entry with its body. Raises `PoisonNotFoundError`."""
         async with self._lock:
             view = resolve(name, (await self._fresh_index()).views)
@@ -99,12 +100,12 @@ class PoisonInventory:
     async def drop(self, names: Sequence[str]) -> PoisonOutcome:
         """Remove entries for good."""
 
-        async def log_entry(view: PoisonView, _: Delivery) -> None:
+        async def log_entry(view: PoisonRecord, _: Delivery) -> None:
             self._log.info("poison entry dropped", key=view.key, entry=view.id, correlation_id=view.correlation_id)
 
         return await self._remove(names, log_entry)
 
-    async def _publish_again(self, view: PoisonView, delivery: Delivery) -> str | None:
+    async def _publish_again(self, view: PoisonRecord, delivery: Delivery) -> str | None:
         if view.key is None:
             return "The entry has no key: osrdyne did not store it. Publish it yourself, or drop it."
         try:

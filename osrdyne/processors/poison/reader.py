@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.errors import BrokerError
-from osrdyne.pool.views import PoisonView
 from osrdyne.processors.poison.entries import entry_id, view_entry
+from osrdyne.protocol.poison import PoisonRecord
 
 BATCH = 50
 """Messages prefetched at once, which limits the bodies in memory."""
@@ -51,7 +51,7 @@ class Reading:
     def __aiter__(self) -> Reading:
         return self
 
-    async def __anext__(self) -> tuple[PoisonView, Delivery]:
+    async def __anext__(self) -> tuple[PoisonRecord, Delivery]:
         while (delivery := await self._next()) is not None:
             self._held[delivery.tag] = None
             if self._is_forged(delivery):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from osrdyne.pool.state.crashes import MAX_DEATHS_OF_KEY, DeathRegister, WorkerDeath
+from osrdyne.pool.state.crashes import MAX_DEATHS_OF_KEY, DeathRegister
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
 

@@ -10,12 +10,12 @@ import pytest
 
 from osrdyne.amqp import Message
 from osrdyne.config.models import RequestSettings
-from osrdyne.pool.state.crashes import WorkerDeath
-from osrdyne.pool.views import PoisonQuery, PoisonView
+from osrdyne.pool.views import PoisonQuery
 from osrdyne.processors.poison.entries import finding
 from osrdyne.processors.poison.evidence import PATIENCE
 from osrdyne.protocol.activity import Event, fingerprint
 from osrdyne.protocol.names import Key
+from osrdyne.protocol.poison import PoisonRecord, WorkerDeath
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import Stack, leading, settings_for
@@ -71,7 +71,7 @@ class Pool:
             await (await consumer.get()).reject()
         await self.stack.clock.settle()
 
-    async def entries(self) -> list[PoisonView]:
+    async def entries(self) -> list[PoisonRecord]:
         return list((await self.stack.term.processors.poison.page(PoisonQuery(bodies=True))).entries)
 
     async def detail(self) -> str | None:
