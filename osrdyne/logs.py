@@ -57,6 +57,7 @@ def _rendering(*, as_json: bool, stream: TextIO | None) -> list[structlog.typing
     return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain), _mask_line]
 
 
+# Levels of libraries whose records are of no use to the author of an application.
 QUIET_LIBRARIES: Mapping[str, str] = {
     # The AMQP client logs connection URLs and expected failures as errors; the worker reports those with context.
     "aio_pika": "critical",
@@ -64,7 +65,6 @@ QUIET_LIBRARIES: Mapping[str, str] = {
     "asyncio": "warning",
     "py4j": "warning",
 }
-"""Levels of libraries whose records are of no use to the author of an application."""
 
 
 def configure_application_logs(

@@ -14,8 +14,7 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _SLOW = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-OTHER = "other"
-"""Label for what is not one of the known values."""
+OTHER = "other"  # Label for what is not one of the known values.
 
 
 def priority_label(priority: int | None) -> str:

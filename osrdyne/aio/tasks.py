@@ -16,8 +16,7 @@ K = TypeVar("K")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-SMALL = 32 * 1024
-"""Characters of a document that is handled faster on the loop than in a thread."""
+SMALL = 32 * 1024  # Characters of a document that is handled faster on the loop than in a thread.
 
 _pauses_lock = threading.Lock()
 _pauses = 0

@@ -12,8 +12,8 @@ from typing import Self
 
 from osrdyne.aio.clock import Timer
 
+# Polls within the time-out: silence before a block and after it is not added up, and one poll may come late.
 STEPS = 10
-"""Polls within the time-out: silence before a block and after it is not added up, and one poll may come late."""
 
 
 class ConfirmTimeout:

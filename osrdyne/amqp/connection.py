@@ -116,8 +116,7 @@ class Connection:
     ) -> None:
         assert connection.transport is not None, "the connection must be open"
         self.options = options
-        self.closed_here = False
-        """Whether this side has closed the connection."""
+        self.closed_here = False  # Whether this side has closed the connection.
         self._connection = connection
         self._transport = transport
         self._last_number = 0

@@ -34,16 +34,13 @@ from osrdyne.errors import (
 )
 
 PUBLISH_ATTEMPTS = 4
+# Two and a half seconds in all: a caller that reads its queue has made room by then.
 QUEUE_FULL = Backoff(initial=0.1, factor=4.0, maximum=2.0)
-"""Two and a half seconds in all: a caller that reads its queue has made room by then."""
 DIRECT_REPLY_TO = "amq.rabbitmq.reply-to."
-FIRST_THAT_TAKES_ANY = (4, 3)
-"""The first version known to accept a reply to any address (3.10.8 does not)."""
+FIRST_THAT_TAKES_ANY = (4, 3)  # The first version known to accept a reply to any address (3.10.8 does not).
 CONNECT_RETRY = Backoff(initial=0.2, maximum=5.0)
-PATIENCE = 60.0
-"""Seconds for which a reply waits for a connection; most callers have given up after that."""
-MAX_PROVEN = 10_000
-"""Addresses remembered as accepted; with one more, all are forgotten."""
+PATIENCE = 60.0  # Seconds for which a reply waits for a connection; most callers have given up after that.
+MAX_PROVEN = 10_000  # Addresses remembered as accepted; with one more, all are forgotten.
 
 
 class DirectReplies:

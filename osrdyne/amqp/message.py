@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 PERSISTENT = 2
 TRANSIENT = 1
 
-_ROOM_FOR_ONE_HEADER = 16
-"""Lengths, type, and a number if it is one."""
+_ROOM_FOR_ONE_HEADER = 16  # Lengths, type, and a number if it is one.
 _BYTES_OF_A_CHARACTER = 4
 DIRECT_REPLY_TO_QUEUE = "amq.rabbitmq.reply-to"
 

@@ -27,8 +27,7 @@ from typing import Any
 from pamqp import constants, decode, encode
 
 LAST_TIMESTAMP = 0xFFFFFFFF
-MAX_DEPTH = 32
-"""Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two."""
+MAX_DEPTH = 32  # Levels of tables and arrays inside one another that are read; RabbitMQ's own headers have two.
 
 
 def decode_short_string(value: bytes) -> tuple[int, str]:

@@ -14,8 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-Destination = tuple[str, str]
-"""Exchange and routing key."""
+Destination = tuple[str, str]  # Exchange and routing key.
 
 K = TypeVar("K", bound=Hashable)
 

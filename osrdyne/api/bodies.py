@@ -14,8 +14,7 @@ from osrdyne.api.problems import problem
 from osrdyne.config.types import size_text
 from osrdyne.pool.routing.manifest_store import ManifestKind
 
-LARGE_AT_ONCE = 2
-"""Manifests that are read at the same time; further ones wait unread."""
+LARGE_AT_ONCE = 2  # Manifests that are read at the same time; further ones wait unread.
 
 _MANIFESTS = frozenset(f"/v1/{kind}" for kind in ManifestKind)
 

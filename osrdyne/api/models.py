@@ -14,8 +14,7 @@ from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
 from osrdyne.pool.views import ComponentView, GroupView, LeadershipView, WorkerView
 
-Masked = Annotated[str, AfterValidator(mask_uri)]
-"""Text for a person; a password in a URI becomes `***`."""
+Masked = Annotated[str, AfterValidator(mask_uri)]  # Text for a person; a password in a URI becomes `***`.
 
 
 class Health(BaseModel):

@@ -17,8 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from osrdyne.api.access import Local
 from osrdyne.config.models import ApiSettings
 
-STOP_TIMEOUT = 5
-"""Seconds that requests under way have to end."""
+STOP_TIMEOUT = 5  # Seconds that requests under way have to end.
 
 
 def network_server(app: ASGIApp, settings: ApiSettings) -> QuietServer:

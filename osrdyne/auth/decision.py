@@ -13,8 +13,7 @@ from osrdyne.errors import ConfigurationError
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _PUBLIC_PATHS = frozenset({"/health", "/ready"})
-_QUESTIONS = frozenset({"/v1/explain"})
-"""Paths whose POST changes nothing."""
+_QUESTIONS = frozenset({"/v1/explain"})  # Paths whose POST changes nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,8 @@ class Principal:
         return self.role is not None and self.role.includes(role)
 
 
-OPEN = Principal("anyone", Role.OPERATE)
-"""Of an API without tokens."""
-LOCAL = Principal("local", Role.OPERATE)
-"""Of the Unix socket: the file's permissions decide who can connect."""
+OPEN = Principal("anyone", Role.OPERATE)  # Of an API without tokens.
+LOCAL = Principal("local", Role.OPERATE)  # Of the Unix socket: the file's permissions decide who can connect.
 ANONYMOUS = Principal("anonymous", None)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 from osrdyne.errors import ConfigurationError
 
 PREFIX = "osr_"
-MAX_TOKENS = 1_000
-"""Each request is compared with every token."""
+MAX_TOKENS = 1_000  # Each request is compared with every token.
 
 _TOKEN = re.compile(r"osr_[A-Za-z0-9_-]{43}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)

@@ -16,10 +16,9 @@ from osrdyne.config.models import Settings
 from osrdyne.drivers.registry import worker_command
 from osrdyne.errors import ConfigurationError
 
-TIMEOUT = 60.0
-"""An import that takes longer is left to the workers."""
+TIMEOUT = 60.0  # An import that takes longer is left to the workers.
+# Options of the driver with which workers may find other modules than this process does.
 FOREIGN_OPTIONS = ("command", "cwd", "environment")
-"""Options of the driver with which workers may find other modules than this process does."""
 
 
 def check_app(settings: Settings) -> None:

@@ -20,8 +20,7 @@ from osrdyne.client import Reply, RequestError, StartFailedError
 from osrdyne.logs import mask_uri
 from osrdyne.protocol.messages import ARROW_TYPE
 
-_PIPE_WIDTH = 10_000
-"""Columns of a table that is not shown on a terminal: nothing is folded."""
+_PIPE_WIDTH = 10_000  # Columns of a table that is not shown on a terminal: nothing is folded.
 _NUMBERS = ("int", "long", "short", "byte", "float", "double", "decimal", "real")
 
 

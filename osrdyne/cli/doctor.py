@@ -106,8 +106,7 @@ def _as_dict(finding: Finding) -> dict[str, object]:
     }
 
 
-REACH_TIMEOUT = 5.0
-"""Seconds for each address of a Spark master."""
+REACH_TIMEOUT = 5.0  # Seconds for each address of a Spark master.
 
 
 def check_spark_master(settings: Settings) -> list[Finding]:

@@ -44,6 +44,8 @@ _WORDS_OF_PYDANTIC = {
     ", unable to parse string as a number": "",
 }
 
+# Module and attribute of each command. A module is imported when its command is used, or when help is asked for: each
+# takes a part of a second, which a single command does not wait for.
 _COMMANDS = {
     name: (f"osrdyne.cli.{module}", attribute)
     for name, module, attribute in (
@@ -61,8 +63,6 @@ _COMMANDS = {
         ("explain", "explain", "explain"),
     )
 }
-"""Module and attribute of each command. A module is imported when its command is used, or when help is asked for:
-each takes a part of a second, which a single command does not wait for."""
 
 
 def _options(

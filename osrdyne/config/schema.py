@@ -18,8 +18,8 @@ from pydantic.fields import FieldInfo
 
 from osrdyne.config.models import Settings
 
+# Where a setting is: `("broker", "tls", "verify")`. Below a mapping such as `worker.config`, its own keys follow.
 Path = tuple[str, ...]
-"""Where a setting is: `("broker", "tls", "verify")`. Below a mapping such as `worker.config`, its own keys follow."""
 
 
 class Kind(Enum):

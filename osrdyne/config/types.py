@@ -63,11 +63,10 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+# Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers.
 Duration = Annotated[float, BeforeValidator(parse_duration)]
-"""Seconds, as a float; accepts `10s`, `5m`, ISO 8601 and numbers."""
 
-Size = Annotated[int, BeforeValidator(parse_size)]
-"""Bytes; accepts `16MiB` and numbers."""
+Size = Annotated[int, BeforeValidator(parse_size)]  # Bytes; accepts `16MiB` and numbers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +74,7 @@ class PublicMarker:
     """Says of a free mapping that its values are never secret."""
 
 
+# A free mapping whose values `check-config` shows. It hides the texts of every other one.
 PublicMapping = Annotated[dict[str, Any], PublicMarker()]
-"""A free mapping whose values `check-config` shows. It hides the texts of every other one."""
 
-PublicTexts = Annotated[dict[str, str], PublicMarker()]
-"""The same, with texts only."""
+PublicTexts = Annotated[dict[str, str], PublicMarker()]  # The same, with texts only.

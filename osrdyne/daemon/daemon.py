@@ -48,9 +48,9 @@ from osrdyne.protocol.names import PoolNames
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+# Seconds for which the API waits for the lead: its libraries are loaded after that, so that no request for a worker
+# waits for them.
 API_DELAY = 1.0
-"""Seconds for which the API waits for the lead: its libraries are loaded after that, so that no request for a worker
-waits for them."""
 
 
 def run(settings: Settings, *, stop_workers: bool = False) -> None:

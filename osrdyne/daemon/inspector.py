@@ -37,8 +37,7 @@ from osrdyne.pool.views import (
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 
-FIND_TIMEOUT = 2.0
-"""Seconds for RabbitMQ to say where the leader is."""
+FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to say where the leader is.
 
 
 @dataclass(slots=True)

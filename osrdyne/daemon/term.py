@@ -19,8 +19,7 @@ from osrdyne.daemon.wiring import Resources, wire_term
 from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 
-REPORTS_AT_ONCE = 8
-"""How many groups a new leader asks for reports at the same time."""
+REPORTS_AT_ONCE = 8  # How many groups a new leader asks for reports at the same time.
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from osrdyne.dev.announcement import announced
 from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.dev.sample_data import default_directory, generate_tpch, sql_configuration
 
+# Small enough for a laptop with several workers side by side.
 SAMPLE_SPARK_CONF = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
 }
-"""Small enough for a laptop with several workers side by side."""
 
 
 def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:

@@ -34,11 +34,11 @@ def _named_as_in_a_shell(variables: dict[str, str]) -> dict[str, str]:
     return variables
 
 
+# Environment variables, without those that are osrdyne's own.
 Variables = Annotated[dict[str, str], AfterValidator(_usable)]
-"""Environment variables, without those that are osrdyne's own."""
 
+# The same for a backend that takes no other names than a shell does.
 ShellVariables = Annotated[Variables, AfterValidator(_named_as_in_a_shell)]
-"""The same for a backend that takes no other names than a shell does."""
 
 
 def prepare_directory(path: Path, *, remedy: str) -> None:

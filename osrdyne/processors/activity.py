@@ -35,8 +35,8 @@ from osrdyne.protocol.names import PRIORITIES, Key, WorkerId, parse_key
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
+# The most that one report adds to a counter of forged messages; a report may claim any number.
 MAX_COUNTED = 1_000_000
-"""The most that one report adds to a counter of forged messages; a report may claim any number."""
 
 
 class ActivityProcessor:

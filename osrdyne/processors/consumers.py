@@ -18,8 +18,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.processors.expiry.sweeper import ExpirySweeper
 
-DRAIN_TIMEOUT = 10.0
-"""Seconds that an orderly end waits for the messages that the consumers have taken."""
+DRAIN_TIMEOUT = 10.0  # Seconds that an orderly end waits for the messages that the consumers have taken.
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,8 @@ from osrdyne.pool.context import TermContext
 from osrdyne.protocol.messages import Request, header_text
 from osrdyne.protocol.names import ReplyAddresses
 
-LOG_INTERVAL = 60.0
-"""Seconds between two log lines about forged messages of one queue."""
-MAX_KEYS = 10_000
-"""Keys that are remembered as logged; beyond it the oldest is forgotten and may be logged again."""
+LOG_INTERVAL = 60.0  # Seconds between two log lines about forged messages of one queue.
+MAX_KEYS = 10_000  # Keys that are remembered as logged; beyond it the oldest is forgotten and may be logged again.
 SHOWN_CHARACTERS = 200
 
 

@@ -18,8 +18,7 @@ from osrdyne.amqp import Channel, Consumer, Delivery
 from osrdyne.logs import Logger, get_logger
 
 PREFETCH = 256
-PATIENCE = 1.0
-"""Seconds in which none of the held messages was finished, before more are taken."""
+PATIENCE = 1.0  # Seconds in which none of the held messages was finished, before more are taken.
 MAX_HELD = 20_000
 MAX_HELD_BYTES = 512 * 2**20
 

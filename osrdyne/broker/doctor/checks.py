@@ -15,11 +15,11 @@ from osrdyne.config.models import Settings
 from osrdyne.findings import Finding
 from osrdyne.protocol.names import Key, PoolNames
 
+# RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
+# consumers-differ-by-version).
 GLOBAL_CONSUMER_TIMEOUT = 1800.0
-"""RabbitMQ's own limit for an unacknowledged delivery in seconds; the HTTP API does not tell it (broker:
-consumers-differ-by-version)."""
+# Quorum queues, and their dead lettering at least once.
 NEEDED_FEATURE_FLAGS = frozenset({"quorum_queue", "stream_queue"})
-"""Quorum queues, and their dead lettering at least once."""
 _MANY_FILES = 0.8
 
 

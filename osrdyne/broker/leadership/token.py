@@ -30,26 +30,22 @@ from osrdyne.protocol.names import PoolNames
 
 T = TypeVar("T")
 Publish = Callable[[Message], Awaitable[None]]
+# The term that was last announced outside of the leader queue; None when there was none.
 LastTerm = Callable[[], Awaitable[int | None]]
-"""The term that was last announced outside of the leader queue; None when there was none."""
-TOKEN_INTERVAL = 15.0
-"""Seconds after which a daemon that waits for the token publishes one, in case there is none."""
+TOKEN_INTERVAL = 15.0  # Seconds after which a daemon that waits for the token publishes one, in case there is none.
+# Seconds after which a daemon that waits for the token consumes the leader queue anew, over another channel.
 CONSUME_AGAIN_AFTER = 60.0
-"""Seconds after which a daemon that waits for the token consumes the leader queue anew, over another channel."""
-TOKEN_TIMEOUT = 15.0
-"""Seconds within which a token that the leader publishes must come back to it."""
+TOKEN_TIMEOUT = 15.0  # Seconds within which a token that the leader publishes must come back to it.
 RENEW_EVERY = 300.0
+# Seconds between two renewals of the token at most. The short one is for a RabbitMQ that attaches consumers to a queue
+# of the same name by itself, so that no cancel shows that the leader queue was deleted (broker: reattached-consumers).
 RENEW_EVERY_WHERE_REATTACHED = 5.0
-"""Seconds between two renewals of the token at most. The short one is for a RabbitMQ that attaches consumers to a queue
-of the same name by itself, so that no cancel shows that the leader queue was deleted (broker: reattached-consumers)."""
+# Seconds after which an earlier leader has noticed there that its leader queue was deleted, and has closed its
+# connection.
 SILENCE_WHERE_REATTACHED = RENEW_EVERY_WHERE_REATTACHED + TOKEN_TIMEOUT + 5.0
-"""Seconds after which an earlier leader has noticed there that its leader queue was deleted, and has closed its
-connection."""
-LOG_INTERVAL = 60.0
-"""Seconds between two log lines about messages in the leader queue that are no token."""
+LOG_INTERVAL = 60.0  # Seconds between two log lines about messages in the leader queue that are no token.
 Send = Callable[[Channel], Awaitable[Any]]
-MAX_SHARED = 32
-"""How many commands share an answer at most."""
+MAX_SHARED = 32  # How many commands share an answer at most.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +120,7 @@ class TokenChannel:
         self.renew_every = RENEW_EVERY_WHERE_REATTACHED if reattaches else RENEW_EVERY
         self._silence = max(3 * heartbeat, SILENCE_WHERE_REATTACHED if reattaches else 0.0)
         self.user = user
-        self.term = 0
-        """The number of the term, once the token is held."""
+        self.term = 0  # The number of the term, once the token is held.
         self._last_term = last_term
         self._on_forged = on_forged
         self._clock = clock

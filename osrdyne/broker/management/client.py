@@ -53,10 +53,8 @@ from osrdyne.errors import (
     BrokerUnavailableError,
 )
 
-MAX_PAGE_SIZE = 500
-"""RabbitMQ refuses larger pages."""
-_MUCH = 2**18
-"""Bytes of an answer that take a while to read."""
+MAX_PAGE_SIZE = 500  # RabbitMQ refuses larger pages.
+_MUCH = 2**18  # Bytes of an answer that take a while to read.
 _QUEUE_COLUMNS = "name,arguments,messages,messages_ready,messages_unacknowledged,state,type,policy,members,online"
 
 

@@ -29,11 +29,11 @@ from osrdyne.protocol.names import Key, PoolNames, QueueName, WorkerId, encode_k
 from osrdyne.protocol.uri import with_user
 
 RETRY = Backoff(initial=1.0, maximum=30.0)
+# Of one worker's user: it needs one connection, perhaps another for direct replies, and as many again while RabbitMQ
+# has not noticed their loss.
 LIMITS = {"max-connections": 4, "max-channels": 64}
-"""Of one worker's user: it needs one connection, perhaps another for direct replies, and as many again while RabbitMQ
-has not noticed their loss."""
+# What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`).
 _REPLICA = r"\.[a-z0-9][a-z0-9-]{0,251}"
-"""What follows the id of a start in the id of one of several workers made of it (`protocol.names.replica_id`)."""
 
 
 class SharedCredentials:

@@ -15,9 +15,9 @@ from osrdyne.broker.topology.policies import PolicySpec
 from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.protocol.names import QueueName
 
+# Seconds by which the totals of a listing may be older than the question: 9.8 s was the worst seen (broker:
+# totals-listing).
 TOTALS_MAX_AGE = 10.0
-"""Seconds by which the totals of a listing may be older than the question: 9.8 s was the worst seen (broker:
-totals-listing)."""
 
 
 @dataclass(frozen=True, slots=True)

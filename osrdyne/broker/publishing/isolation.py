@@ -25,19 +25,15 @@ from osrdyne.amqp.direct_reply_to import GuardedChannel
 from osrdyne.errors import BrokerSilentError, BrokerUnavailableError, MessageTooLargeError, PublishRefusedError
 
 Send = Callable[[Channel | GuardedChannel], Awaitable[None]]
-MAX_UNCONFIRMED = 24
-"""Messages for one destination on the shared channel; RabbitMQ counts to 32, by default."""
+MAX_UNCONFIRMED = 24  # Messages for one destination on the shared channel; RabbitMQ counts to 32, by default.
+# Seconds for which a confirm shows that a queue has its leader. One that loses it meanwhile, and to which the shared
+# channel has published nothing before, can still hold that up; then the term ends.
 FRESH = 1.0
-"""Seconds for which a confirm shows that a queue has its leader. One that loses it meanwhile, and to which the shared
-channel has published nothing before, can still hold that up; then the term ends."""
+# Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default).
 MAX_TRIALS = 500
-"""Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default)."""
-PLACE_TIMEOUT = 30.0
-"""Seconds to wait for a channel when queues without a leader hold all of them up."""
-SPARE = 16
-"""Channels that stay open for the trials to come."""
-FORGET_AFTER = 60.0
-"""Seconds without a publish after which nothing is known of a destination any more."""
+PLACE_TIMEOUT = 30.0  # Seconds to wait for a channel when queues without a leader hold all of them up.
+SPARE = 16  # Channels that stay open for the trials to come.
+FORGET_AFTER = 60.0  # Seconds without a publish after which nothing is known of a destination any more.
 
 
 class Destinations:

@@ -27,13 +27,12 @@ from osrdyne.errors import BrokerConflictError
 from osrdyne.protocol.names import Key, PoolNames, QueueName
 
 _ARGUMENTS = {"x-queue-type": "quorum"}
-_BEFORE = 1
-"""The number of everything that happened before this term."""
+_BEFORE = 1  # The number of everything that happened before this term.
+# Seconds that a queue which comes and goes stays. RabbitMQ deletes it while it has nothing else to do: at once, the
+# deletion would come before the binding that has waited for it.
 DELETE_AFTER = 0.05
-"""Seconds that a queue which comes and goes stays. RabbitMQ deletes it while it has nothing else to do: at once, the
-deletion would come before the binding that has waited for it."""
+# Seconds until a new leader deletes what the one before has left; RabbitMQ has carried out its commands by then.
 TIDY_AFTER = 60.0
-"""Seconds until a new leader deletes what the one before has left; RabbitMQ has carried out its commands by then."""
 
 
 class QueueDurability:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from osrdyne.aio.clock import Clock
 from osrdyne.protocol.names import Key
 
-LIMIT = 2
-"""Refused commands after which a key is left alone."""
-DURATION = 600.0
-"""For how long, seconds after the last refusal."""
+LIMIT = 2  # Refused commands after which a key is left alone.
+DURATION = 600.0  # For how long, seconds after the last refusal.
 
 
 class Quarantine:

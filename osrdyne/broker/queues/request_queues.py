@@ -36,8 +36,8 @@ from osrdyne.logs import Logger, get_logger
 from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, QueueName
 
+# How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment.
 STILLBORN_SILENCES = 3
-"""How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment."""
 STILLBORN_PAUSE = 5.0
 LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
 

@@ -36,8 +36,8 @@ class QueueCheck(StrEnum):
     """All exist; the HTTP API did not say whether they are bound."""
 
 
+# What the queue says when our probe is its only consumer and no message is unacknowledged.
 OURS_ALONE = QueueInfo(ready=0, consumers=1)
-"""What the queue says when our probe is its only consumer and no message is unacknowledged."""
 
 
 def judge_cheaply(info: QueueInfo) -> DeleteOutcome | None:

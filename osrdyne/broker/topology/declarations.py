@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from osrdyne.protocol.names import KEY_ARGUMENT, Key, PoolNames, QueueName
 
+# A delivery limit that is never reached: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (broker:
+# count-failures-by-reject).
 NEVER = 1_000_000
-"""A delivery limit that is never reached: RabbitMQ 4 drops a message after 20 returns, and -1 fails on 3.10 (broker:
-count-failures-by-reject)."""
 _BOUNDED_LENGTH = 10_000
 _CANCEL_TTL_MS = 60_000
 

@@ -13,8 +13,7 @@ from osrdyne.broker.topology.version import BrokerVersion
 from osrdyne.config.models import Settings
 from osrdyne.protocol.names import PoolNames
 
-PRIORITY = 100
-"""Only one policy applies to a queue: an operator's catch-all, commonly at 0, must not replace ours."""
+PRIORITY = 100  # Only one policy applies to a queue: an operator's catch-all, commonly at 0, must not replace ours.
 
 
 @dataclass(frozen=True, slots=True)

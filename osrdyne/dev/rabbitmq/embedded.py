@@ -27,8 +27,8 @@ from osrdyne.protocol.uri import TlsFiles
 
 log = get_logger("broker.embedded")
 
+# Debian's server script proper: the wrapper that is on its PATH changes to the user `rabbitmq`.
 _SERVERS = (Path("/usr/lib/rabbitmq/bin/rabbitmq-server"),)
-"""Debian's server script proper: the wrapper that is on its PATH changes to the user `rabbitmq`."""
 _PORT_MAPPERS = (Path("/usr/lib/erlang/bin/epmd"),)
 _REMEDY = "install RabbitMQ (Debian and Ubuntu: apt-get install rabbitmq-server), or set broker.uri to one that runs"
 _SUPERVISOR = """
@@ -40,8 +40,7 @@ wait $server
 kill $mapper $lifeline
 """
 _POLL_INTERVAL = 0.1
-START_TIMEOUT = 180.0
-"""Seconds: a small machine that is busy takes more than one minute."""
+START_TIMEOUT = 180.0  # Seconds: a small machine that is busy takes more than one minute.
 _STOP_TIMEOUT = 20.0
 
 

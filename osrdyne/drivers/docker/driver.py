@@ -39,12 +39,10 @@ from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")
 
-_POLL_INTERVAL = 1.0
-"""Seconds between two polls of a container that is being stopped, if no event comes."""
-_KILL_PATIENCE = 30.0
-"""Seconds within which a killed container must be gone."""
+_POLL_INTERVAL = 1.0  # Seconds between two polls of a container that is being stopped, if no event comes.
+_KILL_PATIENCE = 30.0  # Seconds within which a killed container must be gone.
+# Seconds that a call of the engine may still take when the driver is closed; the next daemon sees what came of it.
 _CLOSE_PATIENCE = 3.0
-"""Seconds that a call of the engine may still take when the driver is closed; the next daemon sees what came of it."""
 
 
 class DockerDriver(Driver):

@@ -25,8 +25,7 @@ from osrdyne.errors import DriverUnavailableError
 
 T = TypeVar("T")
 
-THREADS = 8
-"""Calls of the engine at once."""
+THREADS = 8  # Calls of the engine at once.
 LOCAL_SOCKET = "unix:///var/run/docker.sock"
 
 _UNAVAILABLE = frozenset({502, 503, 504})  # from a proxy before the engine, or an engine that ends

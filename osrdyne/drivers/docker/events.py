@@ -17,15 +17,14 @@ from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 
+# Seconds without an event after which the stream is opened anew: an engine elsewhere may be gone without a word.
 SILENCE = 300.0
-"""Seconds without an event after which the stream is opened anew: an engine elsewhere may be gone without a word."""
 
 _BACKOFF = Backoff(initial=0.2, maximum=10.0)
+# Seconds that a stream must have lasted to count as one that works: some break as soon as they are opened.
 _LASTING = 10.0
-"""Seconds that a stream must have lasted to count as one that works: some break as soon as they are opened."""
 _KINDS = ["create", "start", "die", "oom", "destroy", "pause", "unpause"]
-_JOIN_TIMEOUT = 2.0
-"""Seconds that closing waits for the thread: an engine that hangs does not let it go."""
+_JOIN_TIMEOUT = 2.0  # Seconds that closing waits for the thread: an engine that hangs does not let it go.
 
 
 class EventReader:

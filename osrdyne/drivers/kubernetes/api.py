@@ -31,8 +31,8 @@ from osrdyne.logs import mask_uri
 
 R = TypeVar("R", bound=NamespacedResource)
 
+# The API server ends a watch after so long; one that says nothing for longer has a dead connection.
 WATCH_SECONDS = 240
-"""The API server ends a watch after so long; one that says nothing for longer has a dead connection."""
 _WATCH_SLACK = 30.0
 _PAGE = 500
 _REMEDIES = {
@@ -239,8 +239,8 @@ class KubernetesApi:
         return KubernetesError(f"The API server at {self.server} does not answer: {what}.")
 
 
+# What lightkube and what is below it raise; a `KeyError` for an answer without a content type.
 _FOREIGN = (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, TimeoutError, OSError, KeyError, ConfigError)
-"""What lightkube and what is below it raise; a `KeyError` for an answer without a content type."""
 
 
 def load_config(options: KubernetesOptions) -> SingleConfig:

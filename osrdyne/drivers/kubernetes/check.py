@@ -29,13 +29,13 @@ def _rights(group: str, resource: str, *verbs: str) -> tuple[Right, ...]:
     return tuple(Right(group, resource, verb) for verb in verbs)
 
 
+# Server-side apply needs `create` and `patch`. Secrets are never read.
 RIGHTS = (
     *_rights("apps", "deployments", "list", "watch", "create", "patch", "delete"),
     *_rights("", "pods", "list", "watch", "delete"),
     *_rights("", "pods/log", "get"),
     *_rights("", "secrets", "create", "patch"),
 )
-"""Server-side apply needs `create` and `patch`. Secrets are never read."""
 SCALING_RIGHTS = {
     Scaling.NONE: (),
     Scaling.HPA: _rights("autoscaling", "horizontalpodautoscalers", "create", "patch", "delete"),

@@ -54,8 +54,7 @@ from osrdyne.drivers.kubernetes.scaling import apply_autoscaler, remove_autoscal
 from osrdyne.errors import DriverError, DriverUnavailableError, SlotTakenError, StartFailedError
 from osrdyne.logs import get_logger
 
-_GATHER_DELAY = 0.25
-"""Seconds in which changes count as one: a pod that comes up makes half a dozen."""
+_GATHER_DELAY = 0.25  # Seconds in which changes count as one: a pod that comes up makes half a dozen.
 _WATCH_RETRY = Backoff(initial=0.5, maximum=30.0)
 _LAST_LINES = 100
 _LOGS_OF_PODS = 5

@@ -21,8 +21,7 @@ from osrdyne.drivers.kubernetes.groups import Group, has_terminated, is_pod_of, 
 from osrdyne.drivers.kubernetes.names import worker_selector
 from osrdyne.errors import DriverUnavailableError
 
-_SLACK = 60.0
-"""Seconds beyond the grace period within which Kubernetes should have reported that the pods are gone."""
+_SLACK = 60.0  # Seconds beyond the grace period within which Kubernetes should have reported that the pods are gone.
 
 
 LastLines = Callable[[Pod], Awaitable[tuple[str, ...]]]

@@ -28,6 +28,7 @@ from osrdyne.drivers.kubernetes.names import (
 from osrdyne.drivers.kubernetes.options import Scaling
 from osrdyne.protocol.names import Key, WorkerId, decode_key
 
+# Why a container waits that will not come up by waiting. `ErrImagePull` is not among them: one more try follows.
 _HOPELESS = frozenset(
     {
         "ImagePullBackOff",
@@ -39,7 +40,6 @@ _HOPELESS = frozenset(
         "RunContainerError",
     }
 )
-"""Why a container waits that will not come up by waiting. `ErrImagePull` is not among them: one more try follows."""
 _CRASH_LOOP = "CrashLoopBackOff"
 
 

@@ -14,8 +14,7 @@ from osrdyne.drivers.base import DriverContext, WorkerSpec
 from osrdyne.drivers.kubernetes.options import LABEL_PREFIX
 from osrdyne.protocol.names import Key, encode_key
 
-POOL_LABEL = f"{LABEL_PREFIX}pool"
-"""A hash of stack and pool: what a driver lists by."""
+POOL_LABEL = f"{LABEL_PREFIX}pool"  # A hash of stack and pool: what a driver lists by.
 KEY_LABEL = f"{LABEL_PREFIX}key"
 WORKER_LABEL = f"{LABEL_PREFIX}worker"
 SLOT_LABEL = f"{LABEL_PREFIX}slot"
@@ -26,9 +25,9 @@ SPEC_ANNOTATION = f"{LABEL_PREFIX}spec-hash"
 GENERATION_ANNOTATION = f"{LABEL_PREFIX}generation"
 SCALING_ANNOTATION = f"{LABEL_PREFIX}autoscaling"
 
+# A pod's name is that of its Deployment and 17 characters, those of what belongs to it a `-` and the worker id; KEDA
+# makes labels of the latter, and a label has at most 63.
 _MAX_NAME = 46
-"""A pod's name is that of its Deployment and 17 characters, those of what belongs to it a `-` and the worker id; KEDA
-makes labels of the latter, and a label has at most 63."""
 _PREFIX = "osrdyne-"
 
 

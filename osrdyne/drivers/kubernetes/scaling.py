@@ -15,8 +15,7 @@ from osrdyne.drivers.kubernetes.manifests import Manifests
 from osrdyne.drivers.kubernetes.names import field_manager
 from osrdyne.drivers.kubernetes.options import KubernetesOptions, Scaling
 
-HPA_VERSIONS = ("v2", "v2beta2", "v1")
-"""The best first. `v2` exists from Kubernetes 1.23 on, `v2beta2` until 1.25."""
+HPA_VERSIONS = ("v2", "v2beta2", "v1")  # The best first. `v2` exists from Kubernetes 1.23 on, `v2beta2` until 1.25.
 KEDA_GROUP = "keda.sh"
 
 SCALED_OBJECT = resource_kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")

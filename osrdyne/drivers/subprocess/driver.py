@@ -36,8 +36,8 @@ from osrdyne.errors import ConfigurationError, DriverUnavailableError
 
 T = TypeVar("T")
 
+# Seconds between two looks at all processes of the host; in between the state directory and the known ones do.
 _SCAN_INTERVAL = 60.0
-"""Seconds between two looks at all processes of the host; in between the state directory and the known ones do."""
 
 
 class SubprocessDriver(Driver):

@@ -16,6 +16,9 @@ from osrdyne.drivers.shared import RESERVED_PREFIXES
 from osrdyne.protocol.environment import URI_FILE_VARIABLE, URI_VARIABLE
 from osrdyne.protocol.names import Key, WorkerId, decode_key, encode_key
 
+# The variables of the daemon that a worker inherits. A daemon's environment may hold credentials (of a cloud, of a
+# registry, of a proxy), and a worker runs other people's requests: it gets nothing that is not named here or in the
+# option `inherit`.
 INHERITED = (
     # The user, the language and where programs and temporary files are.
     "HOME", "LANG", "LANGUAGE", "LC_*", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "TZDIR",
@@ -27,9 +30,6 @@ INHERITED = (
     # Authorities that TLS trusts.
     "SSL_CERT_DIR", "SSL_CERT_FILE",
 )  # fmt: skip
-"""The variables of the daemon that a worker inherits. A daemon's environment may hold credentials (of a cloud, of a
-registry, of a proxy), and a worker runs other people's requests: it gets nothing that is not named here or in the
-option `inherit`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from osrdyne.protocol.names import WorkerId
 
 log = get_logger("drivers.subprocess")
 
+# Seconds for what a worker has left behind to end by itself: Spark's JVM deletes its temporary files then.
 _LEFTOVER_GRACE = 1.0
-"""Seconds for what a worker has left behind to end by itself: Spark's JVM deletes its temporary files then."""
 
 _REBOOTED = Exit(reason="the host was restarted")
 _UNSEEN = Exit(reason="exit code unknown: it was started by an earlier controller")

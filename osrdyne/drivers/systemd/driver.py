@@ -39,13 +39,11 @@ from osrdyne.protocol.names import WorkerId, encode_key
 
 T = TypeVar("T")
 
-_SHORTEST_GRACE = 0.2
-"""Seconds that a stop without grace leaves for systemd to take the order."""
+_SHORTEST_GRACE = 0.2  # Seconds that a stop without grace leaves for systemd to take the order.
 _RECONNECT = Backoff(initial=0.2, maximum=10.0)
+# Seconds within which systemd runs the program: its own limit is 90, but a job may also wait for other units.
 _START_PATIENCE = 120.0
-"""Seconds within which systemd runs the program: its own limit is 90, but a job may also wait for other units."""
-_KILL_PATIENCE = 20.0
-"""Seconds within which a killed unit is gone, unless the kernel cannot end its processes."""
+_KILL_PATIENCE = 20.0  # Seconds within which a killed unit is gone, unless the kernel cannot end its processes.
 
 
 class SystemdDriver(Driver):

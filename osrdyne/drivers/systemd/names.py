@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from osrdyne.drivers.base import Exit
 from osrdyne.protocol.names import Key, decode_key, fit_key
 
-_UNIT_NAME_LIMIT = 190
-"""systemd allows 255, and then makes longer names of files from it: 57 more for `PrivateTmp=`."""
+_UNIT_NAME_LIMIT = 190  # systemd allows 255, and then makes longer names of files from it: 57 more for `PrivateTmp=`.
 _ESCAPED_IN_QUOTES = str.maketrans({character: f"\\{character}" for character in '\\"`$'})
 _CLD_EXITED = 1
 _FIRST_OWN_CODE = 200

@@ -14,8 +14,7 @@ from osrdyne.drivers.systemd.units import CALL_TIMEOUT, ActiveState, SystemdUnit
 from osrdyne.errors import DriverUnavailableError
 from osrdyne.logs import mask_uri
 
-POLL_INTERVAL = 5.0
-"""Seconds between two polls of the units; only used without D-Bus, which sends events."""
+POLL_INTERVAL = 5.0  # Seconds between two polls of the units; only used without D-Bus, which sends events.
 _POLLS = 12
 _CHECKS = 10
 _CHECK_INTERVAL = 0.3

@@ -9,8 +9,7 @@ from enum import StrEnum
 from osrdyne.drivers.systemd.names import UnitEnd
 from osrdyne.errors import DriverError, DriverUnavailableError, StartFailedError
 
-CALL_TIMEOUT = 25.0
-"""Seconds within which systemd answers anything but a job."""
+CALL_TIMEOUT = 25.0  # Seconds within which systemd answers anything but a job.
 
 
 class ActiveState(StrEnum):

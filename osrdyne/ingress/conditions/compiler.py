@@ -101,8 +101,8 @@ class _Typed:
     evaluate: Evaluate
 
 
+# Stands for a part with an error: it fits everywhere, so that one mistake is reported once.
 _BROKEN = _Typed(ValueType.ANY, lambda _: UNDEFINED)
-"""Stands for a part with an error: it fits everywhere, so that one mistake is reported once."""
 
 
 class _Compiler:
@@ -305,8 +305,8 @@ class SharedParts:
 
     def __init__(self, tree: Node) -> None:
         self._numbers: dict[Meaning, int] = {}
+        # Number of each node by its identity; the tree outlives the compilation.
         self._number_of: dict[int, int] = {}
-        """Number of each node by its identity; the tree outlives the compilation."""
         self._tree = tree
         self._visit(tree)
         self._times = Counter(self._number_of.values())

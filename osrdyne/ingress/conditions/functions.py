@@ -129,6 +129,7 @@ def _substring(text: str, start: float, length: float | None = None) -> str | Un
     return text[int(start) : int(end)]
 
 
+# By name in lower case. `concat` is not among them: it is the operator `||`, which takes null properties.
 FUNCTIONS: dict[str, Function] = {
     "abs": _of_numbers(1, abs),
     "exp": _of_numbers(1, exponential),
@@ -155,4 +156,3 @@ FUNCTIONS: dict[str, Function] = {
     "ends_with": _of_strings(2, _BOOL, str.endswith),
     "contains": _of_strings(2, _BOOL, str.__contains__),
 }
-"""By name in lower case. `concat` is not among them: it is the operator `||`, which takes null properties."""

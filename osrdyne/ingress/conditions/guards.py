@@ -12,10 +12,8 @@ from enum import Enum
 from osrdyne.ingress.conditions.syntax import BodyPath, Call, Chain, Header, Literal, Node, Prefix, SystemProperty
 
 Property = Header | SystemProperty | BodyPath
-MAX_GUARDS = 16
-"""Alternatives of one clause; with more it is not looked at."""
-MAX_CLAUSES = 4
-"""Clauses of one condition that are looked at, the most telling first."""
+MAX_GUARDS = 16  # Alternatives of one clause; with more it is not looked at.
+MAX_CLAUSES = 4  # Clauses of one condition that are looked at, the most telling first.
 
 
 class Relation(Enum):
@@ -44,8 +42,7 @@ class Guard:
     value: str | float
 
 
-Clause = tuple[Guard, ...]
-"""At least one of these."""
+Clause = tuple[Guard, ...]  # At least one of these.
 
 _RELATIONS = {
     "=": Relation.EQUALS,

@@ -26,8 +26,8 @@ from osrdyne.ingress.conditions.values import (
 Evaluate = Callable[[Sample], Value]
 Apply = Callable[[Value, Value], Value]
 
+# Characters of a concatenation; a longer one is undefined, so that no condition can fill the memory.
 MAX_TEXT = 2**20
-"""Characters of a concatenation; a longer one is undefined, so that no condition can fill the memory."""
 
 ARITHMETIC: dict[str, Callable[[float, float], float]] = {
     "+": operator.add,

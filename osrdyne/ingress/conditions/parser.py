@@ -29,9 +29,9 @@ from osrdyne.ingress.conditions.tokens import (
 )
 from osrdyne.ingress.conditions.values import UNDEFINED, Value
 
-MAX_DEPTH = 50
-"""Parentheses, calls and prefixes within each other."""
+MAX_DEPTH = 50  # Parentheses, calls and prefixes within each other.
 
+# Operators between two operands, loosest first.
 _LEVELS = (
     ("??",),
     ("OR",),
@@ -41,7 +41,6 @@ _LEVELS = (
     ("+", "-", "||"),
     ("*", "/", "%"),
 )
-"""Operators between two operands, loosest first."""
 _LEVEL = {symbol: level for level, symbols in enumerate(_LEVELS) for symbol in symbols}
 _LITERALS: dict[str, Value] = {"true": True, "false": False, "null": None, "undefined": UNDEFINED}
 _BODY_PREFIX = "$body."

@@ -16,15 +16,12 @@ from osrdyne.ingress.conditions.values import UNDEFINED, Undefined, Value
 from osrdyne.protocol.messages import JSON_TYPE
 from osrdyne.protocol.statuses import decode_text
 
-MAX_CONDITION_WORK = 4 * 2**20
-"""Characters that one condition may process for one request; some milliseconds."""
-MAX_REQUEST_WORK = 64 * 2**20
-"""Characters that all conditions together may process for one request."""
-_FREE = 1024
-"""Reading a value of at most this length costs nothing: counting would cost more than the work."""
+MAX_CONDITION_WORK = 4 * 2**20  # Characters that one condition may process for one request; some milliseconds.
+MAX_REQUEST_WORK = 64 * 2**20  # Characters that all conditions together may process for one request.
+_FREE = 1024  # Reading a value of at most this length costs nothing: counting would cost more than the work.
 
+# The encodings of JSON, by their names without punctuation; a byte order mark is not part of a document.
 _ENCODINGS = {"utf8": "utf-8-sig", "utf16": "utf-16", "utf32": "utf-32"}
-"""The encodings of JSON, by their names without punctuation; a byte order mark is not part of a document."""
 
 
 class WorkLimitExceededError(Exception):
@@ -45,8 +42,7 @@ class Sample:
         self._looked_up: dict[tuple[str | int, ...], Value] = {}
         self._request_work = MAX_REQUEST_WORK
         self._condition_work = MAX_CONDITION_WORK
-        self.shared: dict[int, Value] = {}
-        """Values of the parts that the current condition uses more than once."""
+        self.shared: dict[int, Value] = {}  # Values of the parts that the current condition uses more than once.
         self.exceeded = 0
 
     def begin_condition(self) -> None:

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Characters of one condition: far more than a person writes, and little enough to bound its cost.
 MAX_LENGTH = 16_384
-"""Characters of one condition: far more than a person writes, and little enough to bound its cost."""
-MAX_INDEX_DIGITS = 9
-"""Digits of an array index in a path of the body. Python refuses to convert very long ones."""
+MAX_INDEX_DIGITS = 9  # Digits of an array index in a path of the body. Python refuses to convert very long ones.
 
 
 class Kind(StrEnum):

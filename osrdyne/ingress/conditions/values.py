@@ -23,8 +23,7 @@ class Undefined(Enum):
 UNDEFINED: Final = Undefined.UNDEFINED
 
 Value = str | float | bool | None | Undefined
-Truth = bool | None | Undefined
-"""What logic works on: null counts as neither side of AND and OR."""
+Truth = bool | None | Undefined  # What logic works on: null counts as neither side of AND and OR.
 
 
 class ValueType(StrEnum):

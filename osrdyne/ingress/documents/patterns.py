@@ -12,10 +12,8 @@ import re2
 
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 
-MAX_PATTERN = 1_000
-"""Characters of one expression."""
-MAX_MEMORY = 1 << 20
-"""Bytes that RE2 may use for one expression; a larger program is refused."""
+MAX_PATTERN = 1_000  # Characters of one expression.
+MAX_MEMORY = 1 << 20  # Bytes that RE2 may use for one expression; a larger program is refused.
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from osrdyne.errors import ConfigurationError
 from osrdyne.ingress.documents.problems import InvalidDocumentError, Problem
 
 MAX_CHARACTERS = 16 * 2**20
-MAX_VALUES = 1_000_000
-"""Of a document, by its commas, colons and opening brackets, those in strings included."""
-MAX_DIGITS = 100
-"""Digits of a whole number: far beyond every setting, and within what Python converts."""
+MAX_VALUES = 1_000_000  # Of a document, by its commas, colons and opening brackets, those in strings included.
+MAX_DIGITS = 100  # Digits of a whole number: far beyond every setting, and within what Python converts.
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from osrdyne.ingress.conditions.syntax import Call, Header
 from osrdyne.ingress.conditions.values import Value
 
 B = TypeVar("B", str, float)
-Places = int
-"""A set of routes: bit n is the route at place n."""
+Places = int  # A set of routes: bit n is the route at place n.
 
 
 def first(places: Places) -> int:

@@ -20,11 +20,9 @@ from osrdyne.ingress.routes.route import Route, parse_statement
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.retries import RetryTerms
 
-MAX_TTL = 2**32 - 1
-"""Seconds, by the schema of Azure IoT Edge."""
+MAX_TTL = 2**32 - 1  # Seconds, by the schema of Azure IoT Edge.
 
-MAX_ROUTES = 20_000
-"""Twice as many as are tested to be applied within seconds."""
+MAX_ROUTES = 20_000  # Twice as many as are tested to be applied within seconds.
 
 _NAME = re.compile(r"[^.$# ]+")
 _WRAPPERS = ("$edgeHub", "properties.desired")

@@ -10,8 +10,7 @@ from osrdyne.protocol.retries import MAX_ATTEMPTS, RetryTerms, is_code
 
 MEMBERS = frozenset({"codes", "max_attempts", "delays"})
 MAX_DELAYS = 10
-MAX_DIFFERENT_DELAYS = 20
-"""In one manifest: each of them is a queue."""
+MAX_DIFFERENT_DELAYS = 20  # In one manifest: each of them is a queue.
 LEAST_DELAY, LONGEST_DELAY = 0.1, 86_400.0
 
 

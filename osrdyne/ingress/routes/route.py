@@ -18,8 +18,7 @@ from osrdyne.protocol.names import Key, parse_key
 from osrdyne.protocol.retries import RetryTerms
 
 DEFAULT_RANK = 10
-KEPT_STATEMENTS = 20_000
-"""Compiled statements that are kept for the next manifest."""
+KEPT_STATEMENTS = 20_000  # Compiled statements that are kept for the next manifest.
 
 _BEGINNING = re.compile(r"\s*(?:SELECT\s+\*\s+)?FROM(?:\s+(?P<source>\S+)\s*|\s*$)", re.IGNORECASE)
 _KEYWORD = re.compile(r"(?:WHERE|INTO)(?![\w.])", re.IGNORECASE)

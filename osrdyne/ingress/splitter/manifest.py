@@ -19,10 +19,8 @@ from osrdyne.ingress.splitter.overlaps import Automaton, NotUnderstoodError, com
 from osrdyne.ingress.splitter.rules import DEFAULT_DELIMITER, FromHash, FromRequest, FromStatic, Rule
 
 MAX_RULES = 200
-MAX_NAMES = 1_000
-"""Of one static rule, and buckets of a hash: each is a group with workers of its own."""
-OVERLAP_STEPS = 100_000
-"""Steps in the search for overlapping rules, all together; some tenths of a second."""
+MAX_NAMES = 1_000  # Of one static rule, and buckets of a hash: each is a group with workers of its own.
+OVERLAP_STEPS = 100_000  # Steps in the search for overlapping rules, all together; some tenths of a second.
 
 _STATIC, _REQUEST, _HASH = "postfixFromStatic", "postfixFromRequest", "postfixFromHash"
 _DELIMITER, _DESCRIPTION = "postfixDelimiter", "description"

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-Ranges = tuple[tuple[int, int], ...]
-"""Code points from and to, both included; in no order."""
+Ranges = tuple[tuple[int, int], ...]  # Code points from and to, both included; in no order.
 
 MAX_STATES = 2_000
 _LAST = 0x10FFFF

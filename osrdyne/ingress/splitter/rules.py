@@ -15,8 +15,7 @@ from osrdyne.ingress.documents.patterns import Pattern
 from osrdyne.ingress.requests import Arrival
 
 DEFAULT_DELIMITER = "-"
-REMEMBERED_KEYS = 10_000
-"""Keys for which the rule need not be looked for again."""
+REMEMBERED_KEYS = 10_000  # Keys for which the rule need not be looked for again.
 
 
 @dataclass(frozen=True, slots=True)

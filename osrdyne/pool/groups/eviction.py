@@ -19,8 +19,7 @@ from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerState
 from osrdyne.protocol.names import Key
 
-POLL_INTERVAL = 5.0
-"""Seconds between two passes while groups wait."""
+POLL_INTERVAL = 5.0  # Seconds between two passes while groups wait.
 AT_REST = frozenset({WorkerState.READY, WorkerState.IDLE})
 
 

@@ -18,8 +18,7 @@ from osrdyne.pool.state.observed import QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
-POLL_INTERVAL = 10.0
-"""Seconds between passes over due groups whose queue has not answered."""
+POLL_INTERVAL = 10.0  # Seconds between passes over due groups whose queue has not answered.
 
 
 class IdleReaper:

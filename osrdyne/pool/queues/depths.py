@@ -18,11 +18,10 @@ from osrdyne.pool.ports import QueueListings
 from osrdyne.protocol.names import Key
 
 LISTING_RETRY = Backoff(initial=1.0, maximum=30.0)
-GATHER_DELAY = 1.0
-"""Seconds that a due listing waits, to serve further requests for totals."""
+GATHER_DELAY = 1.0  # Seconds that a due listing waits, to serve further requests for totals.
+# A due listing waits this many times as long as the last one took: with thousands of queues, some of which are always
+# due, RabbitMQ spends at most a fifth of its time on listings.
 LISTING_SHARE = 4
-"""A due listing waits this many times as long as the last one took: with thousands of queues, some of which are
-always due, RabbitMQ spends at most a fifth of its time on listings."""
 
 
 class QueueDepths:
@@ -34,8 +33,7 @@ class QueueDepths:
         self._requested: dict[Key, float] = {}
         self._known: dict[Key, MessageTotal] = {}
         self._wakeup = Wakeup(context.clock)
-        self.feed: ChangeFeed[Key] = ChangeFeed()
-        """Keys with a new total."""
+        self.feed: ChangeFeed[Key] = ChangeFeed()  # Keys with a new total.
         self._log: Logger = get_logger("queue_depths")
 
     def messages(self, key: Key, *, after: float) -> int | None:

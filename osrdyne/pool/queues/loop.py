@@ -27,17 +27,15 @@ from osrdyne.pool.state.observed import Binding, QueueStatuses, WorkerStatuses
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.names import Key
 
+# Between attempts to delete a queue that is still in use or whose messages are not accounted for.
 DELETE_RETRY = Backoff(initial=1.0, maximum=30.0)
-"""Between attempts to delete a queue that is still in use or whose messages are not accounted for."""
-EVIDENCE_INTERVAL = 15.0
-"""Seconds until the total of a queue that did not answer is requested again."""
-RECHECK_INTERVAL = 60.0
-"""Seconds that an actor waits for a change before it plans again anyway."""
+EVIDENCE_INTERVAL = 15.0  # Seconds until the total of a queue that did not answer is requested again.
+RECHECK_INTERVAL = 60.0  # Seconds that an actor waits for a change before it plans again anyway.
+# Between attempts to use a queue that exists with other arguments, which only an operator can delete.
 CONFLICT_RETRY = Backoff(initial=5.0, maximum=300.0)
-"""Between attempts to use a queue that exists with other arguments, which only an operator can delete."""
+# How many keys found at the start of a term are bound or unbound at once while no request waits for them. The token
+# channel carries out commands one after the other: a command for a waiting request queues behind this many at most.
 BACKGROUND = 16
-"""How many keys found at the start of a term are bound or unbound at once while no request waits for them. The token
-channel carries out commands one after the other: a command for a waiting request queues behind this many at most."""
 
 
 class RequestQueuesLoop:

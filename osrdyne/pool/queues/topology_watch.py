@@ -24,8 +24,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import Lease
 from osrdyne.protocol.names import QueueName
 
-LEAST_PAUSE = 1.0
-"""Minimum seconds between two comparisons, however often one is requested."""
+LEAST_PAUSE = 1.0  # Minimum seconds between two comparisons, however often one is requested.
 COMPONENT = "topology"
 
 

@@ -19,8 +19,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.routing.manifest_store import D, KeptManifest, ManifestChange, ManifestKind, ManifestStore
 from osrdyne.pool.state.pins import Parameters
 
-FOLLOW_INTERVAL = 30.0
-"""Seconds between two comparisons of the active manifest with the stored one."""
+FOLLOW_INTERVAL = 30.0  # Seconds between two comparisons of the active manifest with the stored one.
 NOT_MANAGED = "Routes and splitters need a managed pool: set pool.kind to managed, and restart the daemon."
 
 

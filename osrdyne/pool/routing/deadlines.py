@@ -16,10 +16,8 @@ from itertools import islice
 from osrdyne.protocol.deadlines import is_past
 from osrdyne.protocol.names import QueueId
 
-MAX_KNOWN = 20_000
-"""Maximum number of deadlines of one queue; earlier ones are dropped."""
-SPARE = 100
-"""Deadlines kept beyond twice the number of waiting requests, because a listing is some seconds old."""
+MAX_KNOWN = 20_000  # Maximum number of deadlines of one queue; earlier ones are dropped.
+SPARE = 100  # Deadlines kept beyond twice the number of waiting requests, because a listing is some seconds old.
 
 
 @dataclass(slots=True)

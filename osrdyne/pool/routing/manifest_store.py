@@ -24,14 +24,11 @@ from osrdyne.ingress.documents.reader import MAX_CHARACTERS
 from osrdyne.logs import Logger, get_logger
 from osrdyne.pool.state.pins import Parameters
 
-KEPT_VERSIONS = 20
-"""The active version and those before it."""
-MAX_KEPT_BYTES = 4 * 2**20
-"""Maximum stored size of one manifest."""
+KEPT_VERSIONS = 20  # The active version and those before it.
+MAX_KEPT_BYTES = 4 * 2**20  # Maximum stored size of one manifest.
+# Maximum stored size of all versions of a kind; the oldest are dropped. RabbitMQ refuses bodies of about 20 MB.
 MAX_HISTORY_BYTES = 8 * 2**20
-"""Maximum stored size of all versions of a kind; the oldest are dropped. RabbitMQ refuses bodies of about 20 MB."""
-_LOADED = 2
-"""Loaded manifests that stay in memory: the active one and the one before it."""
+_LOADED = 2  # Loaded manifests that stay in memory: the active one and the one before it.
 
 
 class ManifestKind(StrEnum):

@@ -26,14 +26,11 @@ from osrdyne.pool.state.worker_reports import WorkerRegistry, WorkerReportState,
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.protocol.names import Key, QueueName
 
-POLL_INTERVAL = 10.0
-"""Seconds between two passes that send workers their queues."""
+POLL_INTERVAL = 10.0  # Seconds between two passes that send workers their queues.
+# Seconds until the same list of queues is sent again, because a control message may get lost.
 SEND_AGAIN_AFTER = 60.0
-"""Seconds until the same list of queues is sent again, because a control message may get lost."""
-NEEDED_FOR = 60.0
-"""Seconds for which a level that no route uses is kept after a request of it came back."""
-SILENT_FOR = 60.0
-"""Seconds that a serving worker may go without reporting what it runs before a warning is logged."""
+NEEDED_FOR = 60.0  # Seconds for which a level that no route uses is kept after a request of it came back.
+SILENT_FOR = 60.0  # Seconds that a serving worker may go without reporting what it runs before a warning is logged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +64,9 @@ class PriorityLevels:
         self._needed_again: dict[int, float] = {}
         self._sent: dict[str, _Sent] = {}
         self._silent_since: dict[str, float] = {}
+        # Workers that have never reported what they run although their group has several queues, with their keys. Such
+        # a worker may consume only the queue that it was started with; requests with a priority then wait and expire.
         self.silent: Mapping[str, Key] = {}
-        """Workers that have never reported what they run although their group has several queues, with their keys.
-        Such a worker may consume only the queue that it was started with; requests with a priority then wait and
-        expire."""
         self._changed = Wakeup(context.clock)
         self._log: Logger = get_logger("priorities")
 

@@ -21,8 +21,7 @@ from osrdyne.pool.context import TermContext
 from osrdyne.pool.ports import RetryQueues
 from osrdyne.protocol.names import QueueId
 
-MARGIN = 10.0
-"""Seconds that a report, or a request on its way out of a retry queue, may be late."""
+MARGIN = 10.0  # Seconds that a report, or a request on its way out of a retry queue, may be late.
 MAX_KNOWN = 10_000
 
 
@@ -57,8 +56,7 @@ class ReturnedRequests:
         return since < max(self._from_before, self._until.get(queue, -math.inf))
 
 
-POLL_INTERVAL = 60.0
-"""Seconds between two passes over the retry queues."""
+POLL_INTERVAL = 60.0  # Seconds between two passes over the retry queues.
 
 
 class RetryQueueStep(StrEnum):
@@ -106,8 +104,8 @@ class RetryQueuesLoop:
 
     def __init__(self, context: TermContext, queues: RetryQueues) -> None:
         self._queues = queues
+        # Seconds for which an accepted request may need a queue that no route uses any more.
         self.needed_for = context.settings.requests.ttl
-        """Seconds for which an accepted request may need a queue that no route uses any more."""
         self._settle_delay = context.settings.lifecycle.settle_delay
         self._clock = context.clock
         self._since = context.clock.monotonic()

@@ -72,16 +72,16 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         self.levels = levels
         self._retries = retries
         self.ttl_limits = TtlLimits(requests.ttl, requests.longest_ttl)
+        # Maximum lifetime in seconds of any request that was accepted in this term, or is accepted by the active
+        # routes. It never falls within a term, because requests of former routes may still wait.
         self.longest_ttl = self.ttl_limits.default
-        """Maximum lifetime in seconds of any request that was accepted in this term, or is accepted by the active
-        routes. It never falls within a term, because requests of former routes may still wait."""
         self._apply_policy = apply_policy
         self._declare = declare
         self._count_ready = count_ready
         self._metrics = context.metrics
         self.table: RouteTable | None = None
+        # The routes whose requests are currently not retried, with the reason.
         self.retries_off: Mapping[str, str] = {}
-        """The routes whose requests are currently not retried, with the reason."""
         self._manifest: Manifest | None = None
 
     @property

@@ -16,8 +16,7 @@ from enum import StrEnum
 from osrdyne.pool.state.groups import GroupRecord, GroupStatus
 from osrdyne.protocol.names import Key
 
-NEARLY_ALL = 0.8
-"""Share of `max_keys` at which the operator is warned."""
+NEARLY_ALL = 0.8  # Share of `max_keys` at which the operator is warned.
 
 
 class Verdict(StrEnum):
@@ -63,8 +62,7 @@ class Admission:
         self._max_groups = max_groups
         self._max_waiting = max_waiting
         self.census = census
-        self.on_waiting: Callable[[], None] = lambda: None
-        """Called when a group begins to wait."""
+        self.on_waiting: Callable[[], None] = lambda: None  # Called when a group begins to wait.
         self._admitted: set[Key] = set()
         self._waiting: dict[Key, None] = {}
 

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from osrdyne.broker.management.listings import ListedQueue
 from osrdyne.protocol.names import Key, QueueId
 
-MARK_INTERVAL = 1.0
-"""Seconds between two marks of a queue, and so the resolution of an age."""
-MAX_MARKS = 128
-"""Marks of one queue; beyond that every second one is dropped."""
+MARK_INTERVAL = 1.0  # Seconds between two marks of a queue, and so the resolution of an age.
+MAX_MARKS = 128  # Marks of one queue; beyond that every second one is dropped.
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ class DeathRegister:
 
     def __init__(self) -> None:
         self._deaths: deque[tuple[Key, WorkerDeath, Collection[str]]] = deque(maxlen=MAX_DEATHS)
-        self.count: WatchCell[int] = WatchCell(0)
-        """How many there were so far."""
+        self.count: WatchCell[int] = WatchCell(0)  # How many there were so far.
 
     def note(self, key: Key, death: WorkerDeath, requests: Collection[str]) -> None:
         """Keep a death. The oldest of the same key makes room, so that one key cannot push out the others."""
@@ -59,8 +58,8 @@ class PoisonTexts:
         self._clock = clock
         self._seconds = seconds
         self._until: dict[Key, dict[str, float]] = {}
+        # Texts whose handler was stuck in one worker, and until when a second one counts.
         self._stuck: dict[Key, dict[str, float]] = {}
-        """Texts whose handler was stuck in one worker, and until when a second one counts."""
 
     def note(self, key: Key, text: str) -> bool:
         """Refuse a text from now on; the oldest make room. False when nothing is refused in this pool."""

@@ -83,8 +83,7 @@ class QueueStatuses:
         self._statuses: dict[Key, ObservedQueue] = {}
         self._waiters: dict[Key, dict[asyncio.Future[None], None]] = {}
         self.feed: ChangeFeed[Key] = ChangeFeed()
-        self.awaited: ChangeFeed[Key] = ChangeFeed()
-        """Keys whose binding a request has begun to wait for."""
+        self.awaited: ChangeFeed[Key] = ChangeFeed()  # Keys whose binding a request has begun to wait for.
 
     def __getitem__(self, key: Key) -> ObservedQueue:
         return self._statuses.get(key, _NO_QUEUE)

@@ -9,15 +9,13 @@ from osrdyne.aio.clock import Backoff
 from osrdyne.pool.state.observed import StartFailure
 from osrdyne.protocol.names import Key
 
-RESTART = Backoff(initial=1.0, maximum=60.0)
-"""Between the end of a worker and the start of the next."""
+RESTART = Backoff(initial=1.0, maximum=60.0)  # Between the end of a worker and the start of the next.
+# After a final start failure, until a request may cause the next attempt.
 RETRY_FAILED = Backoff(initial=10.0, maximum=300.0)
-"""After a final start failure, until a request may cause the next attempt."""
+# Number of workers in a row that ended while running requests, before they completed any, until the group backs off
+# anyway.
 FREE_RESTARTS = 10
-"""Number of workers in a row that ended while running requests, before they completed any, until the group backs off
-anyway."""
-STABLE_AFTER = 60.0
-"""Seconds of service after which earlier failures no longer count."""
+STABLE_AFTER = 60.0  # Seconds of service after which earlier failures no longer count.
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,8 @@ class PoolStateTracker:
         self._retired: set[Key] = set()
         self._feed: ChangeFeed[Key] = ChangeFeed()
         self._wakeup = Wakeup(clock)
+        # Set when a group becomes due, so that its workers may be stopped if its queue is empty.
         self.stop_due = Wakeup(clock)
-        """Set when a group becomes due, so that its workers may be stopped if its queue is empty."""
         for key in pinned:
             self.pin(key)
 

@@ -67,14 +67,13 @@ _BEST_FIRST = (
     WorkerState.STOPPING,
     WorkerState.FAILED,
 )
-MAX_TEXT = 64
-"""Maximum length of a text fingerprint in a report."""
+MAX_TEXT = 64  # Maximum length of a text fingerprint in a report.
+# Maximum number of completed requests in one report; a larger number is ignored, because no counter could hold it.
 MAX_COUNT = 1_000_000
-"""Maximum number of completed requests in one report; a larger number is ignored, because no counter could hold it."""
+# Events of a worker that takes requests and works on them.
 WORK = frozenset({Event.REQUEST_RECEIVED, Event.REQUEST_COMPLETED, Event.BUSY})
-"""Events of a worker that takes requests and works on them."""
+# Events that also report the end of a request. Workers of the OSRD reference send none of them.
 _COMPLETIONS = frozenset({Event.REQUEST_COMPLETED, Event.IDLE, Event.BUSY})
-"""Events that also report the end of a request. Workers of the OSRD reference send none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +183,7 @@ class WorkerRegistry:
         self._workers: dict[str, WorkerReportState] = {}
         self._by_key: dict[Key, dict[str, None]] = {}
         self._replicas: dict[str, dict[str, None]] = {}
-        self.feed: ChangeFeed[Key] = ChangeFeed()
-        """Keys with a worker whose state has changed."""
+        self.feed: ChangeFeed[Key] = ChangeFeed()  # Keys with a worker whose state has changed.
 
     def __getitem__(self, worker_id: str) -> WorkerReportState | None:
         """The state of a worker; for an instance that runs a whole group, the combined state of its workers."""

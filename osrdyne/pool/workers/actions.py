@@ -30,11 +30,10 @@ from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 
+# Makes the specification of a worker, with its credentials. Raises `BrokerError`.
 SpecFactory = Callable[[Key, int, Generation], Awaitable[WorkerSpec]]
-"""Makes the specification of a worker, with its credentials. Raises `BrokerError`."""
 LOG_LINES = 20
-DRAIN_INTERVAL = 10.0
-"""Seconds until a draining worker is asked again to end."""
+DRAIN_INTERVAL = 10.0  # Seconds until a draining worker is asked again to end.
 
 
 class WorkerActions:

@@ -24,8 +24,7 @@ from osrdyne.pool.state.instances import InstanceInventory, InventoryEntry
 from osrdyne.pool.state.worker_reports import WorkerRegistry
 from osrdyne.protocol.names import Key
 
-HALF_LIFE = 60.0
-"""Seconds after which a measurement counts half."""
+HALF_LIFE = 60.0  # Seconds after which a measurement counts half.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +132,7 @@ def _measure(scale: GroupScale, sample: Sample, rules: ScalingRules) -> GroupSca
     )
 
 
-SAMPLE_INTERVAL = 5.0
-"""Seconds between two samples; RabbitMQ's own figures are no fresher."""
+SAMPLE_INTERVAL = 5.0  # Seconds between two samples; RabbitMQ's own figures are no fresher.
 
 
 class Autoscaler:
@@ -156,8 +154,7 @@ class Autoscaler:
         self._clock = context.clock
         self._metrics = context.metrics
         self._scales: dict[Key, GroupScale] = {}
-        self.feed: ChangeFeed[Key] = ChangeFeed()
-        """Keys of groups that should have another number of workers."""
+        self.feed: ChangeFeed[Key] = ChangeFeed()  # Keys of groups that should have another number of workers.
         self._log: Logger = get_logger("autoscaler")
 
     def desired(self, key: Key) -> int:

@@ -28,12 +28,9 @@ from osrdyne.pool.workers.loop import WorkerGroupsLoop
 from osrdyne.protocol.control import Generation
 from osrdyne.protocol.names import Key, started_as
 
-QUIET_AFTER = 300.0
-"""Seconds of silence after which a worker is asked for a report."""
-SUSPICION_LASTS = 900.0
-"""Seconds after which an unresolved suspicion is dropped; the next one asks again."""
-ASKED = 2
-"""How often a group is asked before silence counts."""
+QUIET_AFTER = 300.0  # Seconds of silence after which a worker is asked for a report.
+SUSPICION_LASTS = 900.0  # Seconds after which an unresolved suspicion is dropped; the next one asks again.
+ASKED = 2  # How often a group is asked before silence counts.
 SILENT = "it did not answer"
 IDLE_ANYWAY = "it took no requests although some waited"
 

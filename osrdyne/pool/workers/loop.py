@@ -30,14 +30,13 @@ from osrdyne.pool.workers.plan import Drain, GroupAction, ObservedGroup, Remove,
 from osrdyne.protocol.names import Key
 
 DRIVER_RETRY = Backoff(initial=1.0, maximum=30.0)
+# How many groups are planned before other tasks get their turn; planning one takes 0.1 to 0.3 ms.
 PLANNED_AT_ONCE = 100
-"""How many groups are planned before other tasks get their turn; planning one takes 0.1 to 0.3 ms."""
-DRIVER_PAUSE = 2.0
-"""Seconds that a group waits after a failed driver call."""
+DRIVER_PAUSE = 2.0  # Seconds that a group waits after a failed driver call.
 LISTING_SHARE = 4.0
+# After a listing that an event requested, the next one waits this many times as long as it took, with this maximum in
+# seconds: a hundred starts at once do not cause a hundred listings.
 LONGEST_REST = 5.0
-"""After a listing that an event requested, the next one waits this many times as long as it took, with this maximum
-in seconds: a hundred starts at once do not cause a hundred listings."""
 
 
 class WorkerGroupsLoop:

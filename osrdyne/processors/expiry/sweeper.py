@@ -43,27 +43,22 @@ from osrdyne.processors.expiry.plan import SweepPlan, TakenRequest, copy_of, dea
 from osrdyne.processors.publish_order import PublishOrder
 from osrdyne.protocol.names import QueueId, QueueName
 
+# Checks in one `cleanup_interval`: a request that expires just after a check must be removed in time, too.
 CHECKS = 2
-"""Checks in one `cleanup_interval`: a request that expires just after a check must be removed in time, too."""
-MIN_PAUSE = 0.1
-"""Seconds between two checks when a check takes longer than its share of the interval."""
-MAX_CHECKED = 500
-"""Queues that one check asks RabbitMQ about; the next check continues with the others."""
+MIN_PAUSE = 0.1  # Seconds between two checks when a check takes longer than its share of the interval.
+MAX_CHECKED = 500  # Queues that one check asks RabbitMQ about; the next check continues with the others.
 CONSUME_FIRST = {"x-priority": 1000}
-PREFETCH = 65_000
-"""Deliveries that RabbitMQ may send at once; more than the largest queue that is swept holds."""
+PREFETCH = 65_000  # Deliveries that RabbitMQ may send at once; more than the largest queue that is swept holds.
 MAX_TAKEN = 20_000
 MAX_TAKEN_BYTES = 128 * 2**20
-TAKE_TIMEOUT = 10.0
-"""Seconds for earlier publishes to be confirmed, and then for the queue to deliver everything."""
-BATCH = 256
-"""Copies that are unconfirmed at once."""
+TAKE_TIMEOUT = 10.0  # Seconds for earlier publishes to be confirmed, and then for the queue to deliver everything.
+BATCH = 256  # Copies that are unconfirmed at once.
 POLL_INTERVAL = 0.01
+# Intervals after which a queue is swept again in a pool with retries: the report that a request waits for another
+# attempt may have been lost.
 SWEEP_AGAIN = 10
-"""Intervals after which a queue is swept again in a pool with retries: the report that a request waits for another
-attempt may have been lost."""
+# Failed sweeps of one queue in a leader's term; each may count as a delivery of every request in it.
 MAX_FAILURES = 2
-"""Failed sweeps of one queue in a leader's term; each may count as a delivery of every request in it."""
 
 
 class ExpirySweeper:

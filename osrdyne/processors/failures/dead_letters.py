@@ -32,8 +32,7 @@ from osrdyne.protocol.messages import ROUTE_HEADER, Request
 from osrdyne.protocol.names import Key, PoolNames, priority_of
 from osrdyne.protocol.statuses import Status, decode_text
 
-RUNS_OF_POISON = 2
-"""Runs of a request before its text is refused."""
+RUNS_OF_POISON = 2  # Runs of a request before its text is refused.
 FIRST_QUEUE = "x-first-death-queue"
 FIRST_REASON = "x-first-death-reason"
 POISON_RETRY = Backoff(initial=1.0, maximum=30.0)

@@ -26,10 +26,9 @@ from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.statuses import Status
 
 REATTACH_DELAY = 1.0
+# Groups whose queues are consumed at once: other components need channels of the connection's 2,000, too.
 MAX_ATTACHED = 500
-"""Groups whose queues are consumed at once: other components need channels of the connection's 2,000, too."""
-TURN = 5.0
-"""Seconds that a group keeps its slot when others wait for one."""
+TURN = 5.0  # Seconds that a group keeps its slot when others wait for one.
 
 
 class StartFailureResponder:

@@ -41,13 +41,12 @@ _OURS = frozenset(
         LEFT_OUT_HEADER,
     }
 )
+# All properties of a message must fit into one frame of 128 KiB; a larger one would close the connection.
 MAX_PROPERTIES_BYTES = 120_000
-"""All properties of a message must fit into one frame of 128 KiB; a larger one would close the connection."""
 MAX_EVIDENCE_BYTES = 32_000
 MAX_DEATHS = 20
 MAX_LINE = 500
-MAX_PAGE_BYTES = 32 * 1024 * 1024
-"""Bodies in one page; a single larger one is a page of its own."""
+MAX_PAGE_BYTES = 32 * 1024 * 1024  # Bodies in one page; a single larger one is a page of its own.
 
 
 def poison_entry(

@@ -18,8 +18,8 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import WorkerDeath
 from osrdyne.protocol.statuses import decode_text
 
+# Seconds to wait for the driver to report the last worker's death, which RabbitMQ has already noticed.
 PATIENCE = 3.0
-"""Seconds to wait for the driver to report the last worker's death, which RabbitMQ has already noticed."""
 
 
 def fingerprint_of(delivery: Delivery) -> str:

@@ -27,16 +27,13 @@ from osrdyne.protocol.names import parse_key
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 from osrdyne.protocol.statuses import decode_text
 
-MAX_ENTRIES = 10_000
-"""Entries that a reading takes; further ones are listed when some of these are removed."""
-MAX_INDEX_AGE = 60.0
-"""Seconds for which an index is used while the queue has the same length."""
-RENEW_AT = 500_000
-"""Deliveries after which an entry is replaced by a copy; the queue's own limit is twice that."""
+MAX_ENTRIES = 10_000  # Entries that a reading takes; further ones are listed when some of these are removed.
+MAX_INDEX_AGE = 60.0  # Seconds for which an index is used while the queue has the same length.
+RENEW_AT = 500_000  # Deliveries after which an entry is replaced by a copy; the queue's own limit is twice that.
 RETURN_TIMEOUT = 2.0
 
+# Acts on an entry before it is removed; returns a reason not to remove it, or None.
 Refuse = Callable[[PoisonRecord, Delivery], Awaitable[str | None]]
-"""Acts on an entry before it is removed; returns a reason not to remove it, or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,8 @@ from osrdyne.errors import BrokerError
 from osrdyne.processors.poison.entries import entry_id, view_entry
 from osrdyne.protocol.poison import PoisonRecord
 
-BATCH = 50
-"""Messages prefetched at once, which limits the bodies in memory."""
-ARRIVAL_TIMEOUT = 5.0
-"""Seconds to wait for a counted message; if it does not arrive, another consumer has taken it."""
+BATCH = 50  # Messages prefetched at once, which limits the bodies in memory.
+ARRIVAL_TIMEOUT = 5.0  # Seconds to wait for a counted message; if it does not arrive, another consumer has taken it.
 
 
 class Reading:

@@ -32,10 +32,8 @@ from osrdyne.protocol.messages import Request
 from osrdyne.protocol.names import Key, WorkerId, parse_key
 
 PREFETCH = 100
-MAX_WORKER_ID_BYTES = 200
-"""Longer ids are not osrdyne's, and would make an invalid routing key."""
-MAX_KEPT = 1000
-"""Kept cancels; beyond it the oldest is dropped."""
+MAX_WORKER_ID_BYTES = 200  # Longer ids are not osrdyne's, and would make an invalid routing key.
+MAX_KEPT = 1000  # Kept cancels; beyond it the oldest is dropped.
 
 
 class RequestName(NamedTuple):

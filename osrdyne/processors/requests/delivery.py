@@ -47,13 +47,13 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
 FORWARD_RETRY = Backoff(initial=0.2, maximum=5.0)
+# After a publish without a confirm; each further publish may become one more copy of the request.
 UNCONFIRMED_RETRY = Backoff(initial=5.0, maximum=120.0)
-"""After a publish without a confirm; each further publish may become one more copy of the request."""
 
+# Outcome of a one-way copy whose group is refused or whose queue is unavailable: the request itself goes on.
 COPY_DROPPED = "copy-dropped"
-"""Outcome of a one-way copy whose group is refused or whose queue is unavailable: the request itself goes on."""
+# An unexpected error: the request becomes a dead letter, and is answered or kept as poison.
 FAILED = Refusal(Status.REJECTED, "The controller failed to forward the request.")
-"""An unexpected error: the request becomes a dead letter, and is answered or kept as poison."""
 NOT_BOUND = Refusal(Status.EXPIRED, "The request expired before its queue was bound.")
 NOT_CONFIRMED = Refusal(Status.EXPIRED, "The request expired before a queue confirmed it.")
 FULL = Refusal(

@@ -35,10 +35,10 @@ from osrdyne.protocol.retries import (
 )
 from osrdyne.protocol.statuses import Status, decode_text
 
+# Seconds after which a client should try again when no further group may wait; about the time a group needs to end.
 CAPACITY_RETRY_AFTER = 30.0
-"""Seconds after which a client should try again when no further group may wait; about the time a group needs to end."""
+# Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop.
 MAX_HOPS = 32
-"""Forwards of one request; a group that is unbound and bound again meanwhile needs a few, more are a loop."""
 
 
 @dataclass(frozen=True, slots=True)

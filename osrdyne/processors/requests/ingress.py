@@ -35,8 +35,7 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.statuses import Status
 
 CANCELLED = Refusal(Status.CANCELLED, "The client cancelled the request.")
-WORK_LIMIT_LOG_INTERVAL = 60.0
-"""Seconds between two warnings about conditions that reach their work limit."""
+WORK_LIMIT_LOG_INTERVAL = 60.0  # Seconds between two warnings about conditions that reach their work limit.
 NO_ROUTE = Refusal(Status.NO_ROUTE, "No route of this pool matches the request; `osrdyne explain` shows why.")
 
 
