@@ -110,6 +110,14 @@ class Channel:
         answer = queue.declaration_result
         return QueueInfo(ready=answer.message_count or 0, consumers=answer.consumer_count or 0)
 
+    async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
+        """Request a durable queue without waiting for it: the next answer on this channel shows that it exists. If it
+        exists with other arguments, the next command raises `BrokerConflictError`, and the channel is closed."""
+        with translated(f"declare queue {name}"):  # aio-pika's queues are declared only with an answer
+            await self._underlay.queue_declare(
+                name, durable=True, nowait=True, arguments=_table(arguments), timeout=self._timeout
+            )
+
     async def declare_exchange(
         self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False
     ) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osrdyne.api.unix_socket import find_socket
-from osrdyne.client.daemon_api import UNIX, DaemonApi
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE, LoadedSettings, load_settings
 from osrdyne.config.models import ApiSettings
 from osrdyne.dev.announcement import find_announcement
+
+if TYPE_CHECKING:
+    from osrdyne.client.daemon_api import DaemonApi
 
 
 class Output(StrEnum):
@@ -77,6 +79,8 @@ def _dev_stack(client: bool) -> str | None:
 
 def remote(api: str | None, config: str | None) -> DaemonApi:
     """The daemon's HTTP API."""
+    from osrdyne.client.daemon_api import DaemonApi  # a daemon needs no client, which takes a while to import
+
     url, ca_file = daemon_address(api, config)
     return DaemonApi(url, ca_file=ca_file)
 
@@ -87,6 +91,8 @@ def daemon_address(api: str | None, config: str | None) -> tuple[str, str | None
     if api is not None:
         ca_file = load(config, None, client=True).settings.api.tls.ca_file if api.startswith("https") else None
         return api, ca_file
+    from osrdyne.client.daemon_api import UNIX
+
     settings = load(config, None, client=True).settings
     socket = find_socket(settings)
     return api_url(settings.api) if socket is None else f"{UNIX}{socket}", settings.api.tls.ca_file

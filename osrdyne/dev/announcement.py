@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import yaml
 
 from osrdyne.config.models import Settings
@@ -32,6 +31,8 @@ def find_announcement() -> str | None:
         first = file.read_text(encoding="utf-8").partition("\n")[0]
     except OSError:
         return None
+    import psutil  # not needed by a daemon that finds its configuration
+
     process = first.removeprefix(_PROCESS)
     return str(file) if process.isdigit() and psutil.pid_exists(int(process)) else None
 

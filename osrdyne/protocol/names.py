@@ -169,13 +169,14 @@ class PoolNames:
     def leader_queue(self) -> QueueName:
         return QueueName(f"{self.pool}-leader")
 
-    def register_queues(self, term: int) -> tuple[QueueName, QueueName]:
-        """Come and go in turn, so that RabbitMQ writes down the queues declared before (`broker.queues.durability`).
+    def register_queues(self, term: int) -> tuple[QueueName, ...]:
+        """Two pairs of queues, which come and go in turn, so that RabbitMQ writes down the queues declared before
+        (`broker.queues.durability`).
 
-        Two names for odd terms and two others for even ones: two leaders, one after the other, share none.
+        Four names for odd terms and four others for even ones: two leaders, one after the other, share none.
         """
-        first = 1 if term % 2 else 3
-        return QueueName(f"{self.pool}-register-{first}"), QueueName(f"{self.pool}-register-{first + 1}")
+        first = 1 if term % 2 else 5
+        return tuple(QueueName(f"{self.pool}-register-{number}") for number in range(first, first + 4))
 
     def work_exchange(self, priority: int | None = None) -> str:
         """Where a managed pool publishes the accepted requests of a priority class; None is the default class."""

@@ -88,6 +88,9 @@ class FakeChannel(Channel):
             return await self._command("look_up", name, lambda: self.broker.look_up(name).info)
         return await self._command("declare", name, lambda: self.broker.declare_queue(name, arguments or {}).info)
 
+    async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
+        await self.declare_queue(name, arguments=arguments)
+
     async def declare_exchange(
         self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False
     ) -> None:

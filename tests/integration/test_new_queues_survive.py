@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
 from osrdyne import amqp
@@ -63,11 +65,21 @@ async def take(channel: amqp.Channel, key: Key) -> str | None:
     return None if delivery is None else delivery.body.decode()
 
 
-async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path) -> None:
-    """Queues of keys that are new at the same time are written down by each other, the last one by another queue."""
+async def activate_at_once(queues: RequestQueueCommands, client: amqp.Channel) -> None:
+    await asyncio.gather(*(activate(queues, client, key) for key in KEYS))
+
+
+async def activate_one_by_one(queues: RequestQueueCommands, client: amqp.Channel) -> None:
+    for key in KEYS:
+        await activate(queues, client, key)
+
+
+@pytest.mark.parametrize("activate_all", [activate_at_once, activate_one_by_one])
+async def test_requests_in_queues_that_are_new_survive_a_kill_of_the_node(tmp_path: Path, activate_all: Any) -> None:
+    """Queues of keys that are new at the same time are persisted together; a single one by a queue of its own."""
     async with EmbeddedBroker(tmp_path / "node") as broker:
         async with leading(broker) as queues, a_channel(broker) as client:
-            await asyncio.gather(*(activate(queues, client, key) for key in KEYS))
+            await activate_all(queues, client)
             await broker.kill()
         await broker.start()
         async with a_channel(broker) as channel:

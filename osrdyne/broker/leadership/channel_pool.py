@@ -58,8 +58,8 @@ class ChannelPool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChannels:
     """`token`: bind, unbind and delete, which a deposed leader must not do. `spare`: questions that may fail, such as
-    passive declarations. `probing`: probes, which a silent queue holds up. `declaring`: declarations of unbound queues.
-    `publisher`: everything that is published with a confirm."""
+    passive declarations. `probing`: probes, which a silent queue holds up. `declaring`: declarations of unbound
+    queues, of many keys at once. `publisher`: everything that is published with a confirm."""
 
     token: TokenChannel
     spare: ChannelPool

@@ -15,8 +15,8 @@ term has other names than the one before it (decision 0045).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import cycle
 
 from osrdyne.aio.clock import Clock
@@ -38,22 +38,19 @@ TIDY_AFTER = 60.0
 class QueueDurability:
     """Numbers what happens to queues, and knows up to which number it is written down.
 
-    A name that was deleted a moment ago makes the node write nothing when it is declared again. So the queues that
-    come and go are two in turn, over one channel, and the one is deleted before the other is declared; the first time
-    both come, because it is not known which one an earlier leader had last. All keys that wait share the next turn.
+    All keys that wait share the next turn of one pair of queues. A key that is new alone has a pair and a channel to
+    itself, so that a declaration that hangs holds up no other key.
     """
 
     def __init__(self, names: PoolNames, spare_channels: ChannelPool, *, term: Callable[[], int], clock: Clock) -> None:
         """`term`: the number of this term, once the token is held."""
         self._names = names
         self._term = term
-        self._in_turn: Iterator[QueueName] = iter(())
         self._spare_channels = spare_channels
         self._clock = clock
-        self._channel: Channel | None = None
-        self._present: QueueName | None = None
-        self._came = Wakeup(clock)
-        self._turn = asyncio.Lock()
+        self._shared = _QueuesInTurn(lambda: names.register_queues(term())[:2], spare_channels, clock=clock)
+        self._single = _QueuesInTurn(lambda: names.register_queues(term())[2:], spare_channels, clock=clock)
+        self._under_way = 0
         self._last = _BEFORE
         self._written = 0
         self._declared: dict[Key, int] = {}
@@ -81,19 +78,106 @@ class QueueDurability:
 
     async def _until(self, number: int) -> None:
         while self._written < number:
-            async with self._turn:
+            async with self._shared.turn() as channel:
                 if self._written < number:
-                    await self._come_and_go()
+                    await self._shared.delete_last(channel)
+                    await self._write(self._shared, channel)
 
-    async def _come_and_go(self) -> None:
-        async with self._open() as channel:
-            await self._delete_present(channel)
-            noted = self._last  # before the declaration is sent: what comes later may have come too late for it
-            queue = next(self._in_turn)
-            await channel.declare_queue(queue, arguments=_ARGUMENTS)
-            self._written = max(self._written, noted)
-            self._present = queue
-            self._came.set()
+    async def _write(self, queues: _QueuesInTurn, channel: Channel) -> None:
+        noted = self._last  # before the declaration is sent: what comes later may have come too late for it
+        await queues.declare_next(channel)
+        self._written = max(self._written, noted)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no queue is being declared, none is being written down, and `declare` can begin at once."""
+        return self._single.is_ready and not self._under_way and not self._shared.is_taken
+
+    @contextmanager
+    def declaring(self) -> Iterator[None]:
+        """Declare a queue inside, over another channel; it is written down by a later call."""
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    async def declare(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> None:
+        """Declare a queue of this key, and return once it is written down.
+
+        RabbitMQ carries out the commands of a channel in order: the queue that comes and goes starts after this one,
+        and nothing is waited for in between. Raises what a declaration of either of the two raises.
+        """
+        async with self._single.turn() as channel:
+            await self._single.delete_last(channel)
+            # Crash before: there is no queue. After: an empty, unbound one is left, which the next leader finds.
+            await channel.begin_declare_queue(queue, arguments=arguments)
+            self.note(key)
+            await self._write(self._single, channel)
+
+    async def run(self) -> None:
+        """Prepare the first turns, and delete queues that have come, while the term lasts."""
+        await self._shared.prepare()  # the queues that this term finds wait for it
+        await self._single.prepare()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._shared.run(), name="shared durability queues")
+            group.create_task(self._single.run(), name="durability queues of a single key")
+
+    async def tidy(self) -> None:
+        """Delete what the leader before this one has left, when RabbitMQ does nothing for that one any more."""
+        await self._clock.sleep(TIDY_AFTER)
+        channel = await self._spare_channels.take()
+        for queue in self._names.register_queues(self._term() + 1):
+            await channel.delete_queue(queue)
+        await channel.close()
+
+
+class _QueuesInTurn:
+    """Two queues that come and go in turn, over one channel.
+
+    A name that was deleted a moment ago makes the node write nothing when it is declared again. So the one is deleted
+    before the other is declared; the first time both come, because it is not known which one an earlier leader had
+    last.
+    """
+
+    def __init__(self, names: Callable[[], Sequence[QueueName]], spare_channels: ChannelPool, *, clock: Clock) -> None:
+        self._names = names
+        self._in_turn: Iterator[QueueName] = iter(())
+        self._spare_channels = spare_channels
+        self._clock = clock
+        self._channel: Channel | None = None
+        self._present: QueueName | None = None
+        self._changed = Wakeup(clock)
+        self._turn = asyncio.Lock()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a turn is under way."""
+        return self._turn.locked()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next turn begins at once."""
+        return not self._turn.locked() and self._channel is not None and not self._channel.is_closed
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Channel]:
+        """The channel, for one turn: `delete_last`, then `declare_next`."""
+        async with self._turn, self._open() as channel:
+            yield channel
+
+    async def delete_last(self, channel: Channel) -> None:
+        """Delete the queue of the last turn: the channel carries out what it is asked next when this is done."""
+        queue, self._present = self._present, None
+        if queue is not None:
+            await channel.begin_delete_queue(queue)
+
+    async def declare_next(self, channel: Channel) -> None:
+        """Declare the next queue. It starts when everything before it on this channel is carried out."""
+        queue = next(self._in_turn)
+        await channel.declare_queue(queue, arguments=_ARGUMENTS)
+        self._present = queue
+        self._changed.set()
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Channel]:
@@ -105,16 +189,19 @@ class QueueDurability:
         try:
             if is_new:
                 await self._begin(channel)
+            is_new = False
             yield channel
         except BaseException:
             await channel.close()
+            if not is_new:
+                self._changed.set()  # `run` opens another one
             raise
         self._channel = channel
 
     async def _begin(self, channel: Channel) -> None:
         """Delete what a killed daemon, or a channel that broke, has left: it would not be declared anew."""
         self._present = None
-        queues = self._names.register_queues(self._term())
+        queues = self._names()
         for queue in queues:
             await channel.delete_queue(queue)
         self._in_turn = cycle(queues)
@@ -122,27 +209,17 @@ class QueueDurability:
         await channel.declare_queue(queue, arguments=_ARGUMENTS)
         await channel.begin_delete_queue(queue)
 
-    async def _delete_present(self, channel: Channel) -> None:
-        """The channel carries out what it is asked next when this is done."""
-        queue, self._present = self._present, None
-        if queue is not None:
-            await channel.begin_delete_queue(queue)
+    async def prepare(self) -> None:
+        """Begin before the first key waits: otherwise it would wait for four more commands."""
+        with suppress(BrokerConflictError):  # the first new key reports it
+            async with self.turn():
+                pass
 
     async def run(self) -> None:
-        """Prepare the first turn; then delete the last queue a moment after it was declared, while the term lasts."""
-        with suppress(BrokerConflictError):  # the first new key reports it
-            async with self._turn, self._open():
-                pass  # otherwise the first new key would wait for four more commands
+        """Delete the last queue a moment after it was declared; after an error, prepare the next turn."""
         while True:
-            await self._came.wait()
+            await self._changed.wait()
             await self._clock.sleep(DELETE_AFTER)
-            async with self._turn, self._open() as channel:
-                await self._delete_present(channel)
-
-    async def tidy(self) -> None:
-        """Delete what the leader before this one has left, when RabbitMQ does nothing for that one any more."""
-        await self._clock.sleep(TIDY_AFTER)
-        with suppress(BrokerConflictError):  # the first new key reports it
-            async with self._turn, self._open() as channel:
-                for queue in self._names.register_queues(self._term() + 1):
-                    await channel.delete_queue(queue)
+            with suppress(BrokerConflictError):  # the next new key reports it
+                async with self.turn() as channel:
+                    await self.delete_last(channel)

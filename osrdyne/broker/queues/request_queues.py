@@ -75,27 +75,37 @@ class RequestQueueCommands:
         RabbitMQ compares the arguments of an existing queue itself, except for the one that holds the key. That
         argument matters only if the key is too long to be part of the queue's name; then the queue is looked up first.
         """
-        for queue in self._layout.queues(key):
-            if queue.used:
-                await self._declare(key, queue)
+        used = [queue for queue in self._layout.queues(key) if queue.used]
+        for queue in used:
+            await self._declare(key, queue, last=queue is used[-1])
 
     def adopt(self, key: Key, levels: Iterable[int | None]) -> None:
         """Take over queues of the group that a listing has found, by priority level."""
         for level in levels:
             self._layout.note(key, level)
 
-    async def _declare(self, key: Key, queue: GroupQueue) -> None:
+    async def _declare(self, key: Key, queue: GroupQueue, *, last: bool = False) -> None:
+        """`last`: of those that the group lacks. Where no other key needs a queue at the moment, it is written down
+        with the same wait; many new keys share the turns of `QueueDurability` instead."""
         arguments = request_queue_arguments(key)
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
         try:
-            async with self._declare_channels.borrow() as channel:
-                await channel.declare_queue(queue.name, arguments=arguments)
+            if last and self._durability.is_idle:
+                await self._durability.declare(key, queue.name, arguments)
+            else:
+                await self._declare_aside(key, queue.name, arguments)
         except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
             await self._compare(queue.name, arguments)
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
-        self._durability.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
         self._layout.note(key, queue.priority)
+
+    async def _declare_aside(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> None:
+        """Over one of the channels for declarations, at the same time as those of other keys."""
+        with self._durability.declaring():
+            async with self._declare_channels.borrow() as channel:
+                await channel.declare_queue(queue, arguments=arguments)
+            self._durability.note(key)  # it may be new; an answer does not say, and an earlier leader may have made it
 
     async def _command(self, key: Key, command: Send, *, begin: Send | None = None) -> None:
         """Send over the token channel what may be refused; a key that cost the token twice is left alone.

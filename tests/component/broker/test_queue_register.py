@@ -10,7 +10,7 @@ import pytest
 from osrdyne.broker.leadership.channel_pool import ChannelPool
 from osrdyne.broker.queues.durability import DELETE_AFTER, TIDY_AFTER, QueueDurability
 from osrdyne.errors import BrokerConflictError
-from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.names import Key, PoolNames, QueueName
 from osrdyne.testing.broker import Command, FakeBroker
 from osrdyne.testing.clock import VirtualClock
 from osrdyne.testing.stack import leading
@@ -19,7 +19,8 @@ A, B = Key("a"), Key("b")
 ONE, TWO = (["declare p-register-1"], ["delete p-register-1", "declare p-register-2"])
 ONE_AGAIN = ["delete p-register-2", "declare p-register-1"]
 FIRST = ["delete p-register-1", "delete p-register-2", *ONE, *TWO]
-OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register-2"), ("bind", "pool-req-a")]
+FIRST_OF_A_SINGLE_KEY = ["delete p-register-3", "delete p-register-4", "declare p-register-3", "delete p-register-3"]
+OF_A_NEW_KEY = [("declare", "pool-req-a"), ("declare", "pool-register-4"), ("bind", "pool-req-a")]
 
 
 class Scratch:
@@ -31,6 +32,7 @@ class Scratch:
         self.go_on.set()
 
     is_closed = False
+    refuses = False
 
     async def take(self) -> Scratch:
         return self
@@ -38,6 +40,11 @@ class Scratch:
     async def declare_queue(self, name: str, **_: object) -> None:
         self.asked.append(f"declare {name}")
         await self.go_on.wait()
+        if self.refuses:
+            raise BrokerConflictError("PRECONDITION_FAILED")
+
+    async def begin_declare_queue(self, name: str, **_: object) -> None:
+        self.asked.append(f"declare {name}")
 
     async def delete_queue(self, name: str) -> int:
         await asyncio.sleep(0)
@@ -78,12 +85,41 @@ async def test_queue_that_came_goes_a_moment_later() -> None:
     scratch, clock = Scratch(), VirtualClock()
     register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
     running = asyncio.create_task(register.run())
+    await clock.settle()
+    scratch.asked.clear()
     await register.write()
     await clock.settle()
-    assert scratch.asked == FIRST
+    assert scratch.asked == ["declare p-register-2"]
     await clock.advance(DELETE_AFTER)
-    await register.write()
-    assert scratch.asked == [*FIRST, *ONE_AGAIN]
+    assert scratch.asked == ["declare p-register-2", "delete p-register-2"]
+    running.cancel()
+
+
+async def test_single_key_is_declared_and_written_down_over_one_channel() -> None:
+    scratch, clock = Scratch(), VirtualClock()
+    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
+    running = asyncio.create_task(register.run())
+    await clock.settle()
+    assert scratch.asked == [*FIRST[:4], *FIRST_OF_A_SINGLE_KEY]
+    scratch.asked.clear()
+    await register.declare(A, QueueName("p-req-a"), {})
+    await register.written(A)
+    assert scratch.asked == ["declare p-req-a", "declare p-register-4"]
+    running.cancel()
+
+
+async def test_single_key_gets_a_turn_again_after_a_refused_one() -> None:
+    scratch, clock = Scratch(), VirtualClock()
+    register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
+    running = asyncio.create_task(register.run())
+    await clock.settle()
+    scratch.refuses = True
+    with pytest.raises(BrokerConflictError):
+        await register.declare(A, QueueName("p-req-a"), {})
+    scratch.refuses = scratch.is_closed = False
+    assert not register.is_idle
+    await clock.advance(DELETE_AFTER)
+    assert register.is_idle
     running.cancel()
 
 
@@ -127,13 +163,13 @@ async def test_queue_that_is_written_down_needs_no_other_turn() -> None:
 
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) -> None:
-    """At the second try it is not new any more."""
+    """A refused turn is repeated, together with the declaration before it."""
     clock = VirtualClock()
     broker = FakeBroker(clock)
     left = [BrokerConflictError("RESOURCE_LOCKED")] * failures
 
     async def refuse(command: Command) -> None:
-        if command == ("declare", "pool-register-2", False) and left:
+        if command == ("declare", "pool-register-4", False) and left:
             raise left.pop()
 
     broker.hook = refuse
@@ -141,7 +177,7 @@ async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) ->
         stack.term.state.tracker.require_worker_group(A)
         await clock.advance(10.0)
     done = [target for name, target, _ in broker.commands if (name, target) in OF_A_NEW_KEY]
-    assert done == ["pool-req-a", "pool-register-2", "pool-req-a"]
+    assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
 
 
 async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down() -> None:
@@ -167,7 +203,7 @@ async def test_deletion_of_a_queue_is_written_down() -> None:
             await clock.advance(60.0)
         await clock.settle()
     commands = [(name, target) for name, target, done in stack.broker.commands if done]
-    assert ("declare", "pool-register-1") in commands[commands.index(("delete", "pool-req-a")) :]
+    assert ("declare", "pool-register-2") in commands[commands.index(("delete", "pool-req-a")) :]
 
 
 async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_before_it_is_bound() -> None:
@@ -180,7 +216,7 @@ async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_be
     broker.commands.clear()
     async with leading(clock, broker=broker):
         await clock.advance(10.0)
-    of_this_term = [("declare", "pool-register-4"), ("bind", "pool-req-a")]
+    of_this_term = [("declare", "pool-register-6"), ("bind", "pool-req-a")]
     done = [(name, target) for name, target, _ in broker.commands if (name, target) in of_this_term]
     assert done == of_this_term
 
@@ -191,12 +227,12 @@ async def test_queue_that_a_killed_leader_has_left_is_deleted_later_by_the_next_
     broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:
         stack.term.state.tracker.require_worker_group(A)
-        while "pool-register-2" not in broker.queues:
+        while "pool-register-4" not in broker.queues:
             await clock.advance(0.01)
         await stack.kill()
     broker.commands.clear()
     async with leading(clock, broker=broker):
         await clock.advance(TIDY_AFTER - 5.0)
-        assert "pool-register-2" in broker.queues
+        assert "pool-register-4" in broker.queues
         await clock.advance(10.0)
-    assert "pool-register-2" not in broker.queues
+    assert "pool-register-4" not in broker.queues

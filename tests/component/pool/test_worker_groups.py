@@ -491,7 +491,8 @@ class TestRoom:
         """Both become known in the moment in which room comes free."""
         async with leading(clock, driver=driver, settings=with_lifecycle(max_concurrent_starts=1)) as stack:
             new = Key("new")
-            await require(stack, "a", "waits", new)
+            await require(stack, "a")
+            await require(stack, "waits", new)
             stack.term.workers.loop._waiting_for_room.pop(new)
             worker_id = driver.workers_of(A)[0].instance.worker_id
             stack.term.state.worker_reports.assume_ready(worker_id, A)

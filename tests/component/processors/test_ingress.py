@@ -306,7 +306,7 @@ class TestChange:
             await clock.settle()
             commands = [(command.name, command.target) for command in broker.commands]
             new = ("declare", stack.names.request_queue(A, 0))
-            written = ("declare", stack.names.register_queues(1)[0])
+            written = ("declare", stack.names.register_queues(1)[1])
             bound = ("bind", stack.names.request_queue(A, 0))
             assert commands.index(new) < commands.index(written) < commands.index(bound)
 
