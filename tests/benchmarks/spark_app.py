@@ -1,4 +1,7 @@
-"""The SQL pipeline, and one handler more that runs the same query without it: the floor of `spark_query`."""
+"""The SQL pipeline, a handler that runs the same query without it, and look-ups one by one and in batches.
+
+`spark_query` compares them.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +28,26 @@ def in_process(call: Call, request: InProcess) -> float:
     began = time.perf_counter()
     call.context.session.sql(request.query).collect()
     return (time.perf_counter() - began) * 1000
+
+
+class Lookup(BaseModel):
+    number: int
+
+
+@app.handler("/lookup_one")
+def lookup_one(call: Call, request: Lookup) -> float | None:
+    """The price of an order, found by a query of its own."""
+    return _prices(call, [request.number]).get(request.number)
+
+
+@app.batch_handler("/lookup", max_size=256, max_wait="20ms")
+def lookup(calls: list[Call], requests: list[Lookup]) -> list[float | None]:
+    """The prices of orders, found by one query for all calls."""
+    prices = _prices(calls[0], [request.number for request in requests])
+    return [prices.get(request.number) for request in requests]
+
+
+def _prices(call: Call, numbers: list[int]) -> dict[int, float]:
+    orders = call.context.session.table("orders")
+    rows = orders.where(orders.o_orderkey.isin(numbers)).select("o_orderkey", "o_totalprice").collect()
+    return {row.o_orderkey: float(row.o_totalprice) for row in rows}

@@ -6,10 +6,13 @@ analysed it. And once with a text that is new each time, for both.
 One worker process answers both, so that there is one JVM, one cache and one set of settings. They take turns query by
 query: each comes to threads and processor caches that have rested for the time of a request, as it does in life. In a
 tight loop Spark alone would be several milliseconds faster, with osrdyne or without.
+
+The last figure compares look-ups that are sent at once: by a batch handler, and by a handler that runs each by itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import subprocess
 import sys
@@ -36,6 +39,8 @@ WARM_UP = 40
 TIMES = 5
 ROUNDS = 41
 ROUNDS_OF_NEW = 21
+LOOKUPS = 200
+ROUNDS_OF_LOOKUPS = 3
 
 
 async def run(broker: EmbeddedBroker) -> list[Figure]:
@@ -64,7 +69,12 @@ async def _compare(client: AsyncClient) -> list[Figure]:
     await _round(client, same, 1)
     asked_again = [await _round(client, same, TIMES) for _ in range(ROUNDS)]
     asked_first = [await _round(client, new, TIMES) for _ in range(ROUNDS_OF_NEW)]
+    lookups = [
+        Round(await _lookups(client, "/lookup_one"), await _lookups(client, "/lookup"))
+        for _ in range(ROUNDS_OF_LOOKUPS)
+    ]
     return [
+        figure("Spark look-ups in batches", "per second", lookups, Goal(20.0, at_least=True)),
         figure("Spark query", "ms", asked_again, Goal(10.0, Comparison.DIFFERENCE)),
         figure("Spark query, new text", "ms", asked_first, Goal(20.0, Comparison.DIFFERENCE)),
     ]
@@ -90,3 +100,14 @@ async def _ours(client: AsyncClient, query: str) -> float:
     taken = (time.perf_counter() - began) * 1000
     assert reply.json()["row_count"] <= 1
     return taken
+
+
+async def _lookups(client: AsyncClient, path: str) -> float:
+    """Look-ups per second, `LOOKUPS` sent at once."""
+    began = time.perf_counter()
+    replies = await asyncio.gather(
+        *(client.call(KEY, path, {"number": number}, timeout=300) for number in range(1, LOOKUPS + 1))
+    )
+    taken = time.perf_counter() - began
+    assert sum(reply.json() is not None for reply in replies) > 0
+    return LOOKUPS / taken

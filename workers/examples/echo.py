@@ -147,6 +147,20 @@ def crash(call: Call, request: Crash) -> str:
     os._exit(9)
 
 
+@app.batch_handler("/echo_batch", max_size=64)
+def echo_batch(calls: list[Call]) -> list[dict[str, Any]]:
+    """Return each body, with the number of calls in its batch. A body `poison` fails the whole call of this handler."""
+    if any(call.body == b"poison" for call in calls):
+        raise ZeroDivisionError("as requested")
+    return [{"body": call.body.decode(), "batch": len(calls)} for call in calls]
+
+
+@app.batch_handler("/crash_batch", max_wait="1s")
+def crash_batch(calls: list[Call], requests: list[Crash]) -> list[str]:
+    """End the worker process in the middle of a batch, as `/crash` does."""
+    return [crash(call, request) for call, request in zip(calls, requests, strict=True)]
+
+
 @app.handler("/hang")
 def hang(call: Call) -> None:
     """Block a thread without end."""

@@ -101,6 +101,14 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
     assert share_of(queue, queues, 8) == share
 
 
+@pytest.mark.parametrize(("queues", "priority"), [((Q,), 0), ((HIGH, Q), 1)], ids=["alone", "lowest"])
+def test_prefetch_has_room_for_a_batch_that_runs_and_one_that_is_collected(
+    queues: tuple[QueueName, ...], priority: int
+) -> None:
+    assert share_of(Q, queues, 8, 256) == Share(priority, prefetch=512)
+    assert share_of(Q, queues, 8, 2) == Share(priority, prefetch=8)
+
+
 def test_cancel_needs_both_names() -> None:
     memory = Cancellations(VirtualClock())
     memory.remember("c", "r")

@@ -14,10 +14,11 @@ The runtime reads an `App` once at start (`App.routes`) and calls its functions.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
@@ -106,10 +107,22 @@ class SessionFactory(Protocol):
         ...
 
 
+MAX_BATCH_SIZE = 10_000
+MAX_BATCH_WAIT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """How calls of a batch handler are collected: at most `max_size`, waiting `max_wait` seconds at most for more."""
+
+    max_size: int = 256
+    max_wait: float = 0.02
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A registered handler. `takes_request`: it takes the decoded body as second argument. `row_limit`: the maximum
-    number of rows of its answers."""
+    number of rows of its answers. `batch`: it takes lists of calls and requests, and returns a list of answers."""
 
     path: str
     function: AnyFunction
@@ -118,6 +131,7 @@ class Route:
     request_type: Any = None
     abandonable: bool = False
     row_limit: int = ROW_LIMIT
+    batch: BatchOptions | None = None
 
 
 class App:
@@ -179,6 +193,27 @@ class App:
         the next request runs beside it, even if `concurrency` is 1. Of a DataFrame or table that the handler returns,
         the first `row_limit` rows are answered, marked as `truncated` if there are more.
         """
+        return self._register(path, abandonable=abandonable, row_limit=row_limit)
+
+    def batch_handler(
+        self, path: str, *, max_size: int = 256, max_wait: float | str = "20ms", row_limit: int = ROW_LIMIT
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Answer requests whose `x-rpc-path` is exactly `path`, many in one call of the function.
+
+        The function takes `(calls: list[Call])` or `(calls: list[Call], requests: list[T])` and returns a list with an
+        answer, or an exception, for each of them. The calls are of one key and priority level, `max_size` at most; the
+        first of them waits `max_wait` (seconds, or text such as `"20ms"`) at most for the others. Each call keeps its
+        own deadline, cancel and retry. If the function raises, each half of its calls is tried by itself, down to the
+        call that is at fault: the function must be safe to repeat.
+        """
+        if not 1 <= max_size <= MAX_BATCH_SIZE:
+            raise ConfigurationError(
+                f"The max_size of the batch handler of {path!r} is {max_size}; use 1 to {MAX_BATCH_SIZE:,}."
+            )
+        batch = BatchOptions(max_size, _batch_wait(path, max_wait))
+        return self._register(path, row_limit=row_limit, batch=batch)
+
+    def _register(self, path: str, *, row_limit: int, **options: Any) -> Callable[[FunctionT], FunctionT]:
         if row_limit < 0:
             raise ConfigurationError(f"The row_limit of the handler of {path!r} is {row_limit}; use 0 or more.")
         if path in self._handlers:
@@ -186,7 +221,7 @@ class App:
 
         def register(function: FunctionT) -> FunctionT:
             self._handlers[path] = function
-            self._options[path] = {"abandonable": abandonable, "row_limit": row_limit}
+            self._options[path] = {"row_limit": row_limit, **options}
             return function
 
         return register
@@ -216,22 +251,37 @@ class App:
         return None if self._default is None else _route("*", self._default)
 
 
+def _batch_wait(path: str, given: float | str) -> float:
+    """`max_wait` in seconds."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s)\s*", given) if isinstance(given, str) else None
+    seconds = float(found[1]) / (1000 if found[2] == "ms" else 1) if found else given
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= MAX_BATCH_WAIT:
+        raise ConfigurationError(
+            f"The max_wait of the batch handler of {path!r} is {given!r}; use a time such as '20ms', from 0 to "
+            f"{MAX_BATCH_WAIT:.0f} s."
+        )
+    return float(seconds)
+
+
 def _route(path: str, function: AnyFunction, **options: Any) -> Route:
     name = getattr(function, "__qualname__", repr(function))
     kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in kinds]
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
     if not parameters or len(required) > 2:
-        raise ConfigurationError(f"The handler {name} of {path!r} must take (call) or (call, request).")
+        takes = "(call) or (call, request)" if options.get("batch") is None else "(calls) or (calls, requests)"
+        raise ConfigurationError(f"The handler {name} of {path!r} must take {takes}.")
     takes_request = len(parameters) > 1
+    where = f"{name} of {path!r}"
+    request_type = _request_type(function, parameters[1].name, where=where) if takes_request else None
+    if takes_request and options.get("batch") is not None:
+        request_type = _element_type(request_type, where=where)
     return Route(
         path=path,
         function=function,
         is_async=inspect.iscoroutinefunction(function),
         takes_request=takes_request,
-        request_type=_request_type(function, parameters[1].name, where=f"{name} of {path!r}")
-        if takes_request
-        else None,
+        request_type=request_type,
         **options,
     )
 
@@ -244,3 +294,12 @@ def _request_type(function: AnyFunction, parameter: str, *, where: str) -> Any:
         raise ConfigurationError(
             f"The request type of the handler {where} cannot be found ({error}); define it at the top of its module."
         ) from error
+
+
+def _element_type(annotation: Any, *, where: str) -> Any:
+    """`T` of the annotation `list[T]`; `Any` without an annotation, or for `list`."""
+    if annotation is Any or annotation is list:
+        return Any
+    if get_origin(annotation) is not list:
+        raise ConfigurationError(f"The requests of the batch handler {where} must be a list, such as list[Request].")
+    return get_args(annotation)[0]

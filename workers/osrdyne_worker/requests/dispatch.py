@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from osrdyne.errors import OsrdyneError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.messages import Response
-from osrdyne_worker.app.app import App, Route, SessionFactory
+from osrdyne_worker.app.app import App, BatchOptions, Route, SessionFactory
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import (
     Decoder,
@@ -42,6 +42,13 @@ CANCEL_INTERVAL = 1.0
 
 class SessionLostError(OsrdyneError):
     """The session of the worker (the Spark JVM) is gone: no request can run any more."""
+
+
+class InvalidBatchError(RequestError):
+    """A batch handler did not return an answer for each call: a smaller batch would not help."""
+
+
+_LEFT_OUT = RequestError("The request was cancelled before it ran.", code=500, error_code="internal_error")
 
 
 class HandlerExitError(OsrdyneError):
@@ -82,11 +89,24 @@ class Dispatcher:
         target = self._targets.get(path, self._default)
         return target is not None and target.route.abandonable
 
+    def batch_options(self, path: str) -> BatchOptions | None:
+        """How requests with this path are collected; None if each runs by itself."""
+        target = self._targets.get(path)
+        return None if target is None else target.route.batch
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest `max_size` of the batch handlers; 1 without any."""
+        sizes = [target.route.batch.max_size for target in self._targets.values() if target.route.batch is not None]
+        return max(sizes, default=1)
+
     async def run(self, call: Call, *, group_id: str) -> Response:
         """Run the handler of one request; its reply. Raises only `SessionLostError` and `CancelledError`."""
         target = self._targets.get(call.path, self._default)
-        if self._sessions is not None:
-            call.attach_session(partial(self._sessions.request_session, call.context.session))
+        if target is not None and target.route.batch is not None:
+            [response] = await self.run_batch([call], group_id=group_id)
+            return response or error_response(_LEFT_OUT, path=call.path)
+        self._attach_session(call)
         try:
             if target is None:
                 raise self._unknown_path(call.path)
@@ -105,11 +125,86 @@ class Dispatcher:
         except Exception as error:
             return await self._failure(error, call)
 
+    async def run_batch(self, calls: list[Call], *, group_id: str) -> list[Response | None]:
+        """Run the batch handler of the calls, which have the same path and context; the reply of each.
+
+        If the handler raises, each half of the calls is run by itself, so that one call cannot fail the others. Calls
+        that are cancelled meanwhile are left out (None). Raises only `SessionLostError` and `CancelledError`.
+        """
+        target = self._targets[calls[0].path]
+        found: dict[Call, Response] = {}
+        ready: list[tuple[Call, Any]] = []
+        for call in calls:
+            self._attach_session(call)
+            try:
+                ready.append((call, None if target.decode is None else decode_body(target.decode, call)))
+            except RequestError as error:
+                found[call] = error_response(error, path=call.path)
+        parts = [ready]
+        while parts:
+            part = [one for one in parts.pop() if not one[0].cancelled]
+            if not part:
+                continue
+            results: list[Response | Exception]
+            try:
+                results = await self._answer_batch(target, part, group_id)
+            except InvalidBatchError as error:
+                results = [error] * len(part)
+            except Exception as error:
+                if len(part) > 1:
+                    await self._check_alive(error, part[0][0])
+                    log.warning("batch failed", path=calls[0].path, calls=len(part), reason=describe(error))
+                    parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+                    continue
+                results = [error]
+            for (call, _), result in zip(part, results, strict=True):
+                found[call] = result if isinstance(result, Response) else await self._error_of(result, call)
+        return [found.get(call) for call in calls]
+
+    async def _answer_batch(
+        self, target: Target, part: list[tuple[Call, Any]], group_id: str
+    ) -> list[Response | Exception]:
+        """One call of a batch handler. Raises what it raises."""
+        route, calls = target.route, [call for call, _ in part]
+        arguments = (calls,) if target.decode is None else (calls, [request for _, request in part])
+        if not route.is_async:
+            return await self._in_thread(
+                lambda: self._respond_all(route, calls, route.function(*arguments)), calls[0], group_id
+            )
+        results = await route.function(*arguments)
+        return await self._in_thread(lambda: self._respond_all(route, calls, results), calls[0], group_id)
+
+    def _respond_all(self, route: Route, calls: list[Call], results: Any) -> list[Response | Exception]:
+        if not isinstance(results, list | tuple) or len(results) != len(calls):
+            what = f"{len(results)} answers" if isinstance(results, list | tuple) else type(results).__name__
+            raise InvalidBatchError(
+                f"The batch handler returned {what} for {len(calls)} calls; it must return a list with an answer or an "
+                "exception for each.",
+                code=500,
+                error_code="invalid_answer",
+            )
+        responses: list[Response | Exception] = []
+        for call, result in zip(calls, results, strict=True):
+            try:
+                responses.append(result if isinstance(result, Exception) else self._respond(route, call, result))
+            except Exception as error:  # the answer of this call alone
+                responses.append(error)
+        return responses
+
+    async def _error_of(self, error: Exception, call: Call) -> Response:
+        if isinstance(error, RequestError):
+            return error_response(error, path=call.path)
+        return await self._failure(error, call)
+
+    def _attach_session(self, call: Call) -> None:
+        if self._sessions is not None:
+            call.attach_session(partial(self._sessions.request_session, call.context.session))
+
     def _respond(self, route: Route, call: Call, result: Any) -> Response:
         collect = None if self._sessions is None else self._sessions.rows
         return answer_to_response(answer_with_rows(result, limit=route.row_limit, accept=call.accept, collect=collect))
 
-    async def _in_thread(self, answer: Callable[[], Response], call: Call, group_id: str) -> Response:
+    async def _in_thread(self, answer: Callable[[], T], call: Call, group_id: str) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, answer, call, group_id)
         try:
             result = await asyncio.shield(future)
@@ -123,7 +218,7 @@ class Dispatcher:
             raise result
         return result
 
-    def _work(self, answer: Callable[[], Response], call: Call, group_id: str) -> Response | Exception:
+    def _work(self, answer: Callable[[], T], call: Call, group_id: str) -> T | Exception:
         """In a thread: return the reply or the exception. A future cannot carry every exception."""
         try:
             if self._sessions is None:
@@ -189,13 +284,17 @@ class Dispatcher:
         return await asyncio.get_running_loop().run_in_executor(self._side_threads, lambda: function(sessions))
 
     async def _failure(self, error: Exception, call: Call) -> Response:
-        if not await self.is_alive(call.context.session):
-            raise SessionLostError(await self.loss_reason(call.context.session)) from error
+        await self._check_alive(error, call)
         log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
         refusal = await self._refusal(error) or RequestError(describe(error), code=500, error_code="internal_error")
         if self._debug:
             refusal.details["traceback"] = traceback.format_exception(error)
         return error_response(refusal, path=call.path)
+
+    async def _check_alive(self, error: Exception, call: Call) -> None:
+        """Raise `SessionLostError` if the session is gone: that is the cause of `error` then."""
+        if not await self.is_alive(call.context.session):
+            raise SessionLostError(await self.loss_reason(call.context.session)) from error
 
     async def _refusal(self, error: Exception) -> RequestError | None:
         """The answer to an error of the session; None if it is an error of the handler itself."""

@@ -58,6 +58,8 @@ class InFlight:
     has_slot: bool = False
     in_handler: bool = False
     """Its handler runs; also after the request was interrupted and settled, until the handler ends."""
+    batch_size: int = 0
+    """The requests of the batch in which it runs, itself included; 0 outside of batches. The batch has the slot."""
     settling: asyncio.Task[None] | None = field(default=None, repr=False)
     """The task that settles an interrupted request while its handler may still run."""
     phase: Phase = Phase.WAITING

@@ -34,15 +34,18 @@ class Share(NamedTuple):
     prefetch: int | None
 
 
-def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
+def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int, largest_batch: int = 1) -> Share | None:
     """The share of `queue` when `queues` are consumed, highest priority first; None: it is not consumed.
 
     A single queue fills all slots of the worker. Of several queues, each may have one request waiting here, so that the
     worker can run the highest one next. With one slot the running request counts as well: a request that waits behind
-    it in the same queue would only be withheld from other workers.
+    it in the same queue would only be withheld from other workers. An application with batch handlers gets as many
+    requests of each queue as one batch that runs and another one that is collected can hold.
     """
     if queue not in queues:
         return None
+    if largest_batch > 1:
+        return Share(queues.index(queue), max(concurrency, 2 * largest_batch))
     return Share(queues.index(queue), concurrency if len(queues) == 1 or concurrency == 1 else None)
 
 
@@ -70,7 +73,9 @@ class Intake:
 
     @property
     def _share(self) -> Share | None:
-        return share_of(self._queue, self._queues.value, self._runtime.settings.concurrency)
+        return share_of(
+            self._queue, self._queues.value, self._runtime.settings.concurrency, self._processor.largest_batch
+        )
 
     async def run(self) -> None:
         """Run until the broker connection is lost. Raises `BrokerError` then."""

@@ -20,9 +20,10 @@ from osrdyne.protocol.messages import REPLAY_HEADER, ROUTE_HEADER, Request, Resp
 from osrdyne.protocol.names import ReplyAddresses
 from osrdyne.protocol.retries import read_attempts
 from osrdyne.protocol.statuses import decode_text
-from osrdyne_worker.app.app import Context
+from osrdyne_worker.app.app import BatchOptions, Context
 from osrdyne_worker.app.call import Call
 from osrdyne_worker.app.codec import shown_path
+from osrdyne_worker.requests.batches import Batches
 from osrdyne_worker.requests.cancellations import Cancellations
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
 from osrdyne_worker.requests.inflight import InFlight, Interruption, Phase
@@ -87,6 +88,14 @@ class Processor:
         self.refused_texts = refused_texts or RefusedTexts(self._clock)
         self.levels = PriorityLevels(self._clock)
         self._slots = Slots(self._settings.concurrency, levels=self.levels, spawn=runtime.spawn)
+        self._batches = Batches(
+            dispatcher,
+            self._slots,
+            self._clock,
+            spawn=runtime.spawn,
+            begin=self._begin_in_batch,
+            confirm_running=reporter.confirm_running,
+        )
         self._on_alone = on_alone
         self._alone: InFlight | None = None
         self._evidence = DeathEvidence()
@@ -108,6 +117,11 @@ class Processor:
     def free_slots(self) -> int:
         """How many requests could begin to run now."""
         return self._slots.free
+
+    @property
+    def largest_batch(self) -> int:
+        """The requests of its largest batch; 1 without batch handlers."""
+        return self._dispatcher.largest_batch
 
     @property
     def runs_alone(self) -> bool:
@@ -230,6 +244,9 @@ class Processor:
 
     async def _run_in_slot(self, job: InFlight) -> Result:
         """Wait for a slot, by priority, and run the handler in it."""
+        batch = self._dispatcher.batch_options(job.request.path)
+        if batch is not None:
+            return await self._run_in_batch(job, batch)
         await self._slots.acquire(job.priority)
         job.has_slot = True
         job.begin()
@@ -238,6 +255,26 @@ class Processor:
         finally:
             job.in_handler = False
             self._free_slot(job)
+
+    async def _run_in_batch(self, job: InFlight, options: BatchOptions) -> Result:
+        """Run the request together with others, in one slot for all of them."""
+        try:
+            if await self._is_abandoned(job):
+                return Outcome.ABANDONED
+            return await self._batches.run(job, options)
+        except SessionLostError as error:
+            return self._session_lost(job, error)
+        finally:
+            job.in_handler = False
+
+    def _begin_in_batch(self, job: InFlight, group_id: str, size: int) -> None:
+        """The batch of the request has its slot."""
+        job.begin()
+        job.phase = Phase.RUNNING
+        job.in_handler = True
+        job.group_id, job.batch_size = group_id, size
+        left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
+        self._arm(job, time_to_work(left, self._settings))
 
     async def _run_alone(self, job: InFlight) -> Result:
         """Run a suspect after all other requests, and with no other request in this worker.
@@ -288,11 +325,14 @@ class Processor:
                 await self._reporter.confirm_running()
             return await self._dispatcher.run(job.call, group_id=job.group_id)
         except SessionLostError as error:
-            self._evidence.lost_session.append(job.fingerprint)
-            if self._alone is job:
-                self._evidence.lost_session_alone = self._evidence.alone
-            self._runtime.request_exit(Unrecoverable(error.message))
-            return Outcome.REJECTED
+            return self._session_lost(job, error)
+
+    def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
+        self._evidence.lost_session.append(job.fingerprint)
+        if self._alone is job:
+            self._evidence.lost_session_alone = self._evidence.alone
+        self._runtime.request_exit(Unrecoverable(error.message))
+        return Outcome.REJECTED
 
     async def _is_abandoned(self, job: InFlight) -> bool:
         """Whether the caller is gone, as far as RabbitMQ knows: only for direct reply-to, and if so configured."""
@@ -445,7 +485,9 @@ class Processor:
 
     def _abandon(self, job: InFlight) -> None:
         """Free the slot of an interrupted handler while it runs on, if its application allows that."""
-        abandoned = sum(other.in_handler and not other.has_slot for other in self._jobs.values())
+        abandoned = sum(
+            other.in_handler and not other.has_slot and not other.batch_size for other in self._jobs.values()
+        )
         if self._dispatcher.may_abandon(job.request.path) and abandoned < self._settings.max_abandoned:
             self._free_slot(job)
 
@@ -458,7 +500,8 @@ class Processor:
         if job.interruption is None or not job.in_handler:
             return
         log.error("handler does not end", path=job.request.path, reason=str(job.interruption))
-        if not self._evidence.stuck:  # further handlers may be stuck because of this one
+        # Further handlers may be stuck because of the first one; of a batch, any other request may be the cause.
+        if not self._evidence.stuck and job.batch_size <= 1:
             self._evidence.stuck = text_fingerprint(job.request.path, job.request.body)
         reason = f"The handler of {job.request.path!r} did not end when it was cancelled."
         self._runtime.request_exit(Unrecoverable(reason))
@@ -475,7 +518,7 @@ class Processor:
 
     async def progress(self) -> Mapping[str, int]:
         """The progress of the running requests in the session; empty if unknown."""
-        running = [job.group_id for job in self._jobs.values() if job.in_handler]
+        running = list({job.group_id for job in self._jobs.values() if job.in_handler})
         try:
             return await self._dispatcher.progress(self.context.session, running) if running else {}
         except Exception:

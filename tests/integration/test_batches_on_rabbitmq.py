@@ -1,0 +1,44 @@
+"""Batches through real worker processes and a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from worker_process import Stage, stage
+
+from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
+from osrdyne.protocol.statuses import Status
+
+
+@pytest.fixture
+async def pool(broker: EmbeddedBroker, pool_id: str) -> AsyncIterator[Stage]:
+    async with stage(broker.amqp_uri, pool_id) as result:
+        yield result
+
+
+async def test_requests_are_collected_and_a_poison_call_fails_alone(pool: Stage) -> None:
+    bodies = [b"poison" if number == 17 else f"request {number}".encode() for number in range(200)]
+    asking = [asyncio.create_task(pool.caller.call("/echo_batch", body)) for body in bodies]
+    await pool.start()  # all of them wait in their queue by now, or soon
+    responses = await asyncio.gather(*asking)
+    assert [number for number, response in enumerate(responses) if response.status != Status.OK] == [17]
+    answers = [json.loads(response.body) for response in responses if response.status == Status.OK]
+    assert [answer["body"].encode() for answer in answers] == [body for body in bodies if body != b"poison"]
+    assert max(answer["batch"] for answer in answers) > 1
+    assert await pool.ready_requests() == 0
+
+
+async def test_worker_that_dies_in_a_batch_loses_none_of_its_requests(pool: Stage, tmp_path: Path) -> None:
+    mark = tmp_path / "survive"
+    body = {"unless": str(mark)}
+    asking = [asyncio.create_task(pool.caller.call("/crash_batch", body)) for _ in range(6)]
+    first = await pool.start(ready=False)
+    assert await first.wait() == 9
+    mark.touch()
+    await pool.start(ready=False)
+    responses = await asyncio.gather(*asking)
+    assert [response.body for response in responses] == [b"survived"] * 6

@@ -1,0 +1,151 @@
+"""Batches: requests of one path and priority level that one call of a batch handler answers together.
+
+Each request remains a request of its own: its task waits here for its answer, and the processor gives it its deadline,
+its cancel, its retry, its reply and its acknowledgement. So the death of the worker at any point means for each request
+what it means for a request that runs by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from osrdyne.aio.clock import Clock
+from osrdyne.aio.signals import Wakeup
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import Key
+from osrdyne_worker.app.app import BatchOptions
+from osrdyne_worker.requests.dispatch import Dispatcher
+from osrdyne_worker.requests.inflight import InFlight
+from osrdyne_worker.requests.priorities import Slots
+
+Kind = tuple[Key, str, int]
+"""Key, path and priority level. Requests of one kind may be in one batch."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Requests that wait for their slot, or run in it."""
+
+    kind: Kind
+    options: BatchOptions
+    opened_at: float
+    full: Wakeup
+    members: dict[InFlight, asyncio.Future[Response]] = field(default_factory=dict)
+    """Without those that were interrupted."""
+    running: asyncio.Task[list[Response | None]] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.members) >= self.options.max_size
+
+
+class Batches:
+    """Collects and runs the batches of one worker. Used on the event loop only.
+
+    `begin` marks a request as running in a batch of the given size and job group. `confirm_running` returns when
+    RabbitMQ has the names of the running requests.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        slots: Slots,
+        clock: Clock,
+        *,
+        spawn: Callable[..., asyncio.Task[None]],
+        begin: Callable[[InFlight, str, int], None],
+        confirm_running: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._slots = slots
+        self._clock = clock
+        self._spawn = spawn
+        self._begin = begin
+        self._confirm_running = confirm_running
+        self._open: dict[Kind, Batch] = {}
+
+    async def run(self, job: InFlight, options: BatchOptions) -> Response:
+        """The answer to one request, which runs in a batch. Raises what the dispatcher raises for the whole batch."""
+        batch = self._batch_for(job, options)
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        batch.members[job] = answer
+        if batch.is_full:
+            self._close(batch)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            batch.members.pop(job, None)
+            if batch.running is not None and not batch.members:
+                # No request of the batch needs its answer any more. The last one ends when the handler has ended, so
+                # that a handler that does not end is noticed; those before have left the batch to the others.
+                batch.running.cancel()
+                await asyncio.wait({batch.running})
+            raise
+
+    def _batch_for(self, job: InFlight, options: BatchOptions) -> Batch:
+        """The batch of this kind that takes further requests."""
+        kind = (job.call.context.key, job.request.path, job.priority)
+        batch = self._open.get(kind)
+        if batch is None:
+            batch = self._open[kind] = Batch(kind, options, self._clock.monotonic(), Wakeup(self._clock))
+            self._spawn(self._serve(batch))
+        return batch
+
+    def _close(self, batch: Batch) -> None:
+        """Take no further requests into the batch."""
+        if self._open.get(batch.kind) is batch:
+            del self._open[batch.kind]
+        batch.full.set()
+
+    async def _serve(self, batch: Batch) -> None:
+        """Wait for a slot, then for further requests; run the batch.
+
+        The slot comes first: a batch of a lower level must not begin while this one waits for further requests. Under
+        load the batch fills while it waits for its slot, and nothing else is waited for.
+        """
+        await self._slots.acquire(batch.kind[2])
+        try:
+            until = batch.opened_at + batch.options.max_wait
+            if not batch.is_full and batch.members:
+                await batch.full.wait(max(0.0, until - self._clock.monotonic()))
+            self._close(batch)
+            await self._run(batch)
+        except Exception as error:  # every request must get an outcome
+            _resolve(batch, list(batch.members), error)
+        finally:
+            self._slots.release()
+
+    async def _run(self, batch: Batch) -> None:
+        jobs = list(batch.members)
+        if not jobs:
+            return  # all were interrupted while they waited
+        group_id = jobs[0].group_id
+        for job in jobs:
+            self._begin(job, group_id, len(jobs))
+        if any(job.request.redelivered for job in jobs):  # one of them may have ended an earlier worker
+            await self._confirm_running()
+        if not batch.members:
+            return
+        running = self._dispatcher.run_batch([job.call for job in jobs], group_id=group_id)
+        batch.running = asyncio.ensure_future(running)
+        try:
+            await asyncio.wait({batch.running})
+        finally:
+            batch.running.cancel()  # no effect unless this task itself was cancelled
+        if not batch.running.cancelled():
+            _resolve(batch, jobs, batch.running.exception() or batch.running.result())
+
+
+def _resolve(batch: Batch, jobs: list[InFlight], outcome: list[Response | None] | BaseException) -> None:
+    """Give each request that still waits its answer, or the exception."""
+    for place, job in enumerate(jobs):
+        answer = batch.members.get(job)
+        if answer is None or answer.done():
+            continue
+        response = None if isinstance(outcome, BaseException) else outcome[place]
+        if response is not None:
+            answer.set_result(response)
+        else:
+            answer.set_exception(outcome if isinstance(outcome, BaseException) else RuntimeError("no answer"))
