@@ -25,7 +25,7 @@ def check_config(
     driver: DriverOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the configuration and print the effective settings, each with where it came from."""
+    """Check the configuration and print the effective settings, each with its source."""
     loaded = load(config, assignments, pool=pool, driver=driver)
     application_checked = start_check(loaded.settings)
     options, doubt = asyncio.run(_check_driver(loaded.settings))

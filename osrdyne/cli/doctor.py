@@ -33,7 +33,7 @@ def doctor(
     driver: DriverOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check broker, permissions, driver and Java. Exit code 1 when something is wrong that the daemon needs."""
+    """Check broker, permissions, driver and Java. Exit code 1 if a check that the daemon depends on fails."""
     settings = load(config, assignments, pool=pool, driver=driver).settings
     findings = asyncio.run(_examine(settings))
     failed = [finding for finding in findings if finding.fatal and not finding.ok]

@@ -47,7 +47,7 @@ def explain(
     config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Say which rule splits a request, which routes it takes, and its group, queue, priority and deadline."""
+    """Show which rule splits a request, which routes match it, and its group, queue, priority and deadline."""
     given = dict(map(parse_header, headers or ()))
     body = read_body(data)
     limit = None if timeout is None else seconds(timeout)

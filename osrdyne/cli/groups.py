@@ -22,7 +22,7 @@ from osrdyne.cli.options import (
 from osrdyne.cli.output import ago, ahead, log_line, print_json, print_table, printable
 from osrdyne.protocol.names import PoolNames, parse_key
 
-app = typer.Typer(help="Look at worker groups, start and stop them.", no_args_is_help=True)
+app = typer.Typer(help="List, start and stop worker groups.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -41,7 +41,7 @@ def list_groups(api: ApiOption = None, config: ConfigOption = None, output: Outp
 def show(
     key: KeyArgument, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE
 ) -> None:
-    """Show one worker group: its state, why, its queue and its workers."""
+    """Show one worker group: its state and the reason, its queue and its workers."""
     group = remote(api, config).get("/v1/group", key=parse_key(key))
     if output is Output.JSON:
         print_json(group)
@@ -82,13 +82,13 @@ def stop(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -
 
 @app.command()
 def pin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
-    """Keep a group up until it is unpinned."""
+    """Keep a group active until it is unpinned."""
     _ask(key, "pin", "The group is pinned.", api, config)
 
 
 @app.command()
 def unpin(key: KeyArgument, api: ApiOption = None, config: ConfigOption = None) -> None:
-    """Let a pinned group go when it is idle."""
+    """Let a pinned group end when it is idle."""
     _ask(key, "unpin", "The group is not pinned any more.", api, config)
 
 

@@ -83,7 +83,7 @@ class ManifestCommands(Generic[D]):
             raise error.in_file("standard input" if file == "-" else file) from None
 
     def check(self, file: FileArgument, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-        """Check a manifest: every error with its place, or what it means in a pool of this configuration."""
+        """Check a manifest: print every error with its place, or the meaning of the manifest in this pool."""
         manifest = self.read(file)
         for warning in (*manifest.warnings, *self._warnings(manifest, load(config, None).settings)):
             typer.echo(f"warning: {printable(warning)}", err=True)
@@ -93,7 +93,7 @@ class ManifestCommands(Generic[D]):
         self._print_meaning(manifest)
 
     def show(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-        """Show what is in force. With --output json a manifest that `apply` takes."""
+        """Show the active manifest. With --output json the output is a manifest for `apply`."""
         current = self._current(remote(api, config))
         if output is Output.JSON:
             print_json(current["manifest"] if current else None)
@@ -111,7 +111,7 @@ class ManifestCommands(Generic[D]):
         api: ApiOption = None,
         config: ConfigOption = None,
     ) -> None:
-        """Put a manifest in force, at once and for requests to come. Those that wait stay where they are."""
+        """Make a manifest the active one, for all new requests. Waiting requests are not affected."""
         document = self.read(file).document()
         daemon = remote(api, config)
         path, who = f"/v1/{self._kind}", author or _own_name()
@@ -127,7 +127,7 @@ class ManifestCommands(Generic[D]):
             raise typer.Exit(1)
 
     def history(self, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-        """List the versions that are kept, the newest first."""
+        """List the stored versions, newest first."""
         as_json = output is Output.JSON
         versions = remote(api, config).get(f"/v1/{self._kind}/history", manifests=as_json)["versions"]
         if as_json:
@@ -144,7 +144,7 @@ class ManifestCommands(Generic[D]):
         api: ApiOption = None,
         config: ConfigOption = None,
     ) -> None:
-        """Put an earlier version in force again, as a new version."""
+        """Make an earlier version active again, as a new version."""
         daemon, path = remote(api, config), f"/v1/{self._kind}/rollback"
         _report(daemon.post(path, version=version, author=author or _own_name(), if_match=expect_version), daemon)
 
@@ -155,7 +155,7 @@ class ManifestCommands(Generic[D]):
         api: ApiOption = None,
         config: ConfigOption = None,
     ) -> None:
-        """Return to no manifest, as a new version; `rollback` brings an earlier one back."""
+        """Return to no manifest, as a new version; `rollback` restores an earlier one."""
         daemon, path = remote(api, config), f"/v1/{self._kind}"
         _report(daemon.send("DELETE", path, None, author=author or _own_name(), if_match=expect_version), daemon)
         typer.echo(f"There is no manifest now: {self._none}")

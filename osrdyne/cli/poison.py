@@ -19,7 +19,7 @@ from osrdyne.client.poison import PoisonClient, PoisonEntry, PoisonOutcome
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import parse_key
 
-app = typer.Typer(help="Look at requests that no worker finished, send them again or drop them.", no_args_is_help=True)
+app = typer.Typer(help="List requests that no worker finished, send them again or drop them.", no_args_is_help=True)
 
 EntryArgument = Annotated[str, typer.Argument(metavar="ENTRY", help="Id of the entry, or a unique prefix.")]
 EntriesArgument = Annotated[
@@ -85,7 +85,7 @@ def list_poison(
 def show(
     entry: EntryArgument, api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE
 ) -> None:
-    """Show one entry: what is known of its failures, its headers and its body."""
+    """Show one entry: the evidence of its failures, its headers and its body."""
     found = _client(api, config).entry(entry)
     document = found.document
     if output is Output.JSON:

@@ -18,7 +18,10 @@ from osrdyne.ingress.routes.route import Route
 from osrdyne.pool.routing.manifest_store import ManifestKind
 from osrdyne.protocol.messages import JSON_TYPE
 
-app = typer.Typer(help="Which requests of a managed pool go first, where to, and for how long.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage the routes of a managed pool: priority, destination and time-to-live of its requests.",
+    no_args_is_help=True,
+)
 
 _JSON_SYSTEM = {"contentType": JSON_TYPE, "contentEncoding": "utf-8"}
 
@@ -83,7 +86,7 @@ def evaluate(
         bool, typer.Option("--batch", help='Read JSON lines: {"condition", "properties", "system", "body"}.')
     ] = False,
 ) -> None:
-    """Say what a condition makes of a request: true, false or undefined. A route is taken only on true."""
+    """Evaluate a condition for a request: true, false or undefined. A route matches only if it is true."""
     if batch:
         if headers or system or data is not None:
             raise typer.BadParameter(

@@ -10,7 +10,10 @@ from osrdyne.ingress.splitter.manifest import SplitterManifest, load_splitter
 from osrdyne.ingress.splitter.rules import FromHash, FromRequest, FromStatic, Rule
 from osrdyne.pool.routing.manifest_store import ManifestKind
 
-app = typer.Typer(help="Which requests of one key are served beside each other.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage the splitter of a managed pool: it distributes requests of one key to several groups.",
+    no_args_is_help=True,
+)
 
 
 def print_rules(manifest: SplitterManifest) -> None:

@@ -9,7 +9,7 @@ from osrdyne.cli.output import ago, print_json, print_table, printable
 
 
 def status(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
-    """Show whether the daemon is well, and who leads the pool. Exit code 1 when something that it needs is not."""
+    """Show the components of the daemon and the leader of the pool. Exit code 1 if a required component is not ok."""
     daemon = remote(api, config)
     ready = daemon.get("/ready")
     if output is Output.JSON:

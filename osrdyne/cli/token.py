@@ -33,7 +33,7 @@ def create(
     file: FileOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Create a token and print it, once: only its digest is kept. A running daemon takes it at once."""
+    """Create a token and print it once: only its digest is stored. A running daemon accepts it at once."""
     check_name(name)
     text, created = generate_token(), datetime.now(UTC).replace(microsecond=0)
     try:
@@ -76,7 +76,7 @@ def list_tokens(file: FileOption = None, config: ConfigOption = None, output: Ou
 
 @app.command()
 def revoke(name: NameArgument, file: FileOption = None, config: ConfigOption = None) -> None:
-    """Remove a token. A running daemon refuses it from its next request on."""
+    """Remove a token. A running daemon refuses the next request with it."""
 
     def remove(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         left = tuple(token for token in tokens if token.name != name)

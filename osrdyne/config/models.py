@@ -59,28 +59,30 @@ def _checked_uri(value: SecretStr | None, *, schemes: tuple[str, str], example: 
 
 
 class BrokerSettings(Model):
-    """Where RabbitMQ is and how long to wait for it."""
+    """The address of RabbitMQ, and the time limits for it."""
 
     uri: SecretStr = Field(
         SecretStr("amqp://guest:guest@localhost:5672/"),
         description="AMQP URI with the controller's credentials; a fresh RabbitMQ accepts the default from localhost.",
     )
-    uri_file: str | None = Field(None, description="A file that holds the AMQP URI, instead of `uri`.")
+    uri_file: str | None = Field(None, description="A file that contains the AMQP URI, instead of `uri`.")
     management_uri: SecretStr | None = Field(
         None, description="HTTP API of the management plugin; by default the AMQP host and user at port 15672."
     )
-    management_uri_file: str | None = Field(None, description="A file that holds it, instead of `management_uri`.")
+    management_uri_file: str | None = Field(
+        None, description="A file that contains the URI, instead of `management_uri`."
+    )
     worker_uri: SecretStr | None = Field(
         None,
-        description="AMQP URI given to workers as it is, where they see the broker or the files for TLS elsewhere, or "
-        "use another user; else they get `uri` with the files of `broker.tls` as its parameters.",
+        description="AMQP URI for workers, passed on unchanged; set it if workers need another address, other paths "
+        "of TLS files or another user. Default: `uri` with the files of `broker.tls` as its parameters.",
     )
-    worker_uri_file: str | None = Field(None, description="A file that holds it, instead of `worker_uri`.")
+    worker_uri_file: str | None = Field(None, description="A file that contains the URI, instead of `worker_uri`.")
     tls: TlsSettings = Field(default_factory=TlsSettings, description="Certificates for amqps and https.")
     scoped_credentials: bool = Field(
         False,
-        description="Give each worker a RabbitMQ user of its own that may do only what a worker needs; the user of "
-        "`uri` must be an administrator then. Off, because not every one is.",
+        description="Give each worker its own RabbitMQ user with only the permissions that a worker needs. The user "
+        "of `uri` must then be an administrator; off by default, because it often is not.",
     )
     heartbeat: Duration = Field(30.0, ge=1, description="AMQP heartbeat of ordinary connections.")
     leader_heartbeat: Duration = Field(
@@ -133,15 +135,17 @@ class BrokerSettings(Model):
 
 
 class PoolSettings(Model):
-    """Which pool this daemon serves."""
+    """The pool that this daemon serves."""
 
     id: str = Field("osrdyne", description="Name of the pool, `[a-z0-9_]{1,32}`; part of every name on the broker.")
     kind: Literal["direct", "managed"] = Field(
         "direct",
-        description="`managed`: every request passes the controller, which applies the pool's routes; `direct`: only "
-        "those that find no group do.",
+        description="`managed`: every request passes through the controller, which applies the pool's routes; "
+        "`direct`: only requests for keys that are not bound do.",
     )
-    pinned_keys: tuple[str, ...] = Field((), description="Keys whose group is always up, from the start.")
+    pinned_keys: tuple[str, ...] = Field(
+        (), description="Keys whose group is always active, from the start of the daemon."
+    )
 
     @field_validator("id")
     @classmethod
@@ -170,11 +174,12 @@ def _driver_from_name(value: Any) -> Any:
 
 
 class DriverSettings(Model):
-    """Which driver starts the workers. `driver: subprocess` is short for `driver: {name: subprocess}`."""
+    """The driver that starts the workers. `driver: subprocess` is short for `driver: {name: subprocess}`."""
 
     name: str = Field(
         "subprocess",
-        description="Entry-point name: `subprocess`, `docker`, `systemd`, `kubernetes`, `noop`, or one of a package.",
+        description="Entry-point name: `subprocess`, `docker`, `systemd`, `kubernetes`, `noop`, or that of another "
+        "package.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, repr=False, description="The driver's own options; see its page."
@@ -182,7 +187,7 @@ class DriverSettings(Model):
 
 
 def _spark_text(value: Any) -> Any:
-    """Spark takes text only; `2` and `false` in a YAML file mean what they say."""
+    """Convert numbers and booleans of a YAML file (`2`, `false`) to text: Spark accepts only text."""
     if not isinstance(value, dict):
         return value
     return {
@@ -192,15 +197,17 @@ def _spark_text(value: Any) -> Any:
 
 
 class ScalingSettings(Model):
-    """How many workers a group has, where the driver's platform does not count them itself."""
+    """The number of workers of a group, for drivers whose platform does not scale workers itself."""
 
-    min: int = Field(1, ge=1, le=100, description="Workers that every group has.")
-    max: int = Field(1, ge=1, le=100, description="Workers that a group may have; more than one share its requests.")
+    min: int = Field(1, ge=1, le=100, description="Minimum number of workers of a group.")
+    max: int = Field(
+        1, ge=1, le=100, description="Maximum number of workers of a group; several workers share its requests."
+    )
     target_lag: Duration = Field(
         30.0, gt=0, description="A group gets more workers when a request would wait longer than this."
     )
     cooldown: Duration = Field(
-        300.0, ge=0, description="Fewer workers must have been enough for so long before one is let go."
+        300.0, ge=0, description="A worker is removed only if fewer workers were enough for this time."
     )
 
     @model_validator(mode="after")
@@ -216,30 +223,36 @@ def _log_levels(value: Any) -> Any:
 
 
 class WorkerSettings(Model):
-    """What runs in a worker. `runtime`, `spark` and `config` reach it as `WORKER_CONFIG`."""
+    """The application of the workers and its settings. `runtime`, `spark` and `config` reach a worker as
+    `WORKER_CONFIG`."""
 
     app: str = Field(
         "osrdyne_worker.pipelines.sql:app", description="`module:attribute` of the application that answers requests."
     )
-    concurrency: int = Field(1, ge=1, le=64, description="Requests one worker runs at once.")
+    concurrency: int = Field(1, ge=1, le=64, description="Requests that one worker runs at once.")
     processing_timeout: Duration = Field(
         1800.0, gt=0, description="Limit for the work on one request; RabbitMQ's consumer timeout must be longer."
     )
     queue_missing_timeout: Duration = Field(
-        60.0, gt=0, description="A worker without its queue, or refused by RabbitMQ, for so long exits."
+        60.0, gt=0, description="A worker exits if its queue is missing, or RabbitMQ refuses its log-in, for this time."
     )
-    stop_grace: Duration = Field(30.0, ge=0, description="How long a worker may finish after it was asked to stop.")
+    stop_grace: Duration = Field(
+        30.0, ge=0, description="Time that a worker has to finish its requests after SIGTERM; then it is killed."
+    )
     silence_timeout: Duration = Field(
-        30.0, ge=6, description="A busy worker that says nothing for so long is asked, and replaced if it goes on."
+        30.0,
+        ge=6,
+        description="A busy worker that sends no report for this time is asked for one, and replaced if "
+        "it does not answer.",
     )
-    skip_abandoned: bool = Field(False, description="Do not run a request whose caller is gone.")
-    debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Never in production.")
+    skip_abandoned: bool = Field(False, description="Do not run a request whose caller is no longer connected.")
+    debug: bool = Field(False, description="Put Python tracebacks into `error` replies. Do not use it in production.")
     log_level: Annotated[
         dict[str, Literal["debug", "info", "warning", "error", "critical"]], BeforeValidator(_log_levels)
     ] = Field(
         default_factory=dict,
-        description="Level of what applications log with Python's `logging`: one for all, or one for each logger, as "
-        "`{root: warning, my_app: debug}`. Without it `info`.",
+        description="Level of log records of applications (Python's `logging`): one level for all, or one for each "
+        "logger, e.g. `{root: warning, my_app: debug}`. Default: `info`.",
     )
     spark_master: str = Field("local[*]", description=f"The Spark of a worker: {FORMS}.")
     cores: int = Field(
@@ -252,8 +265,9 @@ class WorkerSettings(Model):
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
     environment: Literal["minimal", "reference"] = Field(
         "minimal",
-        description="`minimal`: the AMQP URI stays out of a worker's environment where the driver can pass it another "
-        "way; `reference`: it is in `WORKER_AMQP_URI`, which workers of the reference need.",
+        description="`minimal`: the driver passes the AMQP URI in a file or on standard input if it can, not in the "
+        "environment; `reference`: it passes it in `WORKER_AMQP_URI`, which workers of the reference "
+        "need.",
     )
 
     @field_validator("spark_master")
@@ -296,38 +310,57 @@ class WorkerSettings(Model):
 
 
 class LifecycleSettings(Model):
-    """When groups come and go. Source: docs/design/lifecycle.md."""
+    """Delays and limits for the start and end of groups. Source: docs/design/lifecycle.md."""
 
-    unbind_delay: Duration = Field(600.0, description="Without activity for so long, a group's queue is unbound.")
-    stop_delay: Duration = Field(600.0, description="Unbound and idle for so long more, its workers are stopped.")
+    unbind_delay: Duration = Field(600.0, description="After this time without activity, a group's queue is unbound.")
+    stop_delay: Duration = Field(
+        600.0, description="After this further time without activity, the workers of the unbound group are stopped."
+    )
     settle_delay: Duration = Field(
-        10.0, gt=0, description="Longer than a publish is under way in the broker; tests may set 1 s."
+        10.0,
+        gt=0,
+        description="Waiting time after an unbind; must be longer than RabbitMQ takes to route a "
+        "published message. Tests may set 1 s.",
     )
     extra_lifetime: Duration = Field(1.0, description="Window in which activity of one key counts once.")
-    max_groups: int = Field(100, ge=1, description="Groups with workers; a further key waits in its queue for a place.")
+    max_groups: int = Field(
+        100,
+        ge=1,
+        description="Maximum number of groups with workers; requests for further keys wait until there is room.",
+    )
     max_waiting_groups: int = Field(
-        1000, ge=0, description="Groups that wait for a place; requests for further keys are answered `capacity`."
+        1000,
+        ge=0,
+        description="Maximum number of groups that wait for room; requests for further keys are answered `capacity`.",
     )
     make_room_after: Duration = Field(
-        10.0, description="While groups wait, one that was unused for so long may be ended to make room."
+        10.0, description="If groups wait for room, a group that was idle for this time may be ended."
     )
     max_distinct_keys: int = Field(
         200_000,
         ge=1,
-        description="Different keys in the life of a daemon: each costs RabbitMQ an Erlang atom, of 5 million, until "
-        "its node restarts.",
+        description="Maximum number of different keys in the life of a daemon: each key uses one of RabbitMQ's 5 "
+        "million Erlang atoms until the node restarts.",
     )
-    max_concurrent_starts: int = Field(4, ge=1, description="Worker starts under way at once, for the whole pool.")
-    start_timeout: Duration = Field(300.0, gt=0, description="A worker that is not ready by then has failed to start.")
+    max_concurrent_starts: int = Field(
+        4, ge=1, description="Maximum number of worker starts at the same time, for the whole pool."
+    )
+    start_timeout: Duration = Field(
+        300.0, gt=0, description="Time within which a worker must become ready; otherwise its start has failed."
+    )
     start_attempts: int = Field(2, ge=1, description="Failed starts in a row after which callers get `start-failed`.")
     resync_interval: Duration = Field(
-        60.0, ge=1, description="How often everything is compared again, whatever events said (lifecycle: resync)."
+        60.0,
+        ge=1,
+        description="Interval of the comparison of all groups with RabbitMQ and the driver, independent "
+        "of events (lifecycle: resync).",
     )
     topology_interval: Duration = Field(
         10.0,
         ge=1,
-        description="How often the pool's exchanges, queues, bindings and policy are compared with what RabbitMQ has, "
-        "and repaired; requests can be lost while one of them is missing, and a comparison costs about 20 short calls.",
+        description="Interval at which the leader compares the pool's exchanges, queues, bindings and policy with "
+        "RabbitMQ and repairs them. Requests can be lost while one of them is missing; a comparison costs"
+        " about 20 short calls.",
     )
 
     @model_validator(mode="after")
@@ -341,7 +374,7 @@ class LifecycleSettings(Model):
 
 
 class RequestSettings(Model):
-    """What the request queues of the pool are like."""
+    """Limits of requests and request queues."""
 
     ttl: Duration = Field(
         600.0, gt=0, description="How long a request waits in a queue before it is answered `expired`."
@@ -356,16 +389,25 @@ class RequestSettings(Model):
     poison_time: Duration = Field(
         600.0,
         ge=0,
-        description="How long a text (path and body) is refused with `poison` after a request with it has ended a "
-        "second worker, alone or because its handler could not be cancelled. 0: never; the delivery limit decides.",
+        description="How long a text (path and body) is refused with `poison` after it has ended a second worker, "
+        "because it ran there alone or its handler could not be cancelled. 0: never; the delivery limit "
+        "decides.",
     )
     consumer_timeout: Duration | None = Field(
         None, description="RabbitMQ's limit for an unacknowledged delivery; default: processing_timeout + 5 minutes."
     )
-    max_length: int | None = Field(None, ge=1, description="Messages in one request queue; more are refused.")
-    max_length_bytes: Size | None = Field(None, ge=1, description="Bytes in one request queue; more are refused.")
-    max_message_bytes: Size = Field(16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 itself stops at 16 MiB.")
-    max_clock_skew: Duration = Field(5.0, description="Allowed between the clocks of client, worker and controller.")
+    max_length: int | None = Field(
+        None, ge=1, description="Maximum number of messages in one request queue; RabbitMQ refuses more."
+    )
+    max_length_bytes: Size | None = Field(
+        None, ge=1, description="Maximum number of bytes in one request queue; RabbitMQ refuses more."
+    )
+    max_message_bytes: Size = Field(
+        16 * 2**20, ge=1024, description="Largest body; RabbitMQ 4 allows 16 MiB by default."
+    )
+    max_clock_skew: Duration = Field(
+        5.0, description="Allowed difference between the clocks of client, worker and controller."
+    )
     reply_to_prefixes: tuple[str, ...] | None = Field(
         None,
         description="Reply queues of requests must have a name that begins with one of these; an empty list allows "
@@ -380,20 +422,20 @@ class RequestSettings(Model):
     )
     check_entire_queue_on_cleanup: bool = Field(
         False,
-        description="Managed pools only: also answer requests that expire behind one that does not, before they reach "
-        "the head of their queue. It costs reading and writing such a queue.",
+        description="Managed pools only: also answer requests that expire behind a request that has not expired, "
+        "before they reach the head of their queue. For this the leader reads and writes the whole queue.",
     )
     cleanup_interval: Duration = Field(
         30.0,
         ge=1,
-        description="Within which time after the deadline and max_clock_skew that happens, where "
-        "check_entire_queue_on_cleanup is on. Requests of an earlier leader and those that were tried before take up "
-        "to 10 s longer.",
+        description="Time within which such a request is answered, counted from its deadline plus max_clock_skew. "
+        "Requests that an earlier leader forwarded and requests that were tried before take up to 10 s "
+        "longer.",
     )
 
     @property
     def longest_ttl(self) -> float:
-        """Seconds that no request of a managed pool outlives."""
+        """The longest time-to-live of a request of the pool, in seconds."""
         return max(self.ttl, self.max_ttl)
 
 
@@ -436,7 +478,8 @@ class ApiSettings(Model):
     )
     insecure: bool = Field(
         False,
-        description="Listen on an address other than loopback without tokens. Every host that reaches it may use it.",
+        description="Listen on an address other than loopback without tokens. Every host that can reach the address "
+        "may use the API.",
     )
     socket: str = Field(
         "auto",
@@ -446,17 +489,19 @@ class ApiSettings(Model):
     tls: ApiTlsSettings = Field(default_factory=ApiTlsSettings, description="HTTPS.")
     max_body: Size = Field(2**20, ge=1024, description="Largest body of a request that is not a manifest.")
     max_manifest: Size = Field(16 * 2**20, ge=1024, le=64 * 2**20, description="Largest body that holds a manifest.")
-    header_timeout: Duration = Field(10.0, gt=0, description="Within which the headers of a request must arrive.")
-    body_timeout: Duration = Field(60.0, gt=0, description="Within which the body of a request must arrive.")
+    header_timeout: Duration = Field(10.0, gt=0, description="Time within which the headers of a request must arrive.")
+    body_timeout: Duration = Field(60.0, gt=0, description="Time within which the body of a request must arrive.")
     limit_concurrency: int = Field(
-        100, ge=2, description="Connections and requests at once; further requests are answered 503."
+        100,
+        ge=2,
+        description="Maximum number of connections and of requests at once; further requests are answered 503.",
     )
 
 
 class LogSettings(Model):
     """Logs."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is written.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is written.")
     format: Literal["auto", "json", "text"] = Field("auto", description="`auto`: text on a terminal, else JSON.")
 
 
