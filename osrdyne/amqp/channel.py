@@ -320,7 +320,7 @@ class Channel:
             return  # nearly always, and much cheaper than to encode them
         size = _HEADER_FIXED_BYTES + len(properties.marshal()) + (0 if properties.message_id else _MESSAGE_ID_BYTES)
         if size > limit:
-            raise MessageTooLargeError(f"The headers of the message have {size} bytes; the broker takes {limit}.")
+            raise MessageTooLargeError(f"The headers of the message have {size} bytes; RabbitMQ allows {limit}.")
 
     async def close(self) -> None:
         """Close the channel; unacknowledged deliveries return to their queues."""

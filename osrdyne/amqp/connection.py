@@ -245,8 +245,8 @@ async def _open(
     except BrokerError as error:
         if _was_cut_off(error.__cause__):
             raise BrokerUnavailableError(
-                f"RabbitMQ closed the connection during the log-in to {where}. If it goes on: "
-                + ("does it want a client certificate?" if where.startswith("amqps") else "is this a port for TLS?")
+                f"RabbitMQ closed the connection during the log-in to {where}. If this continues: "
+                + ("does it demand a client certificate?" if where.startswith("amqps") else "is this a port for TLS?")
             ) from error
         raise
 

@@ -95,7 +95,7 @@ class DirectReplies:
     async def knows(self, address: str) -> bool:
         """Whether the address has a consumer. Raises `BrokerError` when RabbitMQ gives no answer now."""
         if self._clock.monotonic() < self._retry_at:
-            raise BrokerUnavailableError("There is no connection to look the reply address up.")
+            raise BrokerUnavailableError("There is no connection to look up the reply address.")
         try:
             async with self._one_at_a_time:
                 fault = await self._try(address, lambda channel: channel.declare_queue(address, passive=True))
@@ -115,7 +115,7 @@ class DirectReplies:
             await act(channel)
         except BrokerInternalError as error:
             await self._drop()
-            raise AddressRefusedError(f"RabbitMQ does not take the reply address {address!r}.") from error
+            raise AddressRefusedError(f"RabbitMQ does not accept the reply address {address!r}.") from error
         except BrokerSilentError:
             await self._drop()
             raise

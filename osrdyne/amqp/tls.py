@@ -58,12 +58,12 @@ def describe_tls_error(error: BaseException) -> str | None:
         return f"its certificate was refused ({fault.verify_message.rstrip('.')}); {_remedy(fault.verify_code)}"
     reason: str = getattr(fault, "reason", None) or str(fault)
     if reason in _NOT_TLS:
-        return "what answers does not speak TLS; use the port for TLS (RabbitMQ: 5671, HTTP API 15671), or a plain URI"
+        return "the server does not speak TLS on this port; use its TLS port (RabbitMQ 5671, HTTP API 15671) or no TLS"
     if reason in _CLIENT_CERTIFICATE_REQUIRED:
-        return "it wants a client certificate; set certificate_file and key_file, or certfile and keyfile in the URI"
+        return "it demands a client certificate; set certificate_file and key_file, or certfile and keyfile in the URI"
     if "_ALERT_" in reason:
         words = reason.partition("_ALERT_")[2].replace("_", " ").lower()
-        return f"it refused us ({words}); give it a client certificate whose authority it trusts"
+        return f"it refused the connection ({words}); give it a client certificate whose authority it trusts"
     return reason.replace("_", " ").lower()
 
 

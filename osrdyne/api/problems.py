@@ -82,7 +82,7 @@ def problem_of(error: OsrdyneError) -> JSONResponse:
             HTTPStatus.PRECONDITION_FAILED,
             code="version-conflict",
             detail=error.message,
-            remedy="Look at what has changed, and make the change again.",
+            remedy="Review the other change, and make yours again.",
             version=error.fields.get("version"),
         )
     for kind, status, code, remedy in _ANSWERS:

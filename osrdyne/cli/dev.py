@@ -36,7 +36,7 @@ def dev(
     settings = load(config, given, pool=pool, log_level=log_level).settings
     running = find_announcement()
     if running is not None:
-        raise ConfigurationError(f"osrdyne dev runs already ({running} says where): stop that one first, or use it.")
+        raise ConfigurationError(f"osrdyne dev is already running (see {running}): stop that one first, or use it.")
     start_logging(settings.log)
     import uvloop
 

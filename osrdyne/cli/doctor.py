@@ -41,7 +41,7 @@ def doctor(
         print_json([_as_dict(finding) for finding in findings])
     else:
         print_findings(findings)
-        typer.echo(f"{len(failed)} of {len(findings)} checks failed." if failed else "Everything needed is there.")
+        typer.echo(f"{len(failed)} of {len(findings)} checks failed." if failed else "All checks passed.")
     raise typer.Exit(1 if failed else 0)
 
 

@@ -83,7 +83,7 @@ async def eventually(ask: Callable[[], Awaitable[T | None]], *, what: str) -> T:
                 await asyncio.sleep(0.02)
             return answer
     except TimeoutError:
-        raise AssertionError(f"It never came true that {what}.") from None
+        raise AssertionError(f"This did not become true: {what}.") from None
 
 
 async def is_ready(driver: Driver, instance: Instance) -> Mapping[str, Any]:

@@ -137,7 +137,7 @@ class FakeInspector:
     ) -> KeptManifest:
         versions = self.versions[kind]
         if expected is not None and expected != len(versions):
-            raise VersionConflictError("Another version is in force.", version=len(versions))
+            raise VersionConflictError("Another version is active.", version=len(versions))
         kept = KeptManifest.of(len(versions) + 1, author, 1000.0, text, size=size)
         versions.append(kept)
         return kept

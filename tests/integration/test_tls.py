@@ -112,11 +112,11 @@ WRONG: dict[str, tuple[Wrong, str]] = {
     ),
     "no client certificate": (
         lambda broker, files, _: with_tls(broker.amqps_uri, TlsFiles(files.ca_file)),
-        r"wants? a client certificate",
+        r"demands? a client certificate",
     ),
     "foreign client certificate": (
         lambda broker, files, foreign: with_tls(broker.amqps_uri, replace(foreign, ca_file=files.ca_file)),
-        r"refused us \(unknown ca\)|does it want a client certificate\?",
+        r"refused the connection \(unknown ca\)|does it demand a client certificate\?",
     ),
     "plain to the port for TLS": (
         lambda broker, *_: broker.amqps_uri.replace("amqps:", "amqp:"),
@@ -175,7 +175,7 @@ async def test_http_api_answers_over_https(settings: Settings) -> None:
 async def test_http_api_shows_what_is_wrong_with_tls(settings: Settings, foreign: TlsFiles) -> None:
     for tls, sentence in (
         (settings.broker.tls.model_copy(update={"ca_file": foreign.ca_file}), "its certificate was refused"),
-        (TlsSettings(ca_file=settings.broker.tls.ca_file), "it wants a client certificate"),
+        (TlsSettings(ca_file=settings.broker.tls.ca_file), "it demands a client certificate"),
     ):
         async with ManagementClient(settings.broker.model_copy(update={"tls": tls})) as management:
             with pytest.raises(BrokerUnavailableError, match=rf"TLS failed at RabbitMQ's HTTP API .*{sentence}"):

@@ -134,14 +134,14 @@ def check_feature_flags(disabled: Iterable[str]) -> Finding:
     if missing:
         remedy = "Run rabbitmqctl enable_feature_flag all; it is a part of every upgrade."
         return Finding("feature flags", False, f"Not enabled on this RabbitMQ: {', '.join(missing)}.", remedy)
-    return Finding("feature flags", True, "What quorum queues need is enabled.")
+    return Finding("feature flags", True, "The feature flags for quorum queues are enabled.")
 
 
 def check_clock(offset: float | None, *, allowed: float) -> Finding:
     """The broker's clock stands for those of clients and workers: deadlines are times of day."""
     subject = "clock"
     if offset is None:
-        return Finding(subject, True, "RabbitMQ did not tell its time.")
+        return Finding(subject, True, "RabbitMQ returned no time.")
     if abs(offset) > allowed + 1.0:  # the Date header is cut to seconds
         where = "ahead of" if offset > 0 else "behind"
         return Finding(
@@ -222,6 +222,6 @@ def check_policy(queues: Iterable[QueueTotals], *, pool: str) -> Finding:
             False,
             f"The policy {others[0]!r} applies to request queues of the pool and displaces {ours!r}: "
             "there expired and failed requests are not answered.",
-            "Lower its priority, or keep its pattern away from the pool's queues.",
+            "Lower its priority, or change its pattern so that it does not match the pool's queues.",
         )
     return Finding("queue policy", True, "No other policy applies to the pool's request queues.")

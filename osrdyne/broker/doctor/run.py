@@ -51,7 +51,7 @@ async def _guarded(subject: str, check: Callable[[], Awaitable[list[Finding]]], 
         return [Finding(subject, False, error.message, remedy or None)]
     except Exception:  # a broken check must not hide the others
         log.exception("check failed", subject=subject)
-        return [Finding(subject, False, "This check itself has failed; the log says how.", "Please report it.")]
+        return [Finding(subject, False, "The check itself failed; see the log of this command.", "Please report it.")]
 
 
 async def _check_amqp(settings: Settings) -> list[Finding]:
@@ -118,7 +118,7 @@ async def _check_worker_credentials(settings: Settings, clock: Clock) -> list[Fi
         return [Finding(subject, True, "Each worker gets a RabbitMQ user of its own.")]
     user = await administrator_of_workers(settings.broker, clock=clock)
     if user is None:
-        return [Finding(subject, True, "The user that workers log in as is no administrator.")]
+        return [Finding(subject, True, "The user of the workers is not an administrator.")]
     return [Finding(subject, False, describe_administrator(user), REMEDY, fatal=False)]
 
 

@@ -233,7 +233,9 @@ class TokenChannel:
         self._log.warning("leader token missing: waiting for an earlier leader to end", seconds=self._silence)
         await self._clock.sleep(self._silence)
         if self._consumer.ended or self._channel.is_closed:
-            raise LeadershipLostError("The leader token was lost while an earlier leader was waited for.")
+            raise LeadershipLostError(
+                "The leader token was lost while this daemon waited for an earlier leader to end."
+            )
 
     async def _publish_first(self, token: Token) -> None:
         """Publish the token of this term, wait until we hold it, and only then acknowledge every other message."""

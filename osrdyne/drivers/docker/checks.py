@@ -37,10 +37,12 @@ def _image(engine: Engine, options: DockerOptions) -> Finding:
     image = options.image
     present = _exists(engine, lambda client: client.inspect_image(image))
     if present and options.pull is not Pull.ALWAYS:
-        return Finding("worker image", ok=True, message=f"{image} is there.")
+        return Finding("worker image", ok=True, message=f"{image} exists on the engine.")
     if not present and options.pull is Pull.NEVER:
         remedy = "Pull or build it, or correct driver.options.image."
-        return Finding("worker image", ok=False, message=f"{image} is not there, and pull is never.", remedy=remedy)
+        return Finding(
+            "worker image", ok=False, message=f"{image} does not exist on the engine, and pull is never.", remedy=remedy
+        )
     try:
         engine.call(lambda client: client.inspect_distribution(image))
     except APIError as error:
@@ -54,7 +56,7 @@ def _network(engine: Engine, options: DockerOptions) -> list[Finding]:
     if network is None or network in _BUILT_IN_NETWORKS or network.startswith("container:"):
         return []
     if _exists(engine, lambda client: client.inspect_network(network)):
-        return [Finding("worker network", ok=True, message=f"{network} is there.")]
+        return [Finding("worker network", ok=True, message=f"{network} exists.")]
     remedy = f"Create it (docker network create {network}), or correct driver.options.network."
     return [Finding("worker network", ok=False, message=f"There is no network {network}.", remedy=remedy)]
 
@@ -64,7 +66,7 @@ def _registry_file(options: DockerOptions) -> list[Finding]:
     if path is None or Path(path).is_file():
         return []
     remedy = "Correct driver.options.registry_config_file."
-    return [Finding("registry credentials", ok=False, message=f"{path} is no file.", remedy=remedy)]
+    return [Finding("registry credentials", ok=False, message=f"{path} is not a file.", remedy=remedy)]
 
 
 def _broker_address(options: DockerOptions, broker: str) -> Finding:

@@ -187,7 +187,7 @@ class Containers:
             self._engine.call(lambda client: client.kill(container_id, signal=name))
         except APIError as error:
             if error.status_code not in {404, _CONFLICT}:
-                raise DriverUnavailableError(f"The container was not sent {name}: {explain(error)}") from error
+                raise DriverUnavailableError(f"Could not write {name} into the container: {explain(error)}") from error
 
     def remove(self, instance_id: InstanceId) -> None:
         """Remove the container if it has ended; the engine itself refuses to remove one that runs."""

@@ -94,7 +94,9 @@ async def _check_keda(api: KubernetesApi) -> Finding:
 def check_cpu_request(options: KubernetesOptions) -> Finding:
     """Not fatal: a LimitRange of the namespace may give the pods one. A limit alone is taken for the request too."""
     if "cpu" in {**options.resources.requests, **options.resources.limits}:
-        return Finding("HorizontalPodAutoscaler", ok=True, message="Workers have the CPU request that it goes by.")
+        return Finding(
+            "HorizontalPodAutoscaler", ok=True, message="Workers have a CPU request, which the autoscaler needs."
+        )
     message = "It goes by the workers' CPU request, and they have none."
     remedy = "Set driver.options.resources.requests.cpu, unless a LimitRange of the namespace does."
     return Finding("HorizontalPodAutoscaler", ok=False, message=message, remedy=remedy, fatal=False)

@@ -116,7 +116,7 @@ class KubernetesDriver(Driver):
             raise
         instance = to_instance(Group(meta(deployment).name or "", spec.worker_id, deployment, ()))
         if instance is None:
-            raise DriverUnavailableError("The API server has not kept the labels of the Deployment.")
+            raise DriverUnavailableError("The API server did not store the labels of the Deployment.")
         return instance
 
     async def update(self, instance_id: InstanceId, spec: WorkerSpec) -> Instance | None:

@@ -429,7 +429,7 @@ class PooledDriver(Driver):
             if not process.runs(release.worker_id):
                 return
             if self._clock.monotonic() - since > limit:
-                raise DriverUnavailableError("The process answers and does not end the worker.")
+                raise DriverUnavailableError("The process answers but does not end the worker.")
             await self._next_report(process)
 
     async def _next_report(self, process: Process) -> None:
@@ -449,7 +449,7 @@ class PooledDriver(Driver):
         unknown = [process for process in self.processes.values() if not process.is_known(term)]
         await asyncio.gather(*(self._know(process) for process in unknown))
         if any(not process.is_known(term) for process in self.processes.values()):
-            raise DriverUnavailableError("Pooled processes have yet to report which workers they have.")
+            raise DriverUnavailableError("Not all pooled processes have reported their workers yet.")
 
     async def _know(self, process: Process) -> None:
         try:

@@ -161,7 +161,7 @@ class SubprocessDriver(Driver):
         cwd = Path(self._options.cwd or ".")
         if not cwd.is_dir():
             remedy = "Create it, or correct driver.options.cwd."
-            return Finding("worker directory", ok=False, message=f"{cwd} is no directory.", remedy=remedy)
+            return Finding("worker directory", ok=False, message=f"{cwd} is not a directory.", remedy=remedy)
         return Finding("worker directory", ok=True, message=f"Workers run in {cwd.absolute()}.")
 
     def _check_state(self) -> Finding:

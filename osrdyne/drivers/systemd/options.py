@@ -37,7 +37,7 @@ class SystemdOptions(DriverOptions):
     )
     manager: ManagerKind = Field(ManagerKind.SYSTEM, description="`system`, or `user` for `systemctl --user`.")
     bus: BusChoice = Field(
-        BusChoice.AUTO, description="`dbus`, `systemctl`, or `auto`: D-Bus, and systemctl while D-Bus is not there."
+        BusChoice.AUTO, description="`dbus`, `systemctl`, or `auto`: D-Bus, and systemctl while D-Bus is unavailable."
     )
     environment: ShellVariables = Field(
         default_factory=dict, description="Further environment variables of the workers."

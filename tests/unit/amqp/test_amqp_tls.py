@@ -68,8 +68,10 @@ def alert(reason: str) -> ssl.SSLError:
         pytest.param(refusal(62, "Hostname mismatch."), "use a host name that", id="host"),
         pytest.param(refusal(64, "IP address mismatch."), "use a host name that", id="address"),
         pytest.param(alert("WRONG_VERSION_NUMBER"), "does not speak TLS", id="plain port"),
-        pytest.param(alert("TLSV13_ALERT_CERTIFICATE_REQUIRED"), "wants a client certificate", id="no certificate"),
-        pytest.param(alert("TLSV1_ALERT_UNKNOWN_CA"), r"refused us \(unknown ca\)", id="foreign certificate"),
+        pytest.param(alert("TLSV13_ALERT_CERTIFICATE_REQUIRED"), "demands a client certificate", id="no certificate"),
+        pytest.param(
+            alert("TLSV1_ALERT_UNKNOWN_CA"), r"refused the connection \(unknown ca\)", id="foreign certificate"
+        ),
         pytest.param(alert("UNEXPECTED_EOF"), "unexpected eof", id="anything else"),
     ],
 )

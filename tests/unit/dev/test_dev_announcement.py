@@ -43,5 +43,5 @@ def test_second_stack_is_refused_and_takes_nothing_from_the_first(capsys: pytest
     with announced(SETTINGS, api_port=4567) as file:
         before = file.read_text()
         assert execute(["dev", "--set", "api.port=0"], debug=False) == 2
-        assert "osrdyne dev runs already" in capsys.readouterr().err
+        assert "osrdyne dev is already running" in capsys.readouterr().err
         assert file.read_text() == before
