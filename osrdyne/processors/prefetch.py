@@ -63,6 +63,7 @@ class AdaptivePrefetch:
         """Note a message that was acknowledged or rejected."""
         self._bytes -= self._held.pop(delivery.tag)
         self._finished += 1
+        # An earlier message counts against an earlier consumer of the channel, whose prefetch is not used any more.
         if delivery.tag >= self._first:
             self._room += 1
         if self._room <= 0:
@@ -84,6 +85,7 @@ class AdaptivePrefetch:
     async def _raise_target(self) -> None:
         """Take more messages if none of the held ones is finished in time."""
         finished = self._finished
+        # A processor that makes progress needs no more messages; one whose messages all wait for a bind does.
         await self._clock.sleep(PATIENCE)
         if finished == self._finished:
             self._target = len(self._held) + PREFETCH
@@ -105,5 +107,6 @@ class AdaptivePrefetch:
         assert self._channel is not None
         self._first = self._last + 1
         self._prefetch = self._room = number
+        # A large message that is finished must not keep the prefetch small.
         self._largest = max(self._max_message_bytes, *self._held.values(), 0)
         await self._channel.take_more(self._consumer, prefetch=number)

@@ -52,6 +52,7 @@ class _Line:
         """Whether the ticket has its turn. A new ticket lets waiting ones go first, also those that were called."""
         if self.failed:
             return self.first is ticket
+        # Without failures publishes of one queue overlap: RabbitMQ keeps the order of one channel.
         return next(iter(self.waiting), ticket) is ticket
 
     def call_next(self) -> None:
@@ -75,6 +76,7 @@ class Ticket:
         self._order = order
         self._queue = queue
         self._line = line
+        # A dict as an ordered set: the order in which tickets are drawn is the order in the queue.
         line.tickets[self] = None
 
     def __enter__(self) -> Self:
@@ -92,8 +94,10 @@ class Ticket:
         line = self._line
         while not line.may_publish(self):
             called = line.waiting.setdefault(self, asyncio.Event())
+            # It may have been called before another ticket failed; that call is void.
             called.clear()
             await called.wait()
+        # It has waited, so others may wait behind it. Each wakes the next, and they publish in their order.
         if line.waiting.pop(self, None) is not None:
             line.call_next()
 

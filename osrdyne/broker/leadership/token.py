@@ -156,9 +156,12 @@ class TokenChannel:
         previous = max(found, key=lambda token: token.term, default=Token(0, ""))
         if accept is not None:
             accept(previous)
+        # The queue is new, so that being its active consumer does not prove that no other daemon leads.
         if previous.term == 0 and announced is not None:
             await self._outwait_earlier_leader()
         own = Token(1 + _last_used(previous.term, announced, now=self._clock.time()), self._host)
+        # Crash from here to the acknowledgements: RabbitMQ returns every token, and the next leader takes a higher
+        # number.
         self._held = taken
         await self._publish_first(own)
         self.term = own.term
@@ -192,6 +195,7 @@ class TokenChannel:
                     break
                 if self._clock.monotonic() >= until:
                     return None
+                # Harmless where a token exists: the active consumer takes and drops it.
                 await self._publish_token(Token(0, "").to_message(self.user))
             return await arrival
         finally:
@@ -258,6 +262,7 @@ class TokenChannel:
 
     async def _hold(self, delivery: Delivery, *, instead_of: list[Delivery]) -> None:
         self._held = [delivery]
+        # The new token is held by now: there is never none (lifecycle: token-queue).
         for stale in instead_of:
             await self._drop(stale)
         self._answered_at = self._clock.monotonic()
@@ -293,6 +298,7 @@ class TokenChannel:
                 group.create_task(self._renew(token, renew_interval), name="token renewal")
                 group.create_task(self._serve(), name="token channel commands")
         finally:
+            # First of all: `do` accepts no command any more, while those that wait are failed.
             self._lost = True
             for answer in list(self._pending):
                 self._fail(answer, LeadershipLostError("The leader token is lost."))
@@ -315,6 +321,7 @@ class TokenChannel:
             except BrokerUnavailableError as error:
                 raise LeadershipLostError(f"The leader token is lost: {error}") from error
             awaited = self._awaited
+            # Our next token. Everything else was put there by another program or daemon.
             if awaited is not None and self._is_message(delivery, awaited[0]):
                 self._awaited = None
                 awaited[1].set_result(delivery)
@@ -325,6 +332,7 @@ class TokenChannel:
         """Replace the token before the broker's consumer timeout takes it away (lifecycle: token-renewal)."""
         while True:
             await self._clock.sleep(interval)
+            # The serial tells the new message from the one that is held.
             token = replace(token, serial=token.serial + 1)
             with self._within_limit():
                 delivery = await self._publish_and_await(token)
@@ -401,12 +409,14 @@ class TokenChannel:
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._pending.add(answer)
         answer.add_done_callback(self._pending.discard)
+        # `_serve` carries it out: a caller that is cancelled leaves no command half sent.
         self._commands.append(_Command(command, begin, answer))
         self._given.set()
         return await answer
 
     async def confirm(self) -> None:
         """Return if T has answered within the lease, else ask it something that cannot fail (lifecycle: lease)."""
+        # A driver call without this may come after the term, against the next leader.
         if self._is_over or self._clock.monotonic() - self._answered_at > self._lease:
             await self.do(lambda channel: channel.ping())
 

@@ -64,6 +64,7 @@ class Destinations:
                 await destination.room.acquire()
             await self._share(destination, silences, send)
         finally:
+            # Forgotten only without users: a message under way would otherwise miss a silence.
             destination.users -= 1
             destination.used_at = self._clock.monotonic()
 
@@ -88,11 +89,13 @@ class Destinations:
             destination.fell_silent(silences)
             raise
         finally:
+            # RabbitMQ has closed it (an exchange is missing, say): `run` ends the term.
             if channel.is_closed:
                 self._lost.set()
             elif is_done:
                 self._channels.give_back(channel)
             else:
+                # The confirm may still come on this channel, and until then nothing else may use it.
                 destination.held_up = channel
 
     async def _share(self, destination: _Destination, silences: int, send: Send) -> None:

@@ -52,6 +52,7 @@ class LeaderPublisher:
             try:
                 await channel.publish(message, exchange=exchange, routing_key=routing_key, mandatory=mandatory)
             except BrokerSilentError as silence:
+                # Is the queue silent or the whole connection? Only the second one concerns other messages.
                 await self._ping()
                 raise silence
 
@@ -81,4 +82,5 @@ async def publish_until_taken(publish: Callable[[], Awaitable[None]], *, clock: 
         except (PublishRefusedError, BrokerSilentError) as error:
             failures += 1
             log.error("probed request not accepted", error=str(error))
+            # The probe still holds the request unacknowledged: a crash here returns it to its queue.
             await clock.sleep(GIVE_BACK_RETRY.delay(failures))

@@ -58,6 +58,7 @@ class QueueDurability:
     def note(self, key: Key) -> None:
         """A queue of this key may be new."""
         self._last += 1
+        # A later number is written down later: `written` waits for at least this one.
         self._declared[key] = self._last
 
     def note_deleted(self, key: Key) -> None:
@@ -192,6 +193,7 @@ class _QueuesInTurn:
             is_new = False
             yield channel
         except BaseException:
+            # A command may be half done; a closed channel is replaced, and `_begin` deletes what it left.
             await channel.close()
             if not is_new:
                 self._changed.set()  # `run` opens another one
@@ -204,6 +206,7 @@ class _QueuesInTurn:
         queues = self._names()
         for queue in queues:
             await channel.delete_queue(queue)
+        # Two names in turn: declaring the one that was just deleted would make the node write nothing.
         self._in_turn = cycle(queues)
         queue = next(self._in_turn)
         await channel.declare_queue(queue, arguments=_ARGUMENTS)

@@ -88,6 +88,8 @@ class RequestQueueCommands:
         """`last`: of those that the group lacks. Where no other key needs a queue at the moment, it is written down
         with the same wait; many new keys share the turns of `QueueDurability` instead."""
         arguments = request_queue_arguments(key)
+        # The name of a long key holds a hash of it, and RabbitMQ does not compare the argument that holds the key
+        # itself (broker: key-argument).
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
         try:
@@ -133,12 +135,14 @@ class RequestQueueCommands:
         """
         known = [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
         missing = [queue for queue in known if not await self._exists(queue.name)]
+        # A bind to a missing queue would be refused and close the token channel.
         for queue in missing:
             self._layout.note_missing(key, queue.priority)
         if any(queue.used for queue in missing):
             return QueueCheck.MISSING
         try:
             for queue in known:
+                # AMQP has no question about a binding: only the HTTP API can answer.
                 if queue.used and not await self._management.has_binding(queue.exchange, queue.name, key):
                     return QueueCheck.UNBOUND
         except BrokerError as error:
@@ -182,6 +186,7 @@ class RequestQueueCommands:
         if self._layout.managed:
             await self._leave_requests_exchange(key)
         done: set[GroupQueue] = set()
+        # Routes may change during each await below. Repeat until no level has come or gone meanwhile.
         while missing := set(self._layout.queues(key)) - done:
             queues = sorted(missing, key=lambda queue: queue.name)
             for queue in queues:
@@ -194,6 +199,7 @@ class RequestQueueCommands:
                         key, partial(_bind, queue=queue, key=key), begin=partial(_begin_bind, queue=queue, key=key)
                     )
                 else:
+                    # No route uses the level any more: nothing further may be routed into its queue.
                     await self._command(key, partial(_unbind, queue=queue, key=key))
             done |= missing
 
@@ -262,6 +268,8 @@ class RequestQueueCommands:
         """
         await self._replace_leaderless(key)
         for queue in self._layout.queues(key):
+            # The default level comes last. Crash between two queues: the next leader lists those that are left, and
+            # goes on.
             if queue.priority is not None and self._layout.is_new(key, queue.priority):
                 # The level came into use after the group was unbound: such a queue belongs to another program.
                 continue
@@ -290,6 +298,8 @@ class RequestQueueCommands:
                     return await delete_if_proven_empty(
                         channel,
                         queue.name,
+                        # Over the token channel: a leader that was deposed meanwhile deletes nothing (lifecycle:
+                        # token-channel-fences).
                         delete=lambda: self._command_delete(key, queue.name),
                         give_back=partial(self._give_back, key, queue.exchange),
                     )
@@ -316,6 +326,7 @@ class RequestQueueCommands:
         headers = dict(delivery.headers)
         if request.deadline_ms is not None:
             headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
+        # Crash before the confirm: the probe's channel ends, and RabbitMQ returns the request to its queue. Between confirm and acknowledgement: a duplicate, which is allowed.
         message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
         await publish_until_taken(
             lambda: self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True),
@@ -362,6 +373,7 @@ class RequestQueueCommands:
 
         RabbitMQ shows a new consumer after some seconds, so the question waits for those of now.
         """
+        # RabbitMQ shows a new consumer in its listings some seconds late (broker: totals-listing).
         await self._clock.sleep(TOTALS_MAX_AGE)
         try:
             return await self._management.count_consuming_connections(queue)

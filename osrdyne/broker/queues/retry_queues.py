@@ -59,8 +59,10 @@ def retry_queue_arguments(names: PoolNames, delay_ms: int) -> dict[str, object]:
         "x-queue-type": "quorum",
         "x-message-ttl": delay_ms,
         "x-dead-letter-exchange": names.retried_exchange,
+        # A request whose target refuses it stays here and is tried again later.
         "x-dead-letter-strategy": "at-least-once",
         "x-overflow": "reject-publish",
+        # A probe that returns a request must not make a dead letter of it.
         "x-delivery-limit": NEVER,
     }
 
@@ -122,6 +124,7 @@ class RetryQueueCommands:
         usable = set(delays_ms) - refused.keys()
         if usable:
             await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
+            # Last: once it is bound, workers publish to it and rely on its confirms.
             await self._declare(retry_bindings(self._names, usable))
         return refused
 

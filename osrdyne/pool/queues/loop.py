@@ -94,6 +94,7 @@ class RequestQueuesLoop:
             woken.set()  # its actor plans again; a second one would send commands out of order
         elif self._next_step(key) is not QueueStep.DONE:
             if key in self._found and not self._queue_status.is_awaited(key):
+                # A dict as an ordered set: keys get their turns in the order in which they were found.
                 self._background[key] = None
                 self._start_background()
             else:
@@ -102,12 +103,14 @@ class RequestQueuesLoop:
     def _start(self, key: Key) -> None:
         self._found.discard(key)
         self._actors[key] = Wakeup(self._clock)
+        # The only place that starts an actor (lifecycle: one-actor-per-key).
         self._group.create_task(self._act(key), name=f"queue of {key!r}")
 
     async def _start_awaited(self, awaited: Subscription[Key]) -> None:
         """Start the actors of keys for which a request waits, without waiting for their turn."""
         while True:
             for key in await awaited.wait():
+                # A request waits: the key leaves the background, and does not count against its limit.
                 self._background.pop(key, None)
                 self._wake(key)
 
@@ -168,6 +171,7 @@ class RequestQueuesLoop:
         """Take one step. Returns None to plan again at once, otherwise the seconds to wait for a change."""
         match step:
             case QueueStep.DECLARE:
+                # Crash after it: the queue is empty and unbound. The next leader lists it, then binds or deletes it.
                 await self._queue_commands.declare(key)
                 self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None, fault=None)
                 # If the group was ended meanwhile, nothing has checked this queue.
@@ -176,6 +180,8 @@ class RequestQueuesLoop:
                 await self._check(key)
                 return None
             case QueueStep.BIND:
+                # Crash after it: the next leader counts the binding as unknown and binds again, which changes nothing
+                # (lifecycle: listed-bindings-are-unknown).
                 await self._queue_commands.bind(key)
                 now = self._clock.monotonic()
                 # The bind also took unused levels from their exchanges; each is disposed of on evidence of its own.
@@ -184,8 +190,11 @@ class RequestQueuesLoop:
                 # Withdrawn before it is sent (lifecycle: bound-is-reported-late).
                 self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None, unverified=False)
                 await self._queue_commands.unbind(key)
+                # The settle time starts at the confirm of this term, never at an observation (lifecycle:
+                # always-unbind).
                 self._queue_status.update(key, binding=Binding.UNBOUND, unbound_at=self._clock.monotonic())
             case QueueStep.DELETE:
+                # Crash within it: if the next leader lists the queue, it unbinds it and proves it empty anew.
                 return await self._delete(key, failures)
             case QueueStep.DISPOSE:
                 return await self._dispose(key, failures)

@@ -149,8 +149,10 @@ class ExpirySweeper:
             self._tracker.hold(key)  # the group must not be unbound meanwhile
             try:
                 with self._publish_order.enter(key, priority) as ticket:
+                    # Requests that arrive from now on wait until the sweep is over, and then stand behind the copies.
                     ticket.hold_back()
                     async with asyncio.timeout(TAKE_TIMEOUT):
+                        # Publishes that were sent before are confirmed, or have failed, when this returns.
                         await ticket.turn()
                     waiting = await self._queue_commands.count_ready(key, priority)  # no publish is unconfirmed now
                     if self._is_due(queue_id, waiting):
@@ -172,6 +174,7 @@ class ExpirySweeper:
         hides = self.deadlines.may_hide_expired(queue_id, waiting, now_ms=now_ms(self._clock))
         if not (hides or (waiting and self._may_hold_returned(queue_id))):
             return False
+        # All of it would have to fit into memory, and the workers would starve meanwhile.
         if waiting > MAX_TAKEN:
             self._log.warning("queue too long to be swept", key=key, priority=priority, waiting=waiting)
             return False
@@ -197,6 +200,7 @@ class ExpirySweeper:
             with self._metrics.cleaning_seconds.time():
                 await self._sweep(queue_id)
         except Exception as error:  # or one queue would end this leader's term and each one that follows
+            # Each failure may count as a delivery of every request that was taken (broker: count-failures-by-reject).
             self._failures[queue_id] += 1
             self._log.warning(
                 "queue not swept",
@@ -209,6 +213,7 @@ class ExpirySweeper:
 
     async def _sweep(self, queue_id: QueueId) -> None:
         queue, began = self._names.request_queue(*queue_id), self._clock.monotonic()
+        # A channel of its own: closing it returns everything that was not acknowledged, in its order.
         channel = await self._session.channel()
         try:
             deliveries = await self._take(channel, queue)
@@ -239,6 +244,7 @@ class ExpirySweeper:
 
     async def _take(self, channel: Channel, queue: QueueName) -> list[Delivery]:
         """Everything that is ready, in order; it stays unacknowledged. Raises `QueueNotSweptError`."""
+        # Without its priority the workers would get some of the requests, and the copies would stand behind later ones.
         consumer = await channel.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
         reading = asyncio.ensure_future(_read(consumer))
         cancelling = asyncio.ensure_future(self._cancel_when_empty(channel, consumer))
@@ -266,6 +272,7 @@ class ExpirySweeper:
             in_succession = in_succession + 1 if queue.consumers and not queue.ready else 0
             if not in_succession:
                 await self._clock.sleep(POLL_INTERVAL)
+        # A cancel keeps what was delivered; only new deliveries end.
         await channel.cancel(consumer)
 
     async def _dead_letter(self, plan: SweepPlan, queue_id: QueueId, queue: QueueName) -> None:
@@ -287,6 +294,7 @@ class ExpirySweeper:
                     group.create_task(self._try_to_publish(message, exchange=exchange, queue_id=queue_id))
                     for message in messages[first : first + BATCH]
                 ]
+            # Not before all of the batch was tried: a request behind a failed one may be in the queue.
             for error in filter(None, (one.result() for one in attempts)):
                 raise error
 

@@ -112,7 +112,9 @@ class DeadLetterResponder:
         async with asyncio.TaskGroup() as group:
             adapting = group.create_task(prefetch.run(), name="prefetch of dead letters")
             async for delivery in consumer:
+                # From here to the acknowledgement a crash returns the dead letter to its queue.
                 prefetch.take(delivery)
+                # Side by side: an entry that the poison queue does not confirm must not hold up the answers to others.
                 group.create_task(self._process_one(delivery, prefetch), name="dead letter")
             adapting.cancel()
 
@@ -193,18 +195,21 @@ class DeadLetterResponder:
         failures = 0
         while True:
             try:
+                # Mandatory: a missing poison queue is an error here, and not a lost request.
                 await self._publisher.publish(
                     entry, exchange=self._names.poison_exchange, routing_key=self._names.poison_queue, mandatory=True
                 )
                 return
             except (PublishRefusedError, BrokerSilentError) as error:
                 failures += 1
+                # The poison queue or its binding may be missing; the topology watch makes it again.
                 self._topology.check_soon()
                 self._log.warning("poison entry not stored", error=str(error))
                 await self._clock.sleep(POISON_RETRY.delay(failures))
 
     async def _give_up(self, delivery: Delivery) -> None:
         """Keep and answer a dead letter that cannot be processed, without its headers."""
+        # Crash after it: the dead letter returns, and is kept and answered a second time.
         await self._keep(bare_entry(delivery, reason=Status.REJECTED, now_ms=now_ms(self._clock)))
         properties = delivery.properties
         request = Request(

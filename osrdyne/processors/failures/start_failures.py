@@ -92,6 +92,7 @@ class StartFailureResponder:
         """Take no further request; a request that is being answered is finished."""
         for channel, consumer in self._consumers.pop(key, []):
             with suppress(BrokerError):
+                # A lost connection has ended the consumer anyway.
                 await channel.cancel(consumer)
 
     async def _serve(self, key: Key) -> None:
@@ -107,6 +108,8 @@ class StartFailureResponder:
             finally:
                 turn.cancel()
                 self._slots.release()
+            # Time for the worker groups loop to begin the next attempt, and a limit to how often a queue that cannot be
+            # read is tried.
             await self._clock.sleep(REATTACH_DELAY)
         self._serving.discard(key)
 
@@ -130,12 +133,15 @@ class StartFailureResponder:
         channel = await self._open_channel()
         try:
             queues = self._queues_of(key)
+            # One request at a time: those behind it stay in the queue, and a requeue counts a single delivery.
             consumers = [await channel.consume(queue, prefetch=1) for queue in queues]
             self._consumers[key] = [(channel, consumer) for consumer in consumers]
+            # The group may have recovered, or got a queue, during the awaits above.
             if not self._is_failed(key) or queues != self._queues_of(key):
                 return False
             return any(await asyncio.gather(*(self._answer_from(consumer, key) for consumer in consumers)))
         finally:
+            # Closing the channel returns the request that causes the next attempt, and whatever else is unanswered.
             self._consumers.pop(key, None)
             await channel.close()
 

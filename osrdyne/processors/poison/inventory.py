@@ -127,12 +127,16 @@ class PoisonInventory:
                 with suppress(PoisonNotFoundError):
                     asked.setdefault(resolve(name, views).id, name)
             if asked:
+                # The removals below change the queue; a reader that comes next lists it anew, also when one of them
+                # fails.
                 self._index = None
                 async with self._reading() as reading:
                     async for view, delivery in reading:
                         if view.id in asked:
                             refusal = await act(view, delivery)
                             if refusal is None:
+                                # Crash before it: the request was published and its entry stays, so that a person may
+                                # replay it twice. The other order would lose the request.
                                 await reading.remove(delivery)
                                 done.append(asked[view.id])
                             else:
@@ -187,6 +191,7 @@ class PoisonInventory:
             reading.expect(min(await self._count(channel), MAX_ENTRIES))
             yield reading
         finally:
+            # Some versions count each requeue as a delivery; `_renew` replaces entries that were read often.
             self._requeued = await reading.requeue()
 
     def _is_forged(self, delivery: Delivery) -> bool:

@@ -70,6 +70,7 @@ class Reading:
                 if self._expected <= 0:
                     return None
                 self._batch = min(BATCH, self._expected)
+                # A prefetch of the batch bounds the memory: bodies may be large.
                 self._consumer = await self._channel.consume(self._queue, prefetch=self._batch)
             assert self._consumer is not None
             try:
@@ -108,6 +109,7 @@ class Reading:
             await self._end_batch()
             self._held |= dict.fromkeys(delivery.tag for delivery in self._arrived)
             for tag in self._held:
+                # nack and not reject: 4.3 counts a reject as a failed delivery (broker: count-failures-by-reject).
                 await self._channel.nack(tag, requeue=True)
         await self._channel.close()
         return len(self._held)

@@ -64,6 +64,7 @@ class KeptCancels:
         self._kept[name] = _Kept(key, self._clock.monotonic() + seconds)
         self._kept.move_to_end(name)
         if len(self._kept) > MAX_KEPT:
+            # The oldest one goes: its request has most likely ended.
             self._kept.popitem(last=False)
 
     def forget(self, request: Request) -> None:
@@ -129,6 +130,8 @@ class CancelProcessor:
                 await self.process(delivery)
             if boundary.failed:
                 self._count_invalid()
+            # A crash before it repeats the cancel, which changes nothing; a cancel that fails is not tried again,
+            # because it may be late already.
             await delivery.ack()
 
     def _count_invalid(self) -> None:
@@ -148,6 +151,7 @@ class CancelProcessor:
             self._log.debug("cancel ignored", error=str(error))
             return
         name, keep_for = RequestName(properties.correlation_id, properties.reply_to), self._routing.longest_wait
+        # Kept before it is sent: a worker that reports in between gets it by `repeat_to`.
         self._kept.keep(name, key, seconds=keep_for)
         message = self._message(name, keep_for=keep_for)
         for group in self._groups_of(key):
@@ -194,12 +198,15 @@ class CancelProcessor:
         """Publish a control message; whether RabbitMQ confirmed it and, if `mandatory`, routed it to a queue."""
         try:
             await self._publisher.publish(
+                # Control queues do not outlive their worker: nothing would read the message after a restart of
+                # RabbitMQ.
                 Message(body=message.wire_body(), persistent=False),
                 exchange=self._names.control_exchange,
                 routing_key=routing_key,
                 mandatory=mandatory,
             )
         except (PublishRefusedError, BrokerSilentError) as error:
+            # A mandatory one fails when the worker has no control queue any more, which is no fault.
             if not mandatory:
                 self._log.warning("cancel not sent", to=routing_key, error=str(error))
             return False

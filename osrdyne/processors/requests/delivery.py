@@ -150,6 +150,8 @@ class Forwarder:
                     # In order per key as soon as it is taken: the groups that the splitter makes of one key do not wait
                     # for each other.
                     jobs.submit(arrival.request.key, Orphan(delivery, arrival, self._clock.monotonic()))
+            # The consumer has ended, so that no further message can arrive. The task group waits for the requests
+            # taken.
             adapting.cancel()
 
     async def _forward(self, orphan: Orphan) -> None:
@@ -194,6 +196,7 @@ class Forwarder:
         """Wait for the queues, in the order of the key's requests; the publishes then need no order of their own."""
         bound = list(routed)
         try:
+            # The groups are held: one that is bound first stays bound while the request waits for the others.
             refusals = [await self._wait_until_bound(one) for one in routed]
         except BaseException:
             self._release(bound)
@@ -210,6 +213,7 @@ class Forwarder:
         # Tickets are drawn, and tasks created, before the next request of the key: tasks begin in the order of their
         # creation, so that messages are written in the order of the requests.
         tickets = [self._publish_order.enter(one.key, one.priority) for one in bound]
+        # A copy needs no acknowledgement of its own: the request is acknowledged after all of them.
         copies = [
             self._group.create_task(self._publish(orphan, one, ticket), name=f"copy for {one.key!r}")
             for one, ticket in zip(bound[1:], tickets[1:], strict=True)
@@ -240,6 +244,7 @@ class Forwarder:
         unexpected error."""
         maybe_delivered = orphan.delivery.redelivered
         began_at, failures = self._clock.monotonic(), 0
+        # The ticket ends with the attempt, also on an error: those behind it never wait for a request that is gone.
         with ticket, ErrorBoundary(orphan.delivery, self._log):
             while not failures or not self._is_late(routed):
                 await ticket.turn()
@@ -256,6 +261,7 @@ class Forwarder:
                     self._router.note_published(routed, began_at=began_at)
                     return None
                 except QueueFullError:
+                    # The queue has refused it (`overflow: reject-publish`) and has no copy: the client gets one answer.
                     return FULL
                 except MessageTooLargeError as error:
                     return Refusal(Status.INVALID, str(error))
@@ -270,6 +276,7 @@ class Forwarder:
                     failures += 1
                     delay = UNCONFIRMED_RETRY.delay(failures)
                     self._log.warning("request not confirmed", key=routed.key, error=str(error), retry_in=delay)
+                # Requests behind this one would overtake it.
                 ticket.hold_back()
                 await self._clock.sleep(delay)
             return NOT_CONFIRMED
