@@ -70,6 +70,7 @@ class Channel:
 
     def _on_closed(self, _: object, reason: BaseException | None) -> None:
         if not self._end.done():
+            # A close of this side, or of its connection, is no error for those that wait.
             self._end.set_result(None if self._closed_here or self._connection.closed_here else reason)
         self._end_consumers()
 
@@ -81,6 +82,7 @@ class Channel:
     async def _on_broker_cancel(self, frame: spec.Basic.Cancel) -> None:
         # aiormq hands each delivery over in a task. Those that arrived before this notice run first.
         await asyncio.sleep(0)
+        # None for a consumer that this side has just cancelled: both notices may cross.
         consumer = self._consumers.pop(frame.consumer_tag or "", None)
         if consumer is not None:
             consumer.end(BrokerUnavailableError(f"RabbitMQ cancelled the consumer of {consumer.queue}."))
@@ -206,6 +208,7 @@ class Channel:
         self._consumers[tag] = consumer
         try:
             with translated(f"consume queue {consumer.queue}"):
+                # A prefetch concerns unacknowledged deliveries; without acknowledgements there are none.
                 if not no_ack:
                     await self._channel.set_qos(prefetch, timeout=self._timeout)
                 await self._underlay.basic_consume(
@@ -234,7 +237,9 @@ class Channel:
         consumer.tag = self._new_tag()
         self._consumers[consumer.tag] = consumer  # should the broker cancel it, or the channel close, in between
         with translated(f"consume queue {consumer.queue} anew"):
+            # Cancel first, consume then: in between RabbitMQ keeps what arrives in the queue, in its order.
             await self._basic_cancel(consumer.queue, old)
+        # The channel may have been closed while the cancel was answered.
         if not consumer.ended:
             await self._start(consumer, consumer.tag, prefetch=prefetch, no_ack=False, arguments={})
 
@@ -271,6 +276,7 @@ class Channel:
         those of one call take effect together.
         """
         with translated("acknowledge a message"):
+            # Not waited for: an acknowledgement has no answer, and one that is lost makes a duplicate, never a loss.
             await self._underlay.basic_ack(tag, multiple=multiple, wait=False)
 
     async def nack(self, tag: int, *, requeue: bool) -> None:
@@ -296,6 +302,7 @@ class Channel:
             destination = (exchange, routing_key)
             if self._order.is_free(message.message_id, destination):
                 return await self._publish(message, properties, exchange, routing_key, mandatory)
+            # aiormq matches returned messages by their id: two of one id must not be in flight together.
             async with self._order.ticket(message.message_id, destination):
                 await self._publish(message, properties, exchange, routing_key, mandatory)
 
@@ -303,6 +310,7 @@ class Channel:
         self, message: Message, properties: spec.Basic.Properties, exchange: str, routing_key: str, mandatory: bool
     ) -> None:
         """Publish now. Raises `TimeoutError` when no confirm comes in time and the broker has not blocked us."""
+        # A blocked connection confirms nothing and takes nothing; its silence does not mean that a queue has no leader.
         with ConfirmTimeout(self._timeout, lambda: self._connection.is_blocked):
             await self._underlay.basic_publish(
                 message.body,

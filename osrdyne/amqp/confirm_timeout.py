@@ -40,6 +40,7 @@ class ConfirmTimeout:
         task = asyncio.current_task()
         assert task is not None, "only a task can be cancelled"
         self._task = task
+        # Cancellations that were requested before: they are of the caller, and are passed on.
         self._cancelling = task.cancelling()
         self._timer = self._call_later(self._step, self._poll)
         return self
@@ -48,10 +49,12 @@ class ConfirmTimeout:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        # As `asyncio.timeout` does it: only a cancellation of our own becomes a TimeoutError.
         if self._expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from error
 
     def _poll(self) -> None:
+        # A block starts the time anew: what was published before it may be read only after it.
         self._silent_steps = 0 if self._is_blocked() else self._silent_steps + 1
         if self._silent_steps >= STEPS:
             self._expired = True

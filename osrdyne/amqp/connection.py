@@ -83,6 +83,7 @@ class _UnderlayConnection(UnderlayConnection):
                 await connection.connect()
                 await connection.ready()
         except BaseException:
+            # Logged in, and then cancelled or blocked for too long: nothing else would close the connection.
             if connection.is_opened:
                 await connection.close()
             raise
@@ -135,6 +136,7 @@ class Connection:
         # The only public question about it: `ready` suspends while the connection is blocked, and returns otherwise.
         ready = self._underlay.ready()
         try:
+            # One step of the coroutine and no more: it is never awaited, so that the question costs no task.
             ready.send(None)
         except StopIteration:
             return False
@@ -207,6 +209,7 @@ class Connection:
         closing.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
         if not done:
+            # RabbitMQ does not answer the close. Its heartbeat timeout frees what the connection held.
             self._transport.abort()
             await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT)
 

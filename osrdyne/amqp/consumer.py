@@ -41,6 +41,7 @@ class Consumer:
 
     def waiting(self) -> int:
         """Return how many deliveries have arrived and were not read yet."""
+        # The mark of the end is in the queue as well.
         return self._deliveries.qsize() - (1 if self._ended else 0)
 
     async def get(self) -> Delivery:
@@ -58,6 +59,7 @@ class Consumer:
         try:
             return await self.get()
         except BrokerUnavailableError:
+            # Ended by this side: the loop of the reader ends without an error.
             if self._error is None:
                 raise StopAsyncIteration from None
             raise

@@ -83,11 +83,13 @@ class DirectReplies:
             await self._drop()
             raise
         except BrokerUnavailableError:
+            # Which of the addresses in flight has closed the connection is not known: each is tried alone.
             self._proven.discard(address)
             return False
         return True
 
     def _prove(self, address: str) -> None:
+        # Forgetting all of them costs each address one publish that waits for its turn.
         if len(self._proven) >= MAX_PROVEN:
             self._proven.clear()
         self._proven.add(address)
@@ -115,17 +117,20 @@ class DirectReplies:
             await act(channel)
         except BrokerInternalError as error:
             await self._drop()
+            # Published alone, so that this address and no other has closed the connection (541).
             raise AddressRefusedError(f"RabbitMQ does not accept the reply address {address!r}.") from error
         except BrokerSilentError:
             await self._drop()
             raise
         except BrokerUnavailableError as error:
             return await self._fail(error)
+        # The connection works: the next failure waits for the shortest delay again.
         self._failures = 0
         return None
 
     async def _fail(self, error: BrokerError) -> BrokerError:
         self._failures += 1
+        # `knows` reads it as well: a look-up fails at once instead of waiting for a connection.
         self._retry_at = self._clock.monotonic() + CONNECT_RETRY.delay(self._failures)
         await self._drop()
         return error

@@ -36,6 +36,7 @@ class PublishOrder:
 
     def is_free(self, message_id: str | None, destination: Destination) -> bool:
         """Whether a message needs no ticket: nearly always, for a message without an id."""
+        # A destination has a line only while one of its messages waits for its id.
         return not message_id and destination not in self._destinations
 
     @asynccontextmanager
@@ -63,5 +64,6 @@ async def _in_line(lines: dict[K, _Line], name: K) -> AsyncIterator[None]:
             yield
     finally:
         line.users -= 1
+        # The last user removes it: names are those of clients, and would grow without limit.
         if line.users == 0:
             del lines[name]

@@ -50,8 +50,10 @@ class Term:
     async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
         """Lead until `stop`, then end in order; raises when leadership is lost."""
         async with asyncio.TaskGroup() as group:
+            # First of all: the token is renewed while the term is prepared, however long that takes.
             keeping = start_endless(group, "leader session", self._session.run(self._token))
             await self._prepare()
+            # Before the consumers: an orphan that arrives needs the loops that bind its queue and start its worker.
             loops = self._start_loops(group)
             await self.processors.consumers.start(group)
             loops.append(group.create_task(self._ask_workers_for_reports(), name="reports of workers"))
@@ -61,17 +63,20 @@ class Term:
             )
             await stop.requested.wait()
             self._log.info("stopping")
+            # Consumers first, loops then: a request that was taken may still wait for its queue to be bound.
             await self.processors.consumers.finish()
             for task in loops:
                 task.cancel()
             await asyncio.wait(loops)  # otherwise a worker that is just being started could be missed
             if stop.stop_workers:
                 await self._stop_workers()
+            # Last: until here every command needs the token.
             keeping.cancel()
 
     async def _prepare(self) -> None:
         """Declare infrastructure, then list what exists already (lifecycle: prepare-then-consume)."""
         await self._session.declare(pool_topology(self.names.pool))
+        # Before the seed: the routes say which priority levels the queues of a group have.
         await self.routing.routes.load()
         await self.routing.splitter.load()
         await self._wiring.apply_policy(self.routing.routes.longest_ttl)

@@ -37,8 +37,8 @@ from osrdyne.protocol.deadlines import DEADLINE_HEADER
 from osrdyne.protocol.names import Key, QueueName
 
 # How often a queue that was found unbound may leave a consumer without an answer; just started, it takes a moment.
-STILLBORN_SILENCES = 3
-STILLBORN_PAUSE = 5.0
+LEADERLESS_SILENCES = 3
+LEADERLESS_PAUSE = 5.0
 LOOK_UP_RETRY = Backoff(initial=1.0, maximum=30.0)
 
 
@@ -218,12 +218,12 @@ class RequestQueueCommands:
             silences = 0
             while not await self._answers(queue.name):
                 silences += 1
-                if silences >= STILLBORN_SILENCES and await self._is_complete(queue.name):
+                if silences >= LEADERLESS_SILENCES and await self._is_complete(queue.name):
                     self._log.error("request queue without a leader is declared again", key=key, queue=queue.name)
                     await self._command_delete(key, queue.name)
                     await self._declare(key, queue)
                     break
-                await self._clock.sleep(STILLBORN_PAUSE)
+                await self._clock.sleep(LEADERLESS_PAUSE)
         self._suspects.discard(key)
 
     async def _answers(self, queue: QueueName) -> bool:
@@ -326,7 +326,8 @@ class RequestQueueCommands:
         headers = dict(delivery.headers)
         if request.deadline_ms is not None:
             headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
-        # Crash before the confirm: the probe's channel ends, and RabbitMQ returns the request to its queue. Between confirm and acknowledgement: a duplicate, which is allowed.
+        # Crash before the confirm: the probe's channel ends, and RabbitMQ returns the request to its queue. Between
+        # confirm and acknowledgement: a duplicate, which is allowed.
         message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
         await publish_until_taken(
             lambda: self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True),

@@ -77,18 +77,24 @@ async def delete_if_proven_empty(
         return DeleteOutcome.DELETED  # deleted by another client: the desired state is reached
     if refusal is not None:
         return refusal
+    # Without a prefetch limit: everything that is ready comes to the probe and is counted.
     probe = await channel.consume(queue)
     first = await channel.declare_queue(queue, passive=True)
+    # The first answer may overtake a delivery to the probe; the second one does not.
     second = await channel.declare_queue(queue, passive=True)
     refusal = judge_probe(first, second, probe.waiting())
     if refusal is None:
+        # With the probe attached (lifecycle: delete-under-probe). Crash before: the queue stays, unbound. After: it is
+        # gone, proven empty.
         lost = await delete()
         if lost:
             get_logger("probe").error("queue proven empty held messages", queue=queue, messages=lost)
     else:
+        # The queue stays: the probe must take nothing more from its workers.
         await channel.cancel(probe)
     while probe.waiting():
         delivery = await probe.get()
         await give_back(delivery)
+        # Only now: the request is confirmed in the request exchange. Crash in between: a duplicate.
         await delivery.ack()
     return DeleteOutcome.DELETED if refusal is None else refusal

@@ -66,6 +66,7 @@ class IdleReaper:
                 self._tracker.end(key)  # no queue, so nothing can be lost
                 continue
             messages = self._messages(key)  # None: not known yet, the next pass asks again
+            # The tracker refuses if the group was required or held meanwhile (lifecycle: pin-until-forwarded).
             if messages == 0 and self._tracker.end(key):
                 self._log.info("group ends", key=key)
             elif messages and self._tracker.is_retired(key) and self._worker_status[key].instances:
@@ -78,6 +79,7 @@ class IdleReaper:
 
     def _messages(self, key: Key) -> int | None:
         after = stop_evidence_after(self._queue_status[key], settle_delay=self._settle_delay)
+        # The unbind of this term is not confirmed: no sample proves anything yet.
         if after is None:
             return None
         return self._depths.messages(key, after=max(after, self._seen_busy.get(key, after)))

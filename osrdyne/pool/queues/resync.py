@@ -80,6 +80,7 @@ class Resync:
     async def run(self) -> None:
         """Compare at intervals. Runs until cancelled."""
         while True:
+            # The seed has just listed everything.
             await self._clock.sleep(self._interval)
             try:
                 await self.compare()
@@ -102,6 +103,7 @@ class Resync:
         """Compare once."""
         known = self._queue_status.existing()
         bound = {key for key in known if self._queue_status[key].is_bound}
+        # Taken before and after the listing: a command that ran meanwhile makes it old for that key.
         busy = self._queue_loop.busy_keys()
         self._changed.take()  # from here on, changes are newer than the listing
         listing = await self._listings.list_request_queues()
@@ -126,4 +128,5 @@ class Resync:
             if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():
                 continue
             self._log.warning("request queue was deleted by another client", key=key)
+            # Asked twice, by listing and by declare, and no command since: the observed state may change.
             self._queue_loop.note_missing(key)
