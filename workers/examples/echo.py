@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from osrdyne_worker import Answer, App, Call, Context, RequestError
 
-app = App()
+app = App(poolable=True)
 
 
 class Sleep(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 from osrdyne.aio.clock import Clock, SystemClock
 from osrdyne.protocol.environment import WorkerEnvironment
@@ -21,9 +22,19 @@ from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings, runtime_settings
 
 
+class HostThreads(Protocol):
+    """The threads of a worker that shares its process with others."""
+
+    side_threads: ThreadPoolExecutor
+
+    def handler_threads(self, count: int) -> ThreadPoolExecutor:
+        """Threads of this worker alone."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The parts of a worker that live as long as its process."""
+    """The parts of a worker that live as long as it does. `owns_process`: it is alone in its process."""
 
     environment: WorkerEnvironment
     settings: RuntimeSettings
@@ -32,6 +43,7 @@ class WorkerParts:
     loader: Loader
     dispatcher: Dispatcher
     reporter: Reporter
+    owns_process: bool = True
 
     def make_processor(self, runtime: RuntimeContext, context: Context, *, on_alone: Callable[[], None]) -> Processor:
         """Make the processor. Needs a running event loop."""
@@ -60,13 +72,21 @@ def build_parts(
     *,
     ready_file: ReadyFile = NO_READY_FILE,
     clock: Clock | None = None,
+    host: HostThreads | None = None,
 ) -> WorkerParts:
-    """Build the parts. Raises `ConfigurationError` if the environment or the application is invalid."""
+    """Build the parts, for a worker that is alone in its process or for one of `host`'s.
+
+    Raises `ConfigurationError` if the environment or the application is invalid.
+    """
     clock = clock or SystemClock()
     settings = runtime_settings(environment.config)
     # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the first.
-    threads = ThreadPoolExecutor(settings.concurrency + settings.max_abandoned, thread_name_prefix="handler")
-    side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
+    count = settings.concurrency + settings.max_abandoned
+    if host is None:
+        threads = ThreadPoolExecutor(count, thread_name_prefix="handler")
+        side_threads = ThreadPoolExecutor(2, thread_name_prefix="side")
+    else:
+        threads, side_threads = host.handler_threads(count), host.side_threads
     return WorkerParts(
         environment=environment,
         settings=settings,
@@ -80,4 +100,5 @@ def build_parts(
             exchange=environment.activity_exchange,
             clock=clock,
         ),
+        owns_process=host is None,
     )

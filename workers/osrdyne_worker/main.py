@@ -19,13 +19,18 @@ import uvloop
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import configure_application_logs, configure_logging, get_logger
 from osrdyne.protocol.environment import (
+    PLACEMENT_VARIABLE,
     STANDARD_INPUT,
     URI_FILE_VARIABLE,
     URI_VARIABLE,
+    Placement,
     WorkerEnvironment,
     config_from_variables,
 )
 from osrdyne_worker.bootstrap import build_parts
+from osrdyne_worker.pooled.bootstrap import build_process
+from osrdyne_worker.pooled.host import check_poolable
+from osrdyne_worker.pooled.process import PooledProcess
 from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.runtime.loading import checked_config, import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
@@ -57,7 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         environment = WorkerEnvironment.from_variables(os.environ)
         _forget_source(os.environ)  # before any code of the application runs
         configure_application_logs(runtime_settings(environment.config).log_level)
-        worker = Worker(build_parts(import_app(app_reference), environment, ready_file=ready_file))
+        app = import_app(app_reference)
+        worker: Worker | PooledProcess
+        if environment.placement is Placement.POOLED:
+            worker = build_process(app, environment, ready_file=ready_file)
+        else:
+            worker = Worker(build_parts(app, environment, ready_file=ready_file))
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.INVALID_CONFIGURATION)
@@ -111,9 +121,12 @@ def _forget_source(variables: MutableMapping[str, str]) -> None:
 
 
 def _check(app_reference: str) -> NoReturn:
-    """Import the application, let it look at `WORKER_CONFIG` if that is set, and exit. Builds no session."""
+    """Import the application, let it look at `WORKER_CONFIG` and `WORKER_PLACEMENT` if they are set, and exit. Builds
+    no session."""
     try:
         app = import_app(app_reference)
+        if os.environ.get(PLACEMENT_VARIABLE) == Placement.POOLED:
+            check_poolable(app)
         if "WORKER_CONFIG" in os.environ:
             checked_config(app, config_from_variables(os.environ))
     except ConfigurationError as error:
@@ -122,7 +135,7 @@ def _check(app_reference: str) -> NoReturn:
     sys.exit(ExitCode.STOPPED)
 
 
-async def _run(worker: Worker) -> None:
+async def _run(worker: Worker | PooledProcess) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)

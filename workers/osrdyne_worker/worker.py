@@ -1,26 +1,23 @@
-"""The life of a worker process: connect, load the application, serve, stop. Run once by `main`.
+"""The life of a worker: connect, load the application, serve, stop. Run once by `main`, for each key by `pooled`.
 
-A `Worker` owns all tasks of the process. Connections come and go; session, data and threads stay. The first reason to
+A `Worker` owns all its tasks. Connections come and go; session, data and threads stay. The first reason to
 exit wins. Source: docs/reference/protocol/workers.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-from osrdyne.aio.clock import Backoff
 from osrdyne.aio.signals import WatchCell
 from osrdyne.aio.tasks import endless
 from osrdyne.amqp import ConnectionOptions
-from osrdyne.errors import BrokerAccessError, BrokerError, BrokerUnavailableError, ConfigurationError
+from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, GENERATION_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage
-from osrdyne.protocol.names import QueueName
+from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne_worker.app.errors import describe_with_place
 from osrdyne_worker.bootstrap import WorkerParts
 from osrdyne_worker.requests.intake import Intake
@@ -35,23 +32,15 @@ from osrdyne_worker.runtime.control import (
     parse_seconds,
     without_implausible_generation,
 )
-from osrdyne_worker.runtime.exit import (
-    AccessRefused,
-    ExitReason,
-    InvalidConfiguration,
-    StartFailed,
-    Stop,
-    Unrecoverable,
-)
+from osrdyne_worker.runtime.exit import ExitReason, StartFailed, Stop, Unrecoverable
 from osrdyne_worker.runtime.loop_watchdog import LoopWatchdog
+from osrdyne_worker.runtime.reconnecting import stay_connected
 from osrdyne_worker.runtime.session_health import SessionHealth
 from osrdyne_worker.runtime.settings import RuntimeContext
+from osrdyne_worker.runtime.waiting import at_most, first_of, loss_of
 
-RECONNECT = Backoff(initial=0.2, maximum=4.0, jitter=0.3)
 FORGED_INTERVAL = 5.0
 """Seconds between two reports of forged control messages."""
-STABLE_AFTER = 10.0
-"""Seconds after which a connection counts as good: its loss is then a first failure again."""
 CLOSING_TIME = 5.0
 """Seconds of `stop_grace` that are reserved for the exit: two fifths to requeue requests, half for `on_stop` and the
 session, the rest for the last reports. Drivers kill a worker after `stop_grace`."""
@@ -74,6 +63,7 @@ class Worker:
         self._loading_done = False
         self._ready = False
         self._broker: BrokerConnection | None = None
+        self._watchdog: LoopWatchdog | None = None
         self._control_warnings = ControlWarnings()
         self._forged = 0
         self._forged_reported_at = -math.inf
@@ -84,16 +74,18 @@ class Worker:
     async def run(self, exit_process: Callable[[ExitReason], None]) -> None:
         """Work until there is a reason to exit, shut down and call `exit_process` with the reason.
 
-        `exit_process` must end the process: a thread or a task that does not end cannot be waited for.
+        `exit_process` must end the process, or raise: then this method ends once all its threads and tasks have ended,
+        and some never do.
         """
         async with asyncio.TaskGroup() as group:
             self._runtime = RuntimeContext(self._settings, self._clock, group.create_task, self.request_exit)
             self._processor: Processor = self._parts.make_processor(
                 self._runtime, self._parts.loader.context, on_alone=self._update_queues
             )
-            self._watchdog = LoopWatchdog(
-                limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
-            )
+            if self._parts.owns_process:
+                self._watchdog = LoopWatchdog(
+                    limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
+                )
             self._reporter.report(Event.STARTED)
             group.create_task(endless("connection", self._stay_connected()), name="connection")
             group.create_task(endless("busy-reports", self._report_busy()), name="busy-reports")
@@ -114,6 +106,12 @@ class Worker:
         self._exit_requested.set()
         self._update_queues()
 
+    async def disconnect(self) -> None:
+        """Close the connection: RabbitMQ requeues the requests. For a worker whose `run` is being cancelled."""
+        self._exiting = True
+        if self._broker is not None:
+            await self._broker.close()
+
     # -- loading -----------------------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
@@ -127,7 +125,8 @@ class Worker:
             self.request_exit(StartFailed(describe_with_place(error)))
             return
         self._loading_done = self._ready = True
-        self._watchdog.start()
+        if self._watchdog is not None:
+            self._watchdog.start()
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
         self._reporter.report(Event.READY, in_flight=0)
         self._parts.ready_file.write()
@@ -136,30 +135,20 @@ class Worker:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     async def _stay_connected(self) -> None:
+        await stay_connected(
+            self._connect_and_serve,
+            clock=self._clock,
+            refused_timeout=self._settings.queue_missing_timeout,
+            request_exit=self.request_exit,
+            is_exiting=lambda: self._exiting,
+        )
+
+    async def _connect_and_serve(self) -> None:
         environment = self._environment
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
-        failures, refused_since = 0, None
-        while True:
-            since = self._clock.monotonic()
-            try:
-                broker = await open_broker_connection(options, self._clock)
-                log.info("connected to RabbitMQ")
-                await self._serve(broker)
-            except ConfigurationError as error:
-                self.request_exit(InvalidConfiguration(f"WORKER_AMQP_URI: {error.message}"))
-            except BrokerError as error:
-                failures = 1 if self._clock.monotonic() - since > STABLE_AFTER else failures + 1
-                if not self._exiting:
-                    log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
-                refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
-                if refused_since is not None:
-                    self._check_refusal(error.message, self._clock.monotonic() - refused_since)
-            await self._clock.sleep(RECONNECT.delay(failures))
-
-    def _check_refusal(self, reason: str, duration: float) -> None:
-        """Exit if RabbitMQ has refused the log-in for too long: the next worker may get other credentials."""
-        if duration >= self._settings.queue_missing_timeout:
-            self.request_exit(AccessRefused(f"RabbitMQ has refused the log-in for {duration:.0f} s: {reason}"))
+        broker = await open_broker_connection(options, self._clock)
+        log.info("connected to RabbitMQ")
+        await self._serve(broker)
 
     async def _serve(self, broker: BrokerConnection) -> None:
         """Serve on one connection until it is lost. Raises `BrokerError` then."""
@@ -175,6 +164,7 @@ class Worker:
                     broker.connection,
                     self._environment,
                     self._handle_control,
+                    routing_keys=self._control_routing_keys(),
                     on_listening=self._report_listening,
                     on_forged=self._count_forged,
                     warnings=self._control_warnings,
@@ -186,7 +176,14 @@ class Worker:
             lost = errors
         finally:
             await broker.close()
-        raise BrokerUnavailableError(_reason_of(lost))
+        raise BrokerUnavailableError(loss_of(lost))
+
+    def _control_routing_keys(self) -> tuple[str, ...]:
+        names, environment = PoolNames(self._environment.pool), self._environment
+        return (
+            names.control_group_routing_key(environment.key),
+            names.control_worker_routing_key(environment.worker_id),
+        )
 
     async def _run_intakes(self, broker: BrokerConnection, group: asyncio.TaskGroup) -> None:
         """Start one intake for each queue when it is first desired; the intake pauses while its queue is not."""
@@ -296,12 +293,14 @@ class Worker:
             self._reporter.report(Event.STOPPING)
         else:
             self._reporter.report(Event.FAILED, reason=reason.reason)
-        reserve = min(CLOSING_TIME, self._settings.stop_grace / 2) if isinstance(reason, Stop) else CLOSING_TIME
+        reserve = CLOSING_TIME
+        if isinstance(reason, Stop):
+            reserve = min(CLOSING_TIME, (self._settings.stop_grace if reason.grace is None else reason.grace) / 2)
         await self._finish_requests(reserve)
         if self._loading_done:
-            await _at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
+            await at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
         self._reporter.flush()
-        await _at_most(0.1 * reserve, self._reporter.flushed())
+        await at_most(0.1 * reserve, self._reporter.flushed())
         self._exiting = True
         if self._broker is not None:
             await self._broker.close()
@@ -312,32 +311,10 @@ class Worker:
         while isinstance(self._exit_reason, Stop) and self._processor.in_flight:
             limit = self._exit_reason.grace
             if limit is not None:
-                await _at_most(limit - reserve, self._processor.until_idle())
+                await at_most(limit - reserve, self._processor.until_idle())
                 break
             # A drain has no limit, but another reason to exit ends it.
             self._exit_requested.clear()
-            await _first_of(self._processor.until_idle(), self._exit_requested.wait())
+            await first_of(self._processor.until_idle(), self._exit_requested.wait())
         self._processor.requeue(also_running=True)
-        await _at_most(0.4 * reserve, self._processor.until_idle())
-
-
-def _reason_of(group: BaseExceptionGroup[BrokerError]) -> str:
-    first = group.exceptions[0]
-    return _reason_of(first) if isinstance(first, BaseExceptionGroup) else first.message
-
-
-async def _at_most(seconds: float, coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await `coroutine`; cancel it after `seconds`."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await coroutine
-
-
-async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Await the first of `coroutines`; cancel the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+        await at_most(0.4 * reserve, self._processor.until_idle())

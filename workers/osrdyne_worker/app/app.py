@@ -16,9 +16,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.names import Key
@@ -119,6 +120,33 @@ class BatchOptions:
     max_wait: float = 0.02
 
 
+class KeySessions(SessionFactory, Protocol):
+    """Builds the session of one key beside those of other keys. `close` may be called again."""
+
+    def enter_thread(self) -> None:
+        """Called first in each thread that runs hooks or handlers of the key, also before `build`."""
+        ...
+
+
+class PoolableSessions(SessionFactory, Protocol):
+    """A session factory for pooled processes: the sessions of all keys share what `build_shared` returns.
+
+    `is_alive` and `close` also take what is shared.
+    """
+
+    def build_shared(self, context: Context) -> Any:
+        """Build and warm what all keys share; called once. `context` is that of the process."""
+        ...
+
+    def for_key(self, shared: Any) -> KeySessions:
+        """The session factory of a further key. Its session sees nothing of the sessions of others."""
+        ...
+
+    def heap(self, shared: Any) -> tuple[int, int] | None:
+        """Bytes of the heap in use, without garbage as far as that is known, and its maximum; None if unknown."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A registered handler. `takes_request`: it takes the decoded body as second argument. `row_limit`: the maximum
@@ -141,6 +169,10 @@ class App:
     `check_config` is called with `worker.config` before anything starts, also by `osrdyne check-config`, and raises
     `ConfigurationError` or what pydantic raises (pass `MyModel.model_validate`); its result is not used.
 
+    With `poolable`, workers of several keys may run in one process: hooks and handlers keep everything of a key in
+    `context.session` and `context.state`, never in globals, and its authors trust each other. `sessions` must then be
+    `PoolableSessions`, as Spark's are.
+
     A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
     on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
     validate: the JSON body is decoded into it, and an invalid body is answered `error` with code 400 and the paths of
@@ -157,15 +189,28 @@ class App:
         *,
         sessions: SessionFactory | None = None,
         check_config: Callable[[Mapping[str, Any]], object] | None = None,
+        poolable: bool = False,
     ) -> None:
+        if poolable and sessions is not None and not is_poolable(sessions):
+            raise ConfigurationError(
+                f"App(poolable=True): {type(sessions).__name__} has no build_shared, for_key and heap "
+                "(osrdyne_worker.app.app.PoolableSessions); add them, or leave poolable out."
+            )
         self.sessions = sessions
         self.check_config = check_config
+        self.poolable = poolable
         self._start: AnyFunction | None = None
         self._stop: AnyFunction | None = None
         self._default: AnyFunction | None = None
         self._handlers: dict[str, AnyFunction] = {}
         self._options: dict[str, dict[str, Any]] = {}
         """The further fields of a `Route`, by path."""
+
+    def with_sessions(self, sessions: SessionFactory) -> App:
+        """The same hooks and handlers with another session factory."""
+        other = copy(self)
+        other.sessions = sessions
+        return other
 
     def on_start(self, function: FunctionT) -> FunctionT:
         """Run `function(context)` once, after the session is built and before any request.
@@ -261,6 +306,10 @@ def _batch_wait(path: str, given: float | str) -> float:
             f"{MAX_BATCH_WAIT:.0f} s."
         )
     return float(seconds)
+
+
+def is_poolable(sessions: SessionFactory) -> TypeGuard[PoolableSessions]:
+    return all(callable(getattr(sessions, name, None)) for name in ("build_shared", "for_key", "heap"))
 
 
 def _route(path: str, function: AnyFunction, **options: Any) -> Route:

@@ -72,7 +72,7 @@ class GuardedSessions(SparkSessions):
 
 
 sessions = GuardedSessions(required=REQUIRED_SETTINGS, java_options=REQUIRED_JAVA_OPTIONS)
-app = App(sessions=sessions, check_config=parse_config)
+app = App(sessions=sessions, check_config=parse_config, poolable=True)
 
 
 class SqlRequest(BaseModel):

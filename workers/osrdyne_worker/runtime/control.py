@@ -96,12 +96,14 @@ async def listen(
     environment: WorkerEnvironment,
     handle: Callable[[ControlMessage], None],
     *,
+    routing_keys: tuple[str, ...],
     on_listening: Callable[[], None],
     on_forged: Callable[[], None],
     warnings: ControlWarnings,
     clock: Clock,
 ) -> None:
-    """Call `handle` with every control message while the connection is open, and `on_listening` before the first.
+    """Call `handle` with every control message for `routing_keys` while the connection is open, and `on_listening`
+    before the first.
 
     `on_forged` is called for a message that did not come through the control exchange, where only the controller may
     publish. Clients can reach the queue by its name: their replies go to the default exchange.
@@ -112,7 +114,7 @@ async def listen(
     failures = 0
     while not connection.is_closed:
         try:
-            await _listen_once(connection, environment, handle, on_listening, on_forged)
+            await _listen_once(connection, environment, routing_keys, handle, on_listening, on_forged)
         except BrokerError as error:
             failures += 1
             if not connection.is_closed:
@@ -123,6 +125,7 @@ async def listen(
 async def _listen_once(
     connection: Connection,
     environment: WorkerEnvironment,
+    routing_keys: tuple[str, ...],
     handle: Callable[[ControlMessage], None],
     on_listening: Callable[[], None],
     on_forged: Callable[[], None],
@@ -131,10 +134,7 @@ async def _listen_once(
     queue = names.control_queue(environment.worker_id)
     channel = await connection.channel()
     await channel.declare_queue(queue, exclusive=True, auto_delete=True)
-    for routing_key in (
-        names.control_group_routing_key(environment.key),
-        names.control_worker_routing_key(environment.worker_id),
-    ):
+    for routing_key in routing_keys:
         await channel.bind_queue(queue, environment.control_exchange, routing_key)
     consumer = await channel.consume(queue, no_ack=True)
     on_listening()

@@ -148,6 +148,9 @@ class Reporter:
         self._timer: asyncio.TimerHandle | None = None
         self._sending = False
         self._connected = False
+        self.last_used = clock.time()
+        """When a request arrived or ended last, in seconds since the epoch; at first when this was made."""
+        self.completed_requests = 0
 
     def watch(self, running: Callable[[], list[str]], suspects: Callable[[], Mapping[str, object]] = dict) -> None:
         """Set the sources of what every report contains: fingerprints of running requests, and facts about suspects."""
@@ -182,10 +185,13 @@ class Reporter:
                 await received
 
     def received(self) -> None:
+        self.last_used = self._clock.time()
         self._window.received()
         self._schedule()
 
     def completed(self, outcome: Completion, *, duration_ms: int) -> None:
+        self.last_used = self._clock.time()
+        self.completed_requests += 1
         self._window.completed(outcome, duration_ms=duration_ms)
         self._schedule()
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger, mask_uri
 from osrdyne.protocol.spark_master import SparkMaster
-from osrdyne_worker.app.app import Context
+from osrdyne_worker.app.app import Context, KeySessions
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
 from osrdyne_worker.spark import heap, jvm, missing_jars
@@ -35,12 +35,13 @@ from osrdyne_worker.spark.cluster import (
     require_reachable,
 )
 from osrdyne_worker.spark.exhaustion import exhaustion
-from osrdyne_worker.spark.heap import HeapWatch, JvmHeap
+from osrdyne_worker.spark.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
 from osrdyne_worker.spark.jvm import Jvm, JvmStartError
 
 if TYPE_CHECKING:
     from osrdyne_worker.app.tables import Rows
+    from osrdyne_worker.spark.key_sessions import LivingKeys
 
 log = get_logger(__name__)
 
@@ -92,6 +93,8 @@ class SparkSessions:
         self._heap_watch: HeapWatch | None = None
         self._out_of_memory: dict[str, str] = {}
         """The reason for each group that the heap watch has cancelled."""
+        self._living: LivingKeys | None = None
+        self._heap: LiveHeap | None = None
 
     def build(self, context: Context) -> Any:
         """Build the session. Raises `ConfigurationError` (no Java, no pyspark) or `StartFailedError` (JVM exited)."""
@@ -134,6 +137,36 @@ class SparkSessions:
             # Ends the JVM too: the application would go on asking the cluster for cores.
             self.close(session)
             raise
+
+    def build_shared(self, context: Context) -> Any:
+        """Build the Spark that several keys share, and run a few queries in it. Raises what `build` raises."""
+        from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER, LivingKeys, warm_up
+
+        master = str((context.worker_config.get("spark") or {}).get("master") or "")
+        if is_connect(master):
+            raise ConfigurationError(
+                "worker.spark_master is a Spark Connect address, which pooled workers cannot share: "
+                "use another master, or dedicated workers."
+            )
+        self._required = {**self._required, **FAIR_SCHEDULER}
+        shared = self.build(context)
+        warm_up(shared)
+        self._living, self._heap = LivingKeys(shared), LiveHeap(JvmHeap(shared._jvm))
+        return shared
+
+    def for_key(self, shared: Any) -> KeySessions:
+        """The session factory of a further key."""
+        from osrdyne_worker.spark.key_sessions import KeySparkSessions
+
+        assert self._living is not None, "build_shared comes first"
+        return KeySparkSessions(self, shared, self._living)
+
+    def heap(self, shared: Any) -> tuple[int, int] | None:
+        """Bytes of the JVM's heap in use, and its maximum."""
+        if self._heap is None:
+            return None
+        use = self._heap.use()
+        return use.used, use.maximum
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group.

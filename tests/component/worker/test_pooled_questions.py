@@ -1,0 +1,442 @@
+"""A pooled process and the leader's questions, in virtual time: the test ends the workers, and there is no RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pytest
+
+from osrdyne.protocol.activity import ActivityReport, Event
+from osrdyne.protocol.control import Command, ControlMessage, Generation
+from osrdyne.protocol.environment import Placement, WorkerEnvironment
+from osrdyne.protocol.names import Key, PoolNames, WorkerId
+from osrdyne.protocol.pooled import (
+    PROCESS_KEY,
+    STATE_INTERVAL,
+    Assign,
+    Assignment,
+    AssignmentExit,
+    AssignmentState,
+    Drain,
+    Forget,
+    ProcessMemory,
+    ProcessState,
+    Question,
+    Release,
+    ReportState,
+    process_state_of,
+    question_to_control,
+)
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker.pooled import process as module
+from osrdyne_worker.pooled.log_lines import LogLines
+from osrdyne_worker.pooled.process import PooledProcess
+from osrdyne_worker.runtime.exit import ExitCode, ExitReason, StartFailed, Stop, Unrecoverable
+from osrdyne_worker.runtime.ready_file import NO_READY_FILE
+from osrdyne_worker.runtime.reports import Reporter
+from osrdyne_worker.runtime.settings import RuntimeSettings
+
+A, B = WorkerId("a"), WorkerId("b")
+TERM = 5
+
+
+def environment(worker_id: str, key: str, **changes: Any) -> WorkerEnvironment:
+    names = PoolNames("p")
+    fields: dict[str, Any] = {
+        "requests_queues": (names.request_queue(Key(key)),),
+        "activity_exchange": names.activity_exchange,
+        "control_exchange": names.control_exchange,
+        **changes,
+    }
+    return WorkerEnvironment(
+        worker_id=WorkerId(worker_id), key=Key(key), pool="p", amqp_uri="amqp://u:s3cret@localhost", **fields
+    )
+
+
+class FakeWorker:
+    """A worker that ends when the test says so; a `willing` one also when it is asked to."""
+
+    def __init__(self, worker_id: WorkerId, *, willing: bool) -> None:
+        self.worker_id = worker_id
+        self.willing = willing
+        self.in_flight = 2
+        self.last_used = 0.0
+        self.requests = 3
+        self.left_behind = 0
+        self.requested: list[ExitReason] = []
+        self.ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> AssignmentExit:
+        return await self.ended
+
+    def request_exit(self, reason: ExitReason) -> None:
+        self.requested.append(reason)
+        if self.willing:
+            self.end(AssignmentExit(reason.code))
+
+    async def cut_off(self, reason: str) -> None:
+        self.end(AssignmentExit(ExitCode.UNRECOVERABLE, reason))
+
+    def end(self, how: AssignmentExit) -> None:
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+@dataclass
+class FakeHost:
+    willing: bool = True
+    made: dict[WorkerId, FakeWorker] = field(default_factory=dict)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: str | None = None
+    failure: Exception | None = None
+    closed: bool = False
+
+    async def start(self) -> None:
+        await self.started.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def make_worker(self, environment: WorkerEnvironment) -> FakeWorker:
+        if environment.key == "broken":
+            raise ValueError("no such key")
+        worker = self.made[environment.worker_id] = FakeWorker(environment.worker_id, willing=self.willing)
+        return worker
+
+    async def loss(self) -> str | None:
+        return self.lost
+
+    async def memory(self) -> ProcessMemory:
+        return ProcessMemory(10, 20, 30, 40)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class RecordingReporter(Reporter):
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(key=PROCESS_KEY, worker_id=WorkerId("process"), exchange="activity", clock=clock)
+        self.sent: list[ActivityReport] = []
+
+    def report(self, event: Event, **details: object) -> None:
+        self.sent.append(ActivityReport(PROCESS_KEY, event, "process", details))
+
+
+class ProcessEnded(Exception):
+    """The process has exited."""
+
+
+class Bench:
+    """The process, and what the leader sees of it."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.host = FakeHost()
+        self.reporter = RecordingReporter(self.clock)
+        self.exits: list[ExitReason] = []
+        self.process = PooledProcess(
+            environment("process", PROCESS_KEY, requests_queues=(), placement=Placement.POOLED),
+            host=self.host,
+            settings=RuntimeSettings(stop_grace=0.2),
+            reporter=self.reporter,
+            ready_file=NO_READY_FILE,
+            log_lines=LogLines(),
+            clock=self.clock,
+        )
+        self.running: asyncio.Task[None] | None = None
+        self._questions = 0
+
+    def exit(self, reason: ExitReason) -> NoReturn:
+        self.exits.append(reason)
+        raise ProcessEnded
+
+    async def start(self) -> None:
+        self.running = asyncio.create_task(self.process.run(self.exit))
+        self.host.started.set()
+        await self.clock.settle()
+
+    async def ask(self, question: Question, *, term: int = TERM, times: int = 1) -> ProcessState:
+        """The state that answers; asked several times, RabbitMQ has doubled the question."""
+        for _ in range(times):
+            self.process.handle(question_to_control(question, Generation(term, 1)))
+        await self.clock.settle()
+        return self.state
+
+    async def assign(
+        self, worker_id: str, key: str = "k", *, slot: int = 0, term: int = TERM, times: int = 1
+    ) -> ProcessState:
+        question = Assign(f"assign {worker_id}", environment(worker_id, key), slot, "hash", 1.0)
+        return await self.ask(question, term=term, times=times)
+
+    async def release(self, worker_id: str, *, grace: float = 10.0, times: int = 1) -> ProcessState:
+        return await self.ask(Release(f"release {worker_id}", WorkerId(worker_id), grace), times=times)
+
+    @property
+    def states(self) -> list[ProcessState]:
+        return [process_state_of(report) for report in self.reporter.sent if report.event is Event.PROCESS_STATE]
+
+    @property
+    def state(self) -> ProcessState:
+        return self.states[-1]
+
+    @property
+    def listed(self) -> dict[str, str]:
+        return {one.worker_id: str(one.state) for one in self.state.assignments}
+
+    def assignment(self, worker_id: WorkerId) -> Assignment:
+        return next(one for one in self.state.assignments if one.worker_id == worker_id)
+
+    async def until_exit(self) -> ExitReason:
+        assert self.running is not None
+        with pytest.raises(BaseExceptionGroup):
+            await self.running
+        return self.exits[0]
+
+
+@pytest.fixture
+async def idle(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    """A process whose session is not up yet, and that is not connected."""
+
+    async def never(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(module, "connect", never)
+    monkeypatch.setattr(RecordingReporter, "flushed", lambda _: asyncio.sleep(0))
+    bench = Bench()
+    yield bench
+    if bench.running is not None and not bench.running.done():
+        bench.running.cancel()
+        await asyncio.wait({bench.running})
+
+
+@pytest.fixture
+async def bench(idle: Bench) -> Bench:
+    await idle.start()
+    return idle
+
+
+async def test_process_reports_that_it_is_ready_and_its_memory(bench: Bench) -> None:
+    assert bench.reporter.sent[0].event is Event.STARTED
+    assert Event.READY in [report.event for report in bench.reporter.sent]
+    state = await bench.ask(ReportState("q1"))
+    assert (state.ready, state.draining, state.answers, state.term) == (True, False, ("q1",), TERM)
+    assert state.memory == ProcessMemory(10, 20, 30, 40)
+
+
+async def test_state_is_reported_regularly_with_growing_numbers(bench: Bench) -> None:
+    before = len(bench.states)
+    await bench.clock.advance(3 * STATE_INTERVAL)
+    assert len(bench.states) == before + 3
+    assert [state.sequence for state in bench.states] == list(range(1, len(bench.states) + 1))
+
+
+async def test_assigned_worker_runs_and_is_reported(bench: Bench) -> None:
+    state = await bench.assign("a", "k", slot=2)
+    assert list(bench.host.made) == [A]
+    [assignment] = state.assignments
+    assert (assignment.key, assignment.slot, assignment.spec_hash, assignment.generation) == ("k", 2, "hash", (TERM, 1))
+    assert (assignment.state, assignment.last_used) == (AssignmentState.RUNNING, bench.clock.time())
+    await bench.ask(ReportState("later"))
+    assert bench.assignment(A).in_flight == 2
+    assert bench.state.requests == 3
+
+
+async def test_doubled_assign_starts_one_worker_and_every_one_is_answered(bench: Bench) -> None:
+    state = await bench.assign("a", times=3)
+    assert state.answers == ("assign a",) * 3
+    state = await bench.assign("a")
+    assert state.answers == ("assign a",)
+    assert list(bench.host.made) == [A]
+
+
+async def test_second_worker_of_a_slot_is_refused_and_names_the_first(bench: Bench) -> None:
+    await bench.assign("a")
+    state = await bench.assign("b")
+    assert [(one.worker_id, one.taken_by) for one in state.refused] == [(B, A)]
+    assert list(bench.host.made) == [A]
+
+
+async def test_released_worker_stops_within_its_grace_and_is_forgotten(bench: Bench) -> None:
+    await bench.assign("a")
+    await bench.release("a", grace=7.0, times=2)
+    assert bench.host.made[A].requested[0] == Stop(7.0)
+    assert bench.listed == {A: "exited"}
+    assert bench.assignment(A).exit == AssignmentExit(ExitCode.STOPPED)
+    state = await bench.ask(Forget("forget a", A))
+    assert state.assignments == ()
+    assert state.requests == 3
+
+
+async def test_release_that_overtakes_its_assign_wins(bench: Bench) -> None:
+    await bench.release("a")
+    await bench.assign("a")
+    assert bench.host.made == {}
+    assert bench.listed == {}
+
+
+async def test_worker_that_does_not_stop_is_cut_off_after_its_grace(bench: Bench) -> None:
+    bench.host.willing = False
+    await bench.assign("a")
+    await bench.assign("b", "other")
+    await bench.release("a", grace=20.0)
+    await bench.clock.advance(20.0)
+    assert bench.listed == {A: "stopping", B: "running"}
+    await bench.clock.advance(module.CUT_OFF_DELAY)
+    assert bench.listed == {A: "exited", B: "running"}
+    exit_ = bench.assignment(A).exit
+    assert exit_ is not None
+    assert exit_.reason == "It did not end within 20 s and was cut off."
+
+
+async def test_later_release_shortens_the_grace(bench: Bench) -> None:
+    bench.host.willing = False
+    await bench.assign("a")
+    await bench.release("a", grace=100.0)
+    await bench.ask(Release("at once", A, 0.0))
+    await bench.clock.advance(module.CUT_OFF_DELAY)
+    assert bench.listed == {A: "exited"}
+
+
+async def test_message_of_an_older_term_is_ignored_and_not_answered(bench: Bench) -> None:
+    await bench.assign("a", term=7)
+    before = len(bench.states)
+    bench.process.handle(question_to_control(Release("old", A, 1.0), Generation(6, 99)))
+    bench.process.handle(question_to_control(ReportState("old"), Generation(6, 99)))
+    await bench.clock.settle()
+    assert len(bench.states) == before
+    assert bench.host.made[A].requested == []
+    assert (await bench.ask(ReportState("new"), term=8)).term == 8
+
+
+async def test_term_that_no_leader_can_have_is_ignored(bench: Bench) -> None:
+    await bench.assign("a", term=int(bench.clock.time()) + 10_000_000)
+    assert bench.host.made == {}
+    assert (await bench.assign("a")).answers == ("assign a",)
+
+
+async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(bench: Bench) -> None:
+    details = {"id": "q", "worker": {"worker_id": "a", "key": "k", "variables": {"WORKER_AMQP_URI": "s3cret"}}}
+    bench.process.handle(ControlMessage(Command.ASSIGN, Generation(TERM, 1), details))
+    await bench.clock.settle()
+    [refusal] = bench.state.refused
+    assert (refusal.worker_id, bench.state.answers) == (A, ("q",))
+    assert "assign.worker.slot" in refusal.reason
+    assert "s3cret" not in str(bench.reporter.sent)
+
+
+async def test_no_report_holds_the_uri(bench: Bench) -> None:
+    await bench.assign("a")
+    await bench.release("a")
+    assert "s3cret" not in str(bench.reporter.sent)
+
+
+async def test_worker_that_cannot_be_made_ends_alone(bench: Bench) -> None:
+    await bench.assign("a", "broken")
+    await bench.assign("b", "sound")
+    assert bench.listed == {A: "exited", B: "running"}
+    exit_ = bench.assignment(A).exit
+    assert exit_ is not None
+    assert (exit_.code, str(exit_.reason)[:24]) == (ExitCode.UNRECOVERABLE, "ValueError: no such key ")
+
+
+async def test_worker_whose_start_fails_ends_alone_with_the_reason(bench: Bench) -> None:
+    await bench.assign("a")
+    await bench.assign("b", "other")
+    bench.host.made[A].end(AssignmentExit(ExitCode.START_FAILED, "no data"))
+    await bench.clock.settle()
+    assert bench.listed == {A: "exited", B: "running"}
+    assert bench.assignment(A).exit == AssignmentExit(ExitCode.START_FAILED, "no data")
+    assert bench.exits == []
+
+
+class TestBeforeTheSessionIsUp:
+    @pytest.fixture
+    async def bench(self, idle: Bench) -> Bench:
+        idle.running = asyncio.create_task(idle.process.run(idle.exit))
+        await idle.clock.settle()
+        return idle
+
+    async def test_worker_waits_for_the_session(self, bench: Bench) -> None:
+        state = await bench.assign("a")
+        assert (state.ready, bench.host.made, bench.listed) == (False, {}, {A: "running"})
+        bench.host.started.set()
+        await bench.clock.settle()
+        assert list(bench.host.made) == [A]
+
+    async def test_worker_released_meanwhile_never_runs(self, bench: Bench) -> None:
+        await bench.assign("a")
+        await bench.release("a")
+        assert bench.listed == {A: "exited"}
+        bench.host.started.set()
+        await bench.clock.settle()
+        assert bench.host.made == {}
+
+    async def test_session_that_cannot_be_built_ends_the_process_with_the_reason(self, bench: Bench) -> None:
+        await bench.assign("a")
+        bench.host.failure = ValueError("no Java")
+        bench.host.started.set()
+        reason = await bench.until_exit()
+        assert isinstance(reason, StartFailed)
+        assert reason.reason.startswith("ValueError: no Java")
+
+
+class TestEnd:
+    async def test_drained_process_takes_nothing_more_and_ends_after_its_last_worker(self, bench: Bench) -> None:
+        await bench.assign("a")
+        state = await bench.ask(Drain("drain"))
+        assert (state.draining, state.answers, bench.listed) == (True, ("drain",), {A: "running"})
+        state = await bench.assign("b", "other")
+        assert [one.worker_id for one in state.refused] == [B]
+        await bench.release("a")
+        assert await bench.until_exit() == Stop(None)
+        assert bench.listed == {A: "exited"}
+        assert bench.host.closed
+
+    async def test_empty_process_that_is_drained_ends(self, bench: Bench) -> None:
+        bench.process.handle(ControlMessage(Command.DRAIN, Generation(TERM, 1)))
+        assert await bench.until_exit() == Stop(None)
+
+    async def test_stopped_process_stops_all_workers_and_reports_their_end(self, bench: Bench) -> None:
+        for name in ("a", "b"):
+            await bench.assign(name, name)
+        bench.process.stop()
+        assert await bench.until_exit() == Stop(0.2)
+        assert bench.listed == {A: "exited", B: "exited"}
+        assert [worker.requested for worker in bench.host.made.values()] == [[Stop(0.1)]] * 2
+
+    async def test_stopped_process_cuts_off_what_does_not_stop(self, bench: Bench) -> None:
+        bench.host.willing = False
+        await bench.assign("a")
+        bench.process.stop()
+        await bench.until_exit()
+        exit_ = bench.assignment(A).exit
+        assert exit_ is not None
+        assert exit_.reason == "The process ends."
+
+    async def test_lost_session_ends_the_process_and_all_its_workers(self, bench: Bench) -> None:
+        for name in ("a", "b"):
+            await bench.assign(name, name)
+        bench.host.lost = "The JVM is gone."
+        await bench.clock.advance(STATE_INTERVAL)
+        assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
+        assert bench.listed == {A: "exited", B: "exited"}
+        assert Event.FAILED in [report.event for report in bench.reporter.sent]
+
+    async def test_worker_that_fails_makes_the_process_check_the_session_at_once(self, bench: Bench) -> None:
+        await bench.assign("a")
+        bench.host.lost = "The JVM is gone."
+        bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "session lost"))
+        assert await bench.until_exit() == Unrecoverable("The JVM is gone.")
+
+    async def test_process_with_too_many_threads_left_behind_takes_nothing_more(self, bench: Bench) -> None:
+        await bench.assign("a")
+        await bench.assign("b", "other")
+        bench.host.made[A].left_behind = module.MAX_LEFT_BEHIND
+        bench.host.made[A].end(AssignmentExit(ExitCode.UNRECOVERABLE, "stuck"))
+        await bench.clock.settle()
+        assert not bench.state.draining
+        bench.host.made[A].left_behind += 1
+        await bench.clock.advance(STATE_INTERVAL)
+        assert (bench.state.draining, bench.listed) == (True, {A: "exited", B: "running"})

@@ -1,0 +1,210 @@
+"""A real pooled process with the workers of many keys, on a real RabbitMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pooled_stage import PooledStage, pooled_stage
+from worker_process import PATIENCE
+
+from osrdyne.errors import BrokerError
+from osrdyne.protocol.activity import Event
+from osrdyne.protocol.messages import Response
+from osrdyne.protocol.names import PoolNames
+from osrdyne.protocol.pooled import AssignmentState, Drain, Forget, ReportState
+from osrdyne.protocol.statuses import Status
+from osrdyne_worker.runtime.exit import ExitCode
+
+from conftest import Broker  # isort: skip
+
+KEYS = 50
+REQUESTS = 3000
+SEED = 20261122
+
+
+@pytest.fixture
+async def pooled(broker: Broker, pool_id: str) -> AsyncIterator[PooledStage]:
+    async with pooled_stage(broker.amqp_uri, pool_id) as made:
+        yield made
+
+
+def document(response: Response) -> dict[str, Any]:
+    assert response.status == Status.OK, response
+    read: dict[str, Any] = json.loads(response.body)
+    return read
+
+
+async def test_fifty_keys_in_one_process_never_answer_for_each_other(pooled: PooledStage) -> None:
+    process = await pooled.start()
+    keys = [f"key {number}/é" for number in range(KEYS)]
+    await asyncio.gather(
+        *(
+            pooled.assign(process, key, config={"greeting": f"hello {key}"}, runtime={"stuck_grace": 1.0})
+            for key in keys
+        )
+    )
+    failed = await pooled.assign(process, "failing", config={"load_error": "no data here"}, running=False)
+    blocked = await pooled.assign(process, "blocking", runtime={"stuck_grace": 0.5, "max_abandoned": 0})
+    stuck = await pooled.send("blocking", "/block", expiration="100", headers={"x-test": "blocked"})
+
+    rng = random.Random(SEED)
+    expected: dict[str, dict[str, int]] = {key: {} for key in keys}
+    sent: list[tuple[str, str, int, dict[str, int], str]] = []
+    answers = Counter[str]()
+    for number in range(REQUESTS):
+        key, path = rng.choice(keys), rng.choice(("/put", "/put", "/get", "/get_on_loop", "/fail", "/exit"))
+        body = {f"name{rng.randrange(5)}": number} if path == "/put" else {}
+        expected[key].update(body)  # one request of a key runs at a time, in the order of its queue
+        correlation_id = await pooled.send(key, path, body, headers={"x-test": f"request {number}"})
+        sent.append((key, path, number, dict(expected[key]), correlation_id))
+    for key, path, number, values, correlation_id in sent:
+        response = await pooled.stage.caller.answer(correlation_id)
+        answers[path] += 1
+        if path in {"/fail", "/exit"}:
+            assert response.status == Status.ERROR
+            assert path != "/fail" or f"of {key}" in json.loads(response.body)["error"]["message"]
+            continue
+        answer = document(response)
+        assert answer["key"] == [key] * 3
+        assert answer["values"] == answer["session"] == values
+        assert (answer["greeting"], answer["header"]) == (f"hello {key}", f"request {number}")
+    assert sum(answers.values()) == REQUESTS
+
+    assert (await pooled.stage.caller.answer(stuck)).status == Status.EXPIRED
+    exits = {
+        one: (await pooled.until_exited(process, one)).exit
+        for one in (failed, blocked)
+    }  # fmt: skip
+    assert all(exits.values())
+    assert [exit_.code for exit_ in exits.values() if exit_] == [ExitCode.START_FAILED, ExitCode.UNRECOVERABLE]
+    assert "no data here" in str(exits[failed])
+    assert "did not end when it was cancelled" in str(exits[blocked])
+    state = await pooled.ask(process, ReportState("last"))
+    assert sum(one.state is AssignmentState.RUNNING for one in state.assignments) == KEYS
+    assert state.requests >= REQUESTS
+    assert state.memory.pss is not None
+
+
+async def test_failed_start_reports_the_last_lines_of_its_own_log(pooled: PooledStage) -> None:
+    process = await pooled.start()
+    await pooled.assign(process, "sound")
+    failed = await pooled.assign(process, "failing", config={"load_error": "no data here"}, running=False)
+    exited = await pooled.until_exited(process, failed)
+    assert any("no data here" in line for line in exited.log_lines)
+    assert not any("sound" in line for line in exited.log_lines)
+    state = await pooled.ask(process, Forget("forget", failed))
+    assert failed not in [one.worker_id for one in state.assignments]
+
+
+async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_rest(
+    pooled: PooledStage, tmp_path: Path
+) -> None:
+    first, second = await pooled.start(), await pooled.start()
+    stopped = tmp_path / "stopped"
+    worker = await pooled.assign(first, "k", config={"stopped_file": str(stopped)})
+    requests = [await pooled.send("k", "/put", {"number": number}) for number in range(300)]
+    exited = await pooled.release(first, worker)
+    assert exited.exit is not None
+    assert exited.exit.code == ExitCode.STOPPED
+    assert stopped.exists()
+    await pooled.assign(second, "k")
+    for number, correlation_id in enumerate(requests):
+        assert document(await pooled.stage.caller.answer(correlation_id))["values"] == {"number": number}
+    assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
+
+
+async def test_worker_cut_off_gives_its_requests_back_and_others_go_on(pooled: PooledStage) -> None:
+    process = await pooled.start()
+    worker = await pooled.assign(process, "k", runtime={"concurrency": 2})
+    await pooled.assign(process, "other")
+    for _ in range(3):
+        await pooled.send("k", "/block")
+    async with asyncio.timeout(PATIENCE):
+        while await pooled.waiting("k") > 1:
+            await asyncio.sleep(0.05)
+    exited = await pooled.release(process, worker, grace=1.0)
+    assert exited.exit is not None
+    # The connection is closed by then: RabbitMQ has all three, and a late answer would go nowhere.
+    assert await pooled.waiting("k") == 3
+    assert document(await pooled.call("other", "/get"))["key"] == ["other"] * 3
+
+
+async def test_killed_process_loses_no_request(pooled: PooledStage) -> None:
+    process = await pooled.start()
+    keys = [f"k{number}" for number in range(10)]
+    await asyncio.gather(*(pooled.assign(process, key) for key in keys))
+    for key in keys:
+        for _ in range(5):
+            await pooled.send(key, "/block")
+    async with asyncio.timeout(PATIENCE):
+        while sum([await pooled.waiting(key) for key in keys]) > 40:  # one of each key runs
+            await asyncio.sleep(0.05)
+    process.signal(signal.SIGKILL)
+    await process.wait()
+    async with asyncio.timeout(PATIENCE):
+        while [await pooled.waiting(key) for key in keys] != [5] * len(keys):
+            await asyncio.sleep(0.05)
+
+
+async def test_stopped_process_ends_its_workers_and_exits_with_0(pooled: PooledStage) -> None:
+    process = await pooled.start(runtime={"stop_grace": 20.0})
+    workers = [await pooled.assign(process, key) for key in ("a", "b")]
+    process.signal(signal.SIGTERM)
+    assert await process.wait() == ExitCode.STOPPED
+    async with asyncio.timeout(PATIENCE):
+        while pooled.states(process)[-1].assignments == () or any(
+            one.state is not AssignmentState.EXITED for one in pooled.states(process)[-1].assignments
+        ):
+            await asyncio.sleep(0.02)
+    for worker in workers:
+        assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
+
+
+async def test_drained_process_ends_after_its_last_worker(pooled: PooledStage) -> None:
+    process = await pooled.start()
+    worker = await pooled.assign(process, "k")
+    assert (await pooled.ask(process, Drain("drain"))).draining
+    assert document(await pooled.call("k", "/get"))["key"] == ["k"] * 3
+    with pytest.raises((AssertionError, TimeoutError)):  # it may end before it answers
+        await pooled.release(process, worker)
+        await asyncio.wait_for(process.wait(), PATIENCE)
+        raise TimeoutError
+    assert await process.wait() == ExitCode.STOPPED
+
+
+async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage, broker: Broker) -> None:
+    process = await pooled.start()
+    worker = await pooled.assign(process, "k")
+    await pooled.call("k", "/put", {"name": 1})
+    before = len(pooled.states(process))
+    # A second consumer of the exclusive queue is refused, so the queue exists; deleting it ends the consumer.
+    control = PoolNames(pooled.stage.names.pool).control_queue(process.environment.worker_id)
+    channel = await pooled.stage.connection.channel()
+    with pytest.raises(BrokerError):
+        await channel.declare_queue(control, passive=True)
+    state = await pooled.ask(process, ReportState("again"))
+    assert len(pooled.states(process)) > before
+    assert [one.worker_id for one in state.assignments] == [worker]
+    assert document(await pooled.call("k", "/get"))["values"] == {"name": 1}
+
+
+async def test_application_that_is_not_poolable_is_refused(pooled: PooledStage) -> None:
+    process = await pooled.start(app="tests.integration.stray_app:app", ready=False)
+    assert await process.wait() == ExitCode.INVALID_CONFIGURATION
+    assert "The application is not poolable" in process.lines[-1]
+
+
+async def test_uri_is_in_no_line_of_the_log(pooled: PooledStage, broker: Broker) -> None:
+    process = await pooled.start()
+    worker = await pooled.assign(process, "k")
+    await pooled.release(process, worker)
+    assert process.lines
+    assert not any(pooled.stage.uri in line for line in process.lines)

@@ -1,0 +1,208 @@
+"""The sessions of several keys in one Spark: what each has for itself, and what remains after its release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import pytest
+from test_spark_session import SLOW, active_jobs, wait_for
+
+from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.names import Key
+from osrdyne_worker import Context
+from osrdyne_worker.pipelines.sql import REQUIRED_SETTINGS
+from osrdyne_worker.spark.heap import HeapUse, LiveHeap
+from osrdyne_worker.spark.key_sessions import KeySparkSessions, LivingKeys
+from osrdyne_worker.spark.session import SparkSessions
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+class OneKey:
+    """A key with its session and one thread, as in a pooled process."""
+
+    def __init__(self, sessions: SparkSessions, shared: Any, living: LivingKeys, name: str) -> None:
+        self.name = name
+        self.numbers = count()
+        self.factory = KeySparkSessions(sessions, shared, living)
+        self.threads = ThreadPoolExecutor(2, initializer=self.factory.enter_thread)
+        conf = {PARTITIONS: 3 if name == "a" else 5, "spark.sql.variable.substitute": True}
+        self.context = Context(Key(name), worker_id=f"worker-{name}", worker_config={"spark": {"conf": conf}})
+        self.session = self.threads.submit(self.factory.build, self.context).result()
+
+    def submit(self, function: Callable[[Any], Any], *, group: str = "") -> Future[Any]:
+        group = group or f"{self.name}-{next(self.numbers)}"
+        return self.threads.submit(self.factory.run_in_group, self.session, group, lambda: function(self.session))
+
+    def run(self, function: Callable[[Any], Any]) -> Any:
+        return self.submit(function).result(timeout=240)
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        return self.run(lambda session: [tuple(row) for row in session.sql(query).collect()])  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.factory.close(self.session)
+
+
+@pytest.fixture
+def living(spark: Any) -> LivingKeys:
+    return LivingKeys(spark)
+
+
+@pytest.fixture
+def keys(sessions: SparkSessions, spark: Any, living: LivingKeys) -> Iterator[tuple[OneKey, OneKey]]:
+    made = (OneKey(sessions, spark, living, "a"), OneKey(sessions, spark, living, "b"))
+    yield made
+    spark.sparkContext.cancelAllJobs()
+    for key in made:
+        key.close()
+
+
+def cached(spark: Any) -> int:
+    return int(spark._jsparkSession.sharedState().cacheManager().numCachedEntries())
+
+
+def test_views_functions_and_settings_of_the_same_name_are_each_keys_own(keys: tuple[OneKey, OneKey]) -> None:
+    for number, key in enumerate(keys):
+
+        def prepare(session: Any, number: int = number, name: str = key.name) -> None:
+            session.createDataFrame([(number, name)], "id int, name string").createOrReplaceTempView("data")
+            session.udf.register("mine", lambda value: f"{name} {value}")
+
+        key.run(prepare)
+    for number, key in enumerate(keys):
+        assert key.sql("select id, name, mine(name) from data") == [(number, key.name, f"{key.name} {key.name}")]
+        assert key.sql(f"set {PARTITIONS}") == [(PARTITIONS, "3" if key.name == "a" else "5")]
+
+
+def test_settings_that_the_application_requires_hold_in_every_key(keys: tuple[OneKey, OneKey]) -> None:
+    for key in keys:
+        for name, value in REQUIRED_SETTINGS.items():
+            if name.startswith("spark.sql."):
+                assert key.run(lambda session, name=name: session.conf.get(name)) == value
+
+
+def test_pyspark_knows_the_session_of_the_keys_thread(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+    from pyspark.sql import SparkSession
+
+    def known(session: Any) -> bool:
+        made = SparkSession.builder.config(PARTITIONS, "7").getOrCreate()
+        return SparkSession.getActiveSession() is session and SparkSession.active() is session and made is session
+
+    spark.createDataFrame([(1,)], "id int")  # PySpark's active session of all threads is this one now
+    a, b = keys
+    assert a.run(known)
+    assert a.sql(f"set {PARTITIONS}") == [(PARTITIONS, "7")]
+    assert b.sql(f"set {PARTITIONS}") == [(PARTITIONS, "5")]
+    assert SparkSession.getActiveSession() is spark
+
+
+def test_session_of_a_request_is_a_copy_of_its_keys_session(keys: tuple[OneKey, OneKey]) -> None:
+    a, b = keys
+    for key in keys:
+        key.run(lambda session, name=key.name: session.sql(f"select '{name}' as name").createOrReplaceTempView("data"))
+
+    def ask(session: Any) -> str:
+        return str(a.factory.request_session(session).table("data").first()[0])
+
+    assert a.run(ask) == "a"
+    assert b.sql("select name from data") == [("b",)]
+
+
+def test_jobs_run_in_the_pool_of_their_key(keys: tuple[OneKey, OneKey]) -> None:
+    def pool(session: Any) -> str:
+        return str(session.sparkContext.getLocalProperty("spark.scheduler.pool"))
+
+    assert [key.run(pool) for key in keys] == ["key a", "key b"]
+
+
+def test_cancel_of_one_key_leaves_the_jobs_of_another(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+    a, b = keys
+    running = [key.submit(lambda session: session.sql(SLOW).toArrow(), group=f"{key.name}-slow") for key in keys]
+    wait_for(lambda: len(active_jobs(spark)) == 2)
+    a.factory.cancel(a.session, "a-slow")
+    assert running[0].exception(timeout=240) is not None
+    wait_for(lambda: len(active_jobs(spark)) == 1)
+    assert b.factory.progress(b.session, "b-slow")["jobs"] == 1
+    assert not running[1].done()
+    assert a.sql("select 1") == [(1,)]
+    assert set(b.factory.stray_tasks(b.session)) == set()
+    b.factory.cancel(b.session, "b-slow")
+    assert running[1].exception(timeout=240) is not None
+
+
+def test_release_drops_the_views_and_cached_data_of_the_key_only(keys: tuple[OneKey, OneKey], spark: Any) -> None:
+    a, b = keys
+    before = cached(spark)
+    for key in keys:
+
+        def fill(session: Any, start: int = ord(key.name)) -> None:
+            session.range(start, start + 10).createOrReplaceTempView("data")
+            session.catalog.cacheTable("data")
+            session.table("data").count()
+            session.range(start, start + 20).cache().count()
+
+        key.run(fill)
+    assert cached(spark) == before + 4
+    a.close()
+    assert cached(spark) == before + 2
+    assert [table.name for table in a.session.catalog.listTables() if table.isTemporary] == []
+    assert b.sql("select count(*) from data") == [(10,)]
+    assert b.run(lambda session: session.catalog.isCached("data"))
+    a.close()  # once more, after threads that were left behind
+    b.close()
+    assert cached(spark) == before
+
+
+def test_cached_data_of_equal_plans_stays_until_its_last_key_is_released(
+    keys: tuple[OneKey, OneKey], spark: Any
+) -> None:
+    a, b = keys
+    before = cached(spark)
+    for key in keys:
+
+        def fill(session: Any) -> None:
+            session.range(1000, 1010).createOrReplaceTempView("shared")
+            session.catalog.cacheTable("shared")
+
+        key.run(fill)
+    assert cached(spark) == before + 1
+    a.close()
+    assert cached(spark) == before + 1
+    assert b.run(lambda session: session.catalog.isCached("shared"))
+    b.close()
+    assert cached(spark) == before
+
+
+def test_spark_connect_cannot_be_shared() -> None:
+    context = Context(Key("pooled"), worker_config={"spark": {"master": "sc://localhost"}})
+    with pytest.raises(ConfigurationError, match="Spark Connect address, which pooled workers cannot share"):
+        SparkSessions().build_shared(context)
+
+
+class FakeHeap:
+    def __init__(self) -> None:
+        self.live, self.garbage, self.collections = 10, 0, 0
+
+    def use(self) -> HeapUse:
+        return HeapUse(self.live + self.garbage, 100)
+
+    def collect(self) -> None:
+        self.collections += 1
+        self.garbage = 0
+
+
+def test_garbage_does_not_count_as_use_and_is_seldom_collected() -> None:
+    heap, now = FakeHeap(), 0.0
+    live = LiveHeap(heap, monotonic=lambda: now)
+    assert (live.use().used, heap.collections) == (10, 0)
+    heap.garbage = 80
+    assert (live.use().used, heap.collections) == (10, 1)
+    heap.garbage = 80
+    assert (live.use().used, heap.collections) == (10, 1)
+    now, heap.live = 61.0, 70
+    assert (live.use().used, heap.collections) == (70, 2)

@@ -1,0 +1,220 @@
+"""One worker of a pooled process: a `Worker` with a session, threads and a connection of its own.
+
+Its end is reported once its connection is closed: RabbitMQ has its requests back then. Threads that do not end are
+left behind and counted; its session is closed once they have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
+
+from osrdyne.aio.clock import Clock
+from osrdyne.errors import ConfigurationError
+from osrdyne.logs import get_logger
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.pooled import AssignmentExit
+from osrdyne_worker.app.app import App, Context, KeySessions, SessionFactory
+from osrdyne_worker.bootstrap import WorkerParts, build_parts
+from osrdyne_worker.pooled.log_lines import bind_worker
+from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
+from osrdyne_worker.worker import Worker
+
+TIDY_INTERVAL = 1.0
+"""Seconds between two checks whether the threads of a worker that has ended have ended as well."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = get_logger("pooled")
+
+
+class _WorkerExitedError(Exception):
+    """Ends `Worker.run` where the worker of a process of its own ends the process."""
+
+
+class KeyThreads(ThreadPoolExecutor):
+    """The threads of one key. `running`: how many run something now."""
+
+    def __init__(self, count: int, *, enter: Callable[[], None]) -> None:
+        super().__init__(count, thread_name_prefix="handler", initializer=enter)
+        self._unfinished: set[Future[Any]] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._unfinished)
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future = super().submit(fn, *args, **kwargs)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
+
+
+class _OwnSession:
+    """The session factory of a key. It remembers the session, which is to be closed after its last thread."""
+
+    def __init__(self, sessions: KeySessions) -> None:
+        self._sessions = sessions
+        self._built: list[Any] = []
+        self._closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+    def build(self, context: Context) -> Any:
+        session = self._sessions.build(context)
+        self._built.append(session)
+        return session
+
+    def close(self, session: Any) -> None:
+        self._sessions.close(session)
+        self._closed = True
+
+    def close_last(self, *, filled_since: bool) -> None:
+        """Close the session unless that was done; also again, if threads may have filled it since."""
+        for session in self._built if filled_since or not self._closed else ():
+            self._sessions.close(session)
+
+
+class AssignedWorker:
+    """One worker. `run` returns how it has ended; `request_exit` and `cut_off` end it.
+
+    `sessions`: the session factory of its key. `side_threads` are for short calls, and shared by all workers.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        environment: WorkerEnvironment,
+        *,
+        sessions: KeySessions | None,
+        side_threads: ThreadPoolExecutor,
+        clock: Clock,
+    ) -> None:
+        self._app = app
+        self._environment = environment
+        self._sessions = None if sessions is None else _OwnSession(sessions)
+        self._enter_thread: Callable[[], None] | None = None if sessions is None else sessions.enter_thread
+        self.side_threads = side_threads
+        self._clock = clock
+        self._threads: KeyThreads | None = None
+        self._parts: WorkerParts | None = None
+        self._worker: Worker | None = None
+        self._reason: ExitReason | None = None
+        self._ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
+        self._life: asyncio.Task[None] | None = None
+        self._tidying: asyncio.Task[None] | None = None
+
+    async def run(self) -> AssignmentExit:
+        """Work until the worker exits or is cut off. What it leaves behind goes on in tasks of this object."""
+        self._life = asyncio.create_task(self._live(), name=f"worker {self._environment.worker_id}")
+        how = await asyncio.shield(self._ended)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._tidying = asyncio.create_task(self._tidy(), name=f"tidy {self._environment.worker_id}")
+        return how
+
+    def request_exit(self, reason: ExitReason) -> None:
+        """Let the worker finish or requeue its requests and exit; see `Worker.request_exit`."""
+        if self._worker is None:
+            self._reason = reason
+        else:
+            self._worker.request_exit(reason)
+
+    async def cut_off(self, reason: str) -> None:
+        """End the worker at once. Its connection is closed: RabbitMQ requeues its requests, whatever they do here.
+
+        A request that runs in a thread which cannot be interrupted runs on; what it answers goes nowhere.
+        """
+        if self._life is not None:
+            self._life.cancel()
+        if self._worker is not None:
+            await self._worker.disconnect()
+        self._end(AssignmentExit(ExitCode.UNRECOVERABLE, reason))
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self._parts is None or self._ended.done() else self._parts.reporter.in_flight
+
+    @property
+    def last_used(self) -> float:
+        """When it had a request last, in seconds since the epoch; 0 before it has loaded its application."""
+        return 0.0 if self._parts is None else self._parts.reporter.last_used
+
+    @property
+    def requests(self) -> int:
+        """How many requests it has completed."""
+        return 0 if self._parts is None else self._parts.reporter.completed_requests
+
+    @property
+    def left_behind(self) -> int:
+        """Threads that run on although the worker has ended."""
+        return self._threads.running if self._threads is not None and self._ended.done() else 0
+
+    def handler_threads(self, count: int) -> ThreadPoolExecutor:
+        """For `build_parts`."""
+        self._threads = KeyThreads(count, enter=self._enter)
+        return self._threads
+
+    def _enter(self) -> None:
+        bind_worker(self._environment.worker_id, self._environment.key)
+        if self._enter_thread is not None:
+            self._enter_thread()
+
+    async def _live(self) -> None:
+        bind_worker(self._environment.worker_id, self._environment.key)
+        try:
+            # In a thread: pydantic compiles the request types of all handlers.
+            loop = asyncio.get_running_loop()
+            self._parts = await loop.run_in_executor(self.side_threads, self._build)
+            self._worker = Worker(self._parts)
+            if self._reason is not None:
+                self._worker.request_exit(self._reason)
+            await self._worker.run(self._exit)
+        except ConfigurationError as error:
+            log.error("worker cannot be built", reason=error.message)
+            self._end(AssignmentExit(ExitCode.INVALID_CONFIGURATION, error.message))
+        except BaseExceptionGroup as errors:
+            if not self._ended.done():
+                log.error("worker runtime failed", exc_info=errors)
+        finally:
+            # Its tasks are cancelled, and with them its connection is closed.
+            self._end(AssignmentExit(ExitCode.UNRECOVERABLE, "the worker runtime failed unexpectedly"))
+
+    def _build(self) -> WorkerParts:
+        app = self._app
+        if self._sessions is not None:
+            app = app.with_sessions(cast(SessionFactory, self._sessions))
+        return build_parts(app, self._environment, clock=self._clock, host=self)
+
+    def _exit(self, reason: ExitReason) -> NoReturn:
+        """Called by the worker after it has closed its connection."""
+        if isinstance(reason, Stop):
+            log.info("worker stopped")
+            self._end(AssignmentExit(ExitCode.STOPPED))
+        else:
+            log.error("worker failed", reason=reason.reason, exit_code=int(reason.code))
+            self._end(AssignmentExit(reason.code, reason.reason))
+        raise _WorkerExitedError
+
+    def _end(self, how: AssignmentExit) -> None:
+        """The first end counts."""
+        if not self._ended.done():
+            self._ended.set_result(how)
+
+    async def _tidy(self) -> None:
+        """Close the session once no thread of the key runs: one that runs on may still fill it."""
+        filled_since = self.left_behind > 0
+        while self.left_behind:
+            await self._clock.sleep(TIDY_INTERVAL)
+        if (sessions := self._sessions) is not None:
+            loop = asyncio.get_running_loop()
+            try:
+                close = partial(sessions.close_last, filled_since=filled_since)
+                await loop.run_in_executor(self.side_threads, close)
+            except Exception:
+                log.exception("session could not be closed")

@@ -1,0 +1,43 @@
+"""The last log lines of each worker in the process: callers of a worker that failed to start receive them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import structlog
+
+from osrdyne.protocol.names import WorkerId
+from osrdyne.protocol.pooled import MAX_LOG_LINES
+
+_FIELD = "worker_id"
+
+
+class LogLines:
+    """Collects lines by the worker in whose tasks and threads they are logged. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lines: dict[WorkerId, deque[str]] = {}
+
+    def install(self) -> None:
+        """See every finished line from now on."""
+        structlog.configure(processors=[*structlog.get_config()["processors"], self])
+
+    def __call__(self, _: Any, __: str, line: Any) -> Any:
+        lines = self._lines.get(structlog.contextvars.get_contextvars().get(_FIELD, ""))
+        if lines is not None:
+            lines.append(str(line))
+        return line
+
+    def begin(self, worker_id: WorkerId) -> None:
+        """Collect the lines of a further worker."""
+        self._lines[worker_id] = deque(maxlen=MAX_LOG_LINES)
+
+    def end(self, worker_id: WorkerId) -> tuple[str, ...]:
+        """The last lines of the worker, oldest first; they are not collected any more."""
+        return tuple(self._lines.pop(worker_id, ()))
+
+
+def bind_worker(worker_id: WorkerId, key: str) -> None:
+    """Mark all that this task or thread logs from now on, and the tasks that it starts."""
+    structlog.contextvars.bind_contextvars(**{_FIELD: worker_id, "key": key})

@@ -1,0 +1,183 @@
+"""The sessions of several keys in one Spark: the session factory of each key of a pooled process.
+
+Sessions share the SparkContext, the executors, the heap, cached data of equal plans, and the tables and global views of
+the catalog. Temporary views, functions and the configuration belong to one session, the scheduler's pool to one key.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from osrdyne.logs import get_logger
+from osrdyne_worker.app.app import Context
+from osrdyne_worker.spark.session import ResultT, SparkSessions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = get_logger(__name__)
+
+OWNER = "spark.osrdyne.worker"
+"""Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
+FAIR_SCHEDULER = {"spark.scheduler.mode": "FAIR"}
+"""Required of a Spark that several keys share: in turns, jobs of each key's pool get executor slots."""
+_POOL = "spark.scheduler.pool"
+WARM_UP = (
+    "select count(*), sum(id) from range(1000) where id % 2 = 0",
+    "select id, count(*) from range(100) group by id",
+)
+"""Queries that load Spark's classes, before the first key is there."""
+
+_thread = threading.local()
+
+
+def warm_up(session: Any) -> None:
+    """Run a few queries as the pipelines do."""
+    for query in WARM_UP:
+        session.sql(query).toArrow()
+
+
+class KeySparkSessions(SparkSessions):
+    """The sessions of one key (there is one) in the Spark of `shared`, a session that no key uses."""
+
+    def __init__(self, parent: SparkSessions, shared: Any, keys: LivingKeys) -> None:
+        super().__init__(required=parent._required)
+        self._shared = shared
+        self._keys = keys
+        self._session: Any = None
+        self._owner = self._pool = ""
+        # One watch and its reasons for the heap of all keys; groups of different keys have different names.
+        self._heap_watch, self._out_of_memory = parent._heap_watch, parent._out_of_memory
+        self._starvation = parent._starvation
+        patch_active_session()
+
+    def enter_thread(self) -> None:
+        _thread.sessions = self
+
+    def build(self, context: Context) -> Any:
+        """A new session with the key's `spark.sql` settings, as far as they may differ between sessions."""
+        session = self._shared.newSession()
+        settings = context.worker_config.get("spark") or {}
+        for name, value in (settings.get("conf") or {}).items():
+            if name.startswith("spark.sql.") and name not in self._required and session.conf.isModifiable(name):
+                session.conf.set(name, str(value).lower() if isinstance(value, bool) else str(value))
+        # A pool for each key: Spark removes no pool. The prefix keeps a key apart from Spark's pool "default".
+        self._owner, self._pool = context.worker_id, f"key {context.key}"
+        session.conf.set(OWNER, self._owner)
+        self._session = session
+        self._keys.add(self._owner, session)
+        self._use_pool()
+        return session
+
+    def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
+        self._use_pool()
+        return super().run_in_group(session, group_id, function)
+
+    def close(self, session: Any) -> None:
+        """Drop the key's views, and the cached data that no other key uses. The shared Spark goes on."""
+        self._keys.remove(self._owner)
+        if not self.is_alive(session):
+            return
+        catalog = session._jsparkSession.sessionState().catalog()
+        for table in session.catalog.listTables():
+            if table.isTemporary:  # not by the public method: it removes equal cached data of other keys
+                catalog.dropTempView(table.name)
+        self._keys.uncache_unused()
+
+    def _use_pool(self) -> None:
+        """Let the jobs of this thread run in the pool of the key. A property of the thread, in Python and the JVM."""
+        if getattr(_thread, "pool", None) != self._pool:
+            self._session.sparkContext.setLocalProperty(_POOL, self._pool)
+            _thread.pool = self._pool
+
+
+class LivingKeys:
+    """The sessions of the keys in one Spark, and what remains of keys that are gone. Thread-safe."""
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Any] = {}
+
+    def add(self, owner: str, session: Any) -> None:
+        with self._lock:
+            self._sessions[owner] = session
+
+    def remove(self, owner: str) -> None:
+        with self._lock:
+            self._sessions.pop(owner, None)
+
+    def uncache_unused(self) -> None:
+        """Remove cached data of keys that are gone, unless a living key reads it: data of equal plans is cached once.
+
+        Spark has no public list of cached data: a Spark that has none of these methods keeps the data.
+        """
+        with self._lock:
+            living = dict(self._sessions)
+            for manager, cached, owner in _cached_data(self._shared):
+                if owner and owner not in living and not _is_read(manager, cached, living):
+                    manager.uncacheQuery(self._shared._jsparkSession, cached.plan(), False, False)
+
+
+def _cached_data(session: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Spark's cache manager, each of its entries, and the worker id of its owner; empty if unknown."""
+    manager = session._jsparkSession.sharedState().cacheManager()
+    try:
+        field = manager.getClass().getDeclaredField("cachedData")
+        field.setAccessible(True)
+        entries = field.get(manager).iterator()
+        while entries.hasNext():
+            cached = entries.next()
+            plan = cached.cachedRepresentation().cacheBuilder().cachedPlan()
+            yield manager, cached, str(plan.session().conf().get(OWNER, ""))
+    except Exception as error:  # py4j raises several types for a method that is missing
+        log.warning("owners of cached data unknown", reason=type(error).__name__)
+
+
+def _is_read(manager: Any, cached: Any, living: Mapping[str, Any]) -> bool:
+    """Whether a view of a living key has this data; by the name of the view, so that few views are compared."""
+    name = cached.cachedRepresentation().cacheBuilder().tableName()
+    return bool(name.isDefined()) and any(_reads(manager, cached, session, name.get()) for session in living.values())
+
+
+def _reads(manager: Any, cached: Any, session: Any, name: str) -> bool:
+    with suppress(Exception):  # the key has no such view, or its worker has just dropped it
+        found = manager.lookupCachedData(session.table(name)._jdf)
+        identity = session._jvm.java.lang.System.identityHashCode
+        return bool(found.isDefined()) and identity(found.get()) == identity(cached)
+    return False
+
+
+def patch_active_session() -> None:
+    """Let PySpark's questions for the present session, in threads of a key, answer with the key's session.
+
+    PySpark has one active and one default session for all threads of a process: the former is that of whichever thread
+    made a DataFrame from Python values last, the latter the shared one.
+    """
+    from pyspark.sql import SparkSession
+
+    if getattr(SparkSession.getActiveSession, "of_keys", False):
+        return
+    active, create = SparkSession.getActiveSession, SparkSession.Builder.getOrCreate
+
+    def get_active_session(cls: type[SparkSession]) -> SparkSession | None:
+        return active() if (session := _session_of_thread()) is None else session
+
+    def get_or_create(builder: SparkSession.Builder) -> SparkSession:
+        if (session := _session_of_thread()) is None:
+            return create(builder)
+        module = SparkSession._get_j_spark_session_module(session._jvm)
+        module.applyModifiableSettings(session._jsparkSession, builder._options)
+        return cast("SparkSession", session)
+
+    get_active_session.of_keys = True  # type: ignore[attr-defined]
+    SparkSession.getActiveSession = classmethod(get_active_session)  # type: ignore[assignment, method-assign]
+    SparkSession.Builder.getOrCreate = get_or_create  # type: ignore[assignment, method-assign]
+
+
+def _session_of_thread() -> Any:
+    sessions: KeySparkSessions | None = getattr(_thread, "sessions", None)
+    return None if sessions is None else sessions._session
