@@ -17,10 +17,11 @@ from test_worker_processor import QUEUE, REPLIES, RETRIES, Bench, until
 from test_worker_retries import TERMS, WAIT
 
 from osrdyne.aio.clock import now_ms
+from osrdyne.aio.signals import WatchCell
 from osrdyne.amqp import Message
 from osrdyne.errors import ConfigurationError
 from osrdyne.protocol.messages import Request
-from osrdyne.protocol.names import Key
+from osrdyne.protocol.names import Key, QueueName
 from osrdyne.protocol.retries import TERMS_HEADER
 from osrdyne_worker import App, Call, Context, RequestError
 from osrdyne_worker.requests.dispatch import Dispatcher, SessionLostError
@@ -278,6 +279,28 @@ async def test_waiting_requests_of_a_batch_are_requeued_and_running_ones_finish(
     bench.go.set()
     await bench.processor.until_idle()
     assert (bench.replies(), bench.returned()) == ({"a": "ok", "b": "ok"}, [0])
+
+
+async def test_two_queues_fill_a_batch_each(bench: BatchBench) -> None:
+    """Without batch handlers, one request of each of several queues may wait in a worker."""
+    high, low = QueueName("high"), QueueName("low")
+    for queue in (high, low):
+        bench.broker.declare_queue(queue, {})
+        for number in range(5):
+            await bench.publish("/batch", queue=queue, correlation_id=f"{queue} {number}")
+    await bench.hold_slot()
+    intakes = [
+        asyncio.create_task(bench.intake(queue, WatchCell[tuple[QueueName, ...]]((high, low))).run())
+        for queue in (high, low)
+    ]
+    await until(lambda: bench.processor.in_flight == 11)
+    bench.go.set()
+    await bench.processor.until_idle()
+    for intake in intakes:
+        intake.cancel()
+    await asyncio.wait(intakes)
+    assert bench.sizes == [5, 5]
+    assert [name_of(call).split()[0] for call in bench.calls[1:]] == ["high"] * 5 + ["low"] * 5
 
 
 # -- the dispatcher ----------------------------------------------------------------------------------------------------
