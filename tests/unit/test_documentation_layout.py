@@ -57,6 +57,33 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == [page for page in PAGES if not page.startswith("decisions/") or page.endswith("index.md")]
 
 
+READING_SETS = {
+    "The life of an orphan": 15,
+    "A route priority": 15,
+    "A retry": 12,
+    "The stop of an idle group": 12,
+    "A driver": 6,
+}
+"""The largest number of files that a newcomer reads for a story."""
+
+
+def test_stories_of_the_code_name_files_and_stay_short() -> None:
+    """`Where to read` names files that exist, and no more of them than the limit of each story."""
+    page = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    stories = page.split("## Where to read")[1].split("\n## ")[0].split("\n\n**")[1:]
+    files = {story.split("**")[0]: re.findall(r"`([\w/]+\.py)`", story) for story in stories}
+    missing = [
+        path
+        for paths in files.values()
+        for path in paths
+        if not (ROOT / ("workers" if path.startswith("osrdyne_worker") else "osrdyne") / path).is_file()
+    ]
+    assert missing == []
+    assert {story: len(set(paths)) <= READING_SETS[story] for story, paths in files.items()} == dict.fromkeys(
+        READING_SETS, True
+    )
+
+
 def test_every_decision_is_in_the_index() -> None:
     index = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
     decisions = [path.name for path in (DOCS / "decisions").glob("0*.md")]
