@@ -123,11 +123,11 @@ class SlotTakenError(DriverError):
 
 
 class PoolConflictError(OsrdyneError):
-    """The pool cannot do what was asked in the state it is in; the message says why and what helps."""
+    """The state of the pool does not allow the request; the message names the cause and the remedy."""
 
 
 class VersionConflictError(PoolConflictError):
-    """A change expects another version to be in force than is; `version` is the one in force."""
+    """A change expects another version to be active; `version` is the active one."""
 
 
 class PoisonNotFoundError(OsrdyneError):

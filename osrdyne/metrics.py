@@ -1,7 +1,7 @@
 """All Prometheus metrics of the controller, in one registry object that is passed around (no module state).
 
 No label holds a key or a secret: keys are unbounded, and per-group figures are in the HTTP API. Labels with names of
-routes are bounded by the manifests that were in force while this daemon led: a message may claim any other name.
+routes are bounded by the manifests that were active while this daemon led: a message may claim any other name.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ async def refused_requests(client: AsyncClient) -> None:
 
 async def missing_data(client: AsyncClient) -> None:
     chapter("5. A key without data")
-    tell("A key means nothing to the daemon: a worker starts for it, finds nothing to load, and says so.")
+    tell("A key means nothing to the daemon: a worker starts for it, finds no data, and answers with that error.")
     try:
         async with timed(f"{MISSING} answered"):
             await ask(client, MISSING, "select 1")

@@ -134,7 +134,7 @@ async def story() -> None:
             camera = Camera(client)
             await alerts_overtake(camera)
             await routes_change(camera, api)
-    console.print("\n[bold]Everything is stopped.[/bold] docs/reference/routes says what routes can do.")
+    console.print("\n[bold]Everything is stopped.[/bold] See docs/reference/routes.")
 
 
 def main() -> int:

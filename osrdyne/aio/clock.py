@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """Something that is to happen later."""
+    """A callback that will run later."""
 
     def cancel(self) -> None:
         """Cancel the callback; no-op if it already ran."""

@@ -42,7 +42,7 @@ CHANNEL_CLOSE_OK = struct.pack(">HH", 20, 41)
 class CoalescingWriter(asyncio.StreamWriter):
     """Sends what was written in one pass of the event loop at its end, as one piece.
 
-    What is written on a channel after its close is dropped. RabbitMQ would ignore it at best; a call that waits for an
+    Frames on a channel after its close are dropped. RabbitMQ would ignore it at best; a call that waits for an
     answer to it fails with the channel.
     """
 

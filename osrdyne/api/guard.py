@@ -1,4 +1,4 @@
-"""What every HTTP request passes first, as plain ASGI. In this order:
+"""The checks before every HTTP request, as plain ASGI. In this order:
 
 - The `Host` header: a web page can point a name of its own at 127.0.0.1 (DNS rebinding) and would then read the API as
   its own site; on loopback only loopback's names are answered, elsewhere whatever `api.allowed_hosts` says.

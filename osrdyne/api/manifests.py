@@ -26,7 +26,7 @@ _Author = Annotated[str, Query(min_length=1, max_length=200, description="Who ma
 _Version = Annotated[int, Query(ge=1)]
 _IfMatch = Annotated[
     str | None,
-    Header(description='The version that must be in force, as `"3"`; `"0"` where there must never have been one.'),
+    Header(description='The version that must be active, as `"3"`; `"0"`: there must never have been one.'),
 ]
 _ETAG = re.compile(r'(?:"([0-9]{1,15})"|([0-9]{1,15}))', re.ASCII)
 _BODY: dict[str, Any] = {
@@ -47,7 +47,7 @@ class Version(BaseModel):
 
 
 class InForce(BaseModel):
-    """The manifest in force; null where there is none."""
+    """The active manifest; null if there is none."""
 
     pool: str
     version: int = Field(description="Of the latest change; 0 where there has never been one.")
@@ -62,7 +62,7 @@ class History(BaseModel):
 
 
 class Change(BaseModel):
-    """What a change did."""
+    """The result of a change."""
 
     pool: str
     version: int
@@ -74,7 +74,7 @@ class Change(BaseModel):
 
 
 class ChangedRoutes(Change):
-    """What a change of the routes did. Requests of a priority that was removed keep it and are served."""
+    """The result of a change of the routes. Requests of a priority that was removed keep it and are served."""
 
     added_priorities: list[int] = []
     removed_priorities: list[int] = []
@@ -129,7 +129,7 @@ def _add_kind(
 ) -> None:
     """The paths of one kind of manifest. Documents go through as text: a large one would be parsed on the loop."""
 
-    @router.get(f"/{kind}", summary=f"The {name} in force", response_model=InForce)
+    @router.get(f"/{kind}", summary=f"The active {name}", response_model=InForce)
     async def current() -> Response:
         kept = await inspector.current_manifest(kind)
         version = 0 if kept is None else kept.version
@@ -137,7 +137,7 @@ def _add_kind(
         pool = json.dumps(inspector.pool)
         return _json(f'{{"pool": {pool}, "version": {version}, "current": {shown}}}', etag=version)
 
-    @router.put(f"/{kind}", summary=f"Put a {name} in force", response_model=answer, openapi_extra=_BODY)
+    @router.put(f"/{kind}", summary=f"Make a {name} the active one", response_model=answer, openapi_extra=_BODY)
     async def change(request: Request, author: _Author, if_match: _IfMatch = None) -> Change | Response:
         expected = _expected(if_match)
         try:
@@ -160,7 +160,7 @@ def _add_kind(
         shown = await _shown(versions, documents=manifests)
         return _json(f'{{"pool": {json.dumps(inspector.pool)}, "versions": [{shown}]}}')
 
-    @router.post(f"/{kind}/rollback", summary="Put an earlier version in force again", response_model=answer)
+    @router.post(f"/{kind}/rollback", summary="Make an earlier version active again", response_model=answer)
     async def rollback(version: _Version, author: _Author, if_match: _IfMatch = None) -> Change:
         changed = await inspector.restore_manifest(kind, version, author=author, expected=_expected(if_match))
         return answer.of(inspector.pool, changed)

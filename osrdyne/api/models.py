@@ -138,7 +138,7 @@ class Transition(BaseModel):
 
 
 class Waiting(BaseModel):
-    """What waits in one priority class, as of the latest comparison with RabbitMQ."""
+    """The requests that wait in one priority level, at the latest comparison with RabbitMQ."""
 
     priority: int | None = Field(description="0 to 9; null is the default class.")
     requests: int
@@ -187,7 +187,7 @@ class Groups(BaseModel):
 
 
 class Accepted(BaseModel):
-    """What was asked for has been taken on; the pool converges to it."""
+    """The request was accepted; the pool converges to the requested state."""
 
     key: str
     accepted: Literal["start", "stop", "pin", "unpin"]

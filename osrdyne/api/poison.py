@@ -179,7 +179,7 @@ def poison_routes(inspector: PoisonInspector) -> APIRouter:
     async def replay(entries: _Entries) -> Outcome:
         return Outcome.model_validate(await inspector.replay_poison(entries))
 
-    @router.post("/drop", summary="Remove entries for good")
+    @router.post("/drop", summary="Remove entries permanently")
     async def drop(entries: _Entries) -> Outcome:
         return Outcome.model_validate(await inspector.drop_poison(entries))
 

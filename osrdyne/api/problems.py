@@ -27,7 +27,7 @@ CONTENT_TYPE = "application/problem+json"
 _ANSWERS: Sequence[tuple[type[OsrdyneError], HTTPStatus, str, str | None]] = (
     (InvalidKeyError, HTTPStatus.BAD_REQUEST, "invalid-key", "Send a UTF-8 key of at most 255 bytes, percent-encoded."),
     (PoisonNotFoundError, HTTPStatus.NOT_FOUND, "not-found", "`osrdyne poison list` shows what there is."),
-    (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message says what helps
+    (PoolConflictError, HTTPStatus.CONFLICT, "conflict", None),  # the message names the remedy
     (LeadershipLostError, HTTPStatus.SERVICE_UNAVAILABLE, "not-leading", "Ask the daemon that leads the pool."),
     (BrokerUnavailableError, HTTPStatus.SERVICE_UNAVAILABLE, "broker-unavailable", "See /ready, and try again later."),
     (BrokerError, HTTPStatus.BAD_GATEWAY, "broker-error", "Run `osrdyne doctor` with the daemon's configuration."),

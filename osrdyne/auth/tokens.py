@@ -24,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Role(StrEnum):
-    """What a token may do. Each role includes the ones before it."""
+    """The rights of a token. Each role includes those before it."""
 
     READ = "read"
     OPERATE = "operate"
@@ -54,7 +54,7 @@ def generate_token() -> str:
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token. A plain hash is enough: a token is random, so it cannot be guessed from its digest."""
+    """The stored part of a token. A plain hash is enough: a random token cannot be guessed from its digest."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """A leader's session with the broker: three connections, the token channel and what hangs on it, for one term.
 
 All of it opens together and closes together: there is no reconnection here. A lost session ends the term, and the next
-one begins as a standby, with nothing believed (lifecycle: term-ends-whole).
+one begins as a standby, without any state of the last term (lifecycle: term-ends-whole).
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def broker_uri(given: str | None, settings: Settings) -> str:
     try:
         password, uri = urlsplit(given).password, with_tls(given, settings.broker.tls.files())
     except ValueError:
-        return given  # connecting says what is wrong with it
+        return given  # the error of the connection names the fault
     if password is not None:
         raise ConfigurationError(
             "--broker: flags show in the process list; put a URI with a password into OSRDYNE__BROKER__URI instead."

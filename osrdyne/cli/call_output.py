@@ -163,7 +163,7 @@ def _cell(value: object) -> Text:
 
 
 def print_error(error: BaseException) -> None:
-    """What went wrong, in a sentence; below it the detail of the answer, the last words of a worker, and the code."""
+    """The error in a sentence; below it the detail of the answer, the last words of a worker, and the code."""
     for line in error_lines(error):
         typer.echo(line, err=True)
 

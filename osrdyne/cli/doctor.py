@@ -75,7 +75,7 @@ async def _routes_in_force(settings: Settings) -> Manifest | None:
     from osrdyne.pool.routing.routes import RouteStore
 
     if settings.pool.is_managed:
-        with suppress(OsrdyneError):  # the checks of the HTTP API say what is wrong
+        with suppress(OsrdyneError):  # the checks of the HTTP API report the fault
             async with ManagementClient(settings.broker) as management:
                 store = RouteStore(management, pool=settings.pool.id)
                 if (kept := await store.current()) is not None:

@@ -1,4 +1,4 @@
-"""`osrdyne groups …`: the worker groups of a running daemon, and the environment of a worker started by hand."""
+"""`osrdyne groups …`: the worker groups of a running daemon, and the environment of a worker without a driver."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def env(
     pool: PoolOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the environment that a worker started by hand needs, as shell commands.
+    """Print the environment for a worker that you start yourself, as shell commands.
 
     The AMQP URI is printed with its password. Use it as: eval "$(osrdyne groups env KEY)" && osrdyne-worker APP
     """

@@ -121,7 +121,7 @@ class ManifestCommands(Generic[D]):
         """Show what `apply` would change. Exit code 1 when there is a difference."""
         current = self._current(remote(api, config))
         before, after = (current["manifest"] if current else {}), self.read(file).document()
-        lines = list(unified_diff(_lines(before), _lines(after), "in force", file, lineterm=""))
+        lines = list(unified_diff(_lines(before), _lines(after), "active", file, lineterm=""))
         typer.echo("\n".join(lines) if lines else "No difference.")
         if lines:
             raise typer.Exit(1)
@@ -161,7 +161,7 @@ class ManifestCommands(Generic[D]):
         typer.echo(f"There is no manifest now: {self._none}")
 
     def in_force(self, daemon: DaemonApi) -> D | None:
-        """The manifest in force. Raises `OsrdyneError`."""
+        """The active manifest. Raises `OsrdyneError`."""
         current = self._current(daemon)
         return None if current is None else self._load(json.dumps(current["manifest"]))
 
@@ -190,7 +190,7 @@ def _report(change: Any, daemon: DaemonApi) -> None:
     for warning in change["warnings"]:
         typer.echo(f"warning: {printable(warning)}", err=True)
     place = f"pool {printable(change['pool'])}, daemon at {printable(daemon.answered_by)}"
-    typer.echo(f"Version {change['version']} is in force in the {place}.")
+    typer.echo(f"Version {change['version']} is active in the {place}.")
     for text, name in (
         ("New priorities, each group has a queue for each", "added_priorities"),
         ("Priorities that no route has any more", "removed_priorities"),

@@ -137,10 +137,10 @@ def drop(
     api: ApiOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Remove entries for good. Asks first."""
+    """Remove entries permanently. Asks first."""
     client = _client(api, config)
     chosen = _chosen(client, entries, Filters(keys, path, older_than, newer_than), everything)
-    if chosen and not yes and not typer.confirm(f"Drop {_count(len(chosen))} for good?", err=True):
+    if chosen and not yes and not typer.confirm(f"Drop {_count(len(chosen))} permanently?", err=True):
         raise typer.Exit(1)
     _report(client.drop(*chosen), "dropped")
 

@@ -45,7 +45,7 @@ def print_routes(manifest: Manifest) -> None:
 
 
 def _ttl(route: Route, manifest: Manifest) -> str:
-    """What the manifest says; the pool's `requests.max_ttl` is a limit to it, and its `requests.ttl` the default."""
+    """The meaning of the manifest, within the pool's `requests.max_ttl` and with its `requests.ttl` as default."""
     seconds = route.ttl or manifest.ttl or 0
     return f"{seconds}s" if seconds > 0 else "the pool's longest" if seconds < 0 else "the pool's"
 

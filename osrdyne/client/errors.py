@@ -66,7 +66,7 @@ class RequestError(OsrdyneError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds after which it makes sense to try again, where the answer says so."""
+        """Seconds after which it makes sense to try again, if the answer has them."""
         return None if self.reply is None else self.reply.retry_after
 
     @property
@@ -76,7 +76,7 @@ class RequestError(OsrdyneError):
 
 
 class RequestFailedError(RequestError):
-    """The handler failed or refused the request; `error` says why."""
+    """The handler failed or refused the request; `error` has the cause."""
 
     summary = "The request failed"
 
@@ -89,7 +89,7 @@ class RequestExpiredError(RequestError):
 
 
 class RequestRejectedError(RequestError):
-    """A consumer of the request queue refused the request for good."""
+    """A consumer rejected the request without requeueing."""
 
     summary = "The request was rejected"
 
@@ -153,7 +153,7 @@ class InvalidRequestError(RequestError):
 
 
 class NoRouteError(RequestError):
-    """No route of a managed pool takes the request; `osrdyne explain` says why."""
+    """No route of a managed pool matches the request; `osrdyne explain` shows why."""
 
     summary = "No route takes the request"
 

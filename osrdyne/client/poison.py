@@ -90,7 +90,7 @@ class PoisonClient:
         return self._act("replay", entries)
 
     def drop(self, *entries: str) -> PoisonOutcome:
-        """Remove entries for good."""
+        """Remove entries permanently."""
         return self._act("drop", entries)
 
     def _act(self, action: str, entries: tuple[str, ...]) -> PoisonOutcome:

@@ -56,7 +56,7 @@ API_DELAY = 1.0
 def run(settings: Settings, *, stop_workers: bool = False) -> None:
     """Run a daemon until SIGTERM or SIGINT.
 
-    Raises `ConfigurationError` or `PortTakenError` when it cannot start; whatever RabbitMQ does later is waited for.
+    Raises `ConfigurationError` or `PortTakenError` when it cannot start. Later it waits while RabbitMQ is unavailable.
     """
     uvloop.run(_run_until_signal(settings, stop_workers=stop_workers))
 

@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: the state of the present term as values of `pool.views`, and the actions of the API.
+"""The daemon's state for the API: the state of the present term as values of `pool.views`, and the actions of the API.
 
 Reads and forwards; it decides nothing. Built by the daemon, used by the HTTP API.
 """
@@ -274,7 +274,7 @@ class DaemonInspector:
 
 
 def _worker_state(instance: Instance | None, reported: WorkerState | None) -> WorkerState:
-    """What the driver says of an end counts more than what the worker said of itself before."""
+    """The driver's report of an end takes precedence over the worker's own last report."""
     if instance is not None and instance.state is not InstanceState.RUNNING:
         return WorkerState.STOPPING if instance.state is InstanceState.STOPPING else WorkerState.FAILED
     return reported or WorkerState.STARTING

@@ -47,7 +47,7 @@ def sample_settings(settings: Settings, *, scales: tuple[str, ...]) -> Settings:
 
 @asynccontextmanager
 async def running_stack(settings: Settings) -> AsyncIterator[Settings]:
-    """Start a broker and a daemon, and stop them and all workers at the end; gives the settings in force.
+    """Start a broker and a daemon, and stop them and all workers at the end; yields the effective settings.
 
     Raises what the daemon raises when it cannot start, and stops the stack when it fails.
     """

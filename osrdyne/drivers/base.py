@@ -5,7 +5,7 @@ arguments, at any time, also after a restart of the controller: a driver keeps n
 asking its backend. Everything it creates is labelled with pool, key, slot, worker id and specification hash.
 Source: docs/reference/drivers, lifecycle: start-when-slot-is-free, unique-instance-names, stop-by-instance.
 `registry` finds and builds drivers;
-`docs/how-to/write-a-driver.md` says how to write one.
+See `docs/how-to/write-a-driver.md`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne.protocol.names import Key, WorkerId
 
 InstanceId = NewType("InstanceId", str)
-"""What the backend calls one instance for as long as it exists: container id, pod uid, pid + start time."""
+"""The backend's name of an instance for as long as it exists: container id, pod uid, pid + start time."""
 
 
 class InstanceState(StrEnum):
@@ -106,7 +106,7 @@ class DriverOptions(Model):
 
 @dataclass(frozen=True, slots=True)
 class DriverContext:
-    """What every driver is given besides its options.
+    """The values that every driver gets besides its options.
 
     `stack` names the broker (`host:port/vhost`, no credentials): a driver whose backend is shared by several stacks
     keeps workers of the same pool id on different brokers apart by it. `worker_command` runs the pool's application
@@ -152,7 +152,7 @@ class Driver(ABC):
     options_model: ClassVar[type[DriverOptions]] = DriverOptions
     """What `driver.options` may hold; by default nothing."""
     manages_workers: ClassVar[bool] = True
-    """False for `noop`: workers are started by hand, so a missing one is no failure and `start` is not called."""
+    """False for `noop`: operators start the workers, so a missing one is no failure and `start` is not called."""
     instance_is_worker: ClassVar[bool] = True
     """False when an instance is a whole group, whose workers the platform counts, scales and ends itself (Kubernetes):
     the pool then wants one instance, ends it by `stop` alone, and changes its settings by `update`."""
@@ -174,7 +174,7 @@ class Driver(ABC):
 
     @abstractmethod
     async def list_instances(self) -> list[Instance]:
-        """Every instance of this pool, in whatever state, also those started by an earlier controller.
+        """Every instance of this pool, in any state, including those of an earlier controller.
 
         Complete or an error: a partial answer would make the caller start a second worker for a key.
         """
@@ -184,7 +184,7 @@ class Driver(ABC):
         """Create the worker of (pool, key, slot) and return it, running or not.
 
         The name is created atomically: raises `SlotTakenError` when an instance of that slot exists in any state
-        (lifecycle: unique-instance-names), `StartFailedError` when the backend refused it for good (no such image, no
+        (lifecycle: unique-instance-names), `StartFailedError` if the backend refuses it permanently (no such image, no
         such command).
         A worker that comes up and then exits is not an error here: it is listed as exited.
         """

@@ -1,4 +1,4 @@
-"""The driver that starts nothing: workers are started by hand, by a debugger or by a tool that osrdyne does not know.
+"""The driver that starts nothing: an operator, a debugger or another tool starts the workers.
 
 `osrdyne groups env KEY` prints the environment such a worker needs.
 """
@@ -27,13 +27,13 @@ class NoopDriver(Driver):
 
     async def start(self, spec: WorkerSpec) -> Instance:
         raise StartFailedError(
-            "The noop driver starts no workers: start one by hand with the environment that "
+            "The noop driver starts no workers: start one yourself with the environment that "
             "`osrdyne groups env KEY` prints.",
             key=spec.key,
         )
 
     async def stop(self, instance_id: InstanceId, *, grace: float) -> None:
-        """Do nothing: workers started by hand are stopped by hand."""
+        """Do nothing: the operator who starts a worker also stops it."""
 
     async def remove(self, instance_id: InstanceId) -> None:
         """Nothing to forget."""
@@ -46,5 +46,5 @@ class NoopDriver(Driver):
         yield
 
     async def check(self) -> list[Finding]:
-        message = "Workers are started by hand; `osrdyne groups env KEY` prints their environment."
+        message = "Start workers yourself; `osrdyne groups env KEY` prints their environment."
         return [Finding("driver noop", ok=True, message=message)]

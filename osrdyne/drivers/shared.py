@@ -1,4 +1,4 @@
-"""What several drivers need: the option `environment`, and a directory of the daemon's own."""
+"""Shared parts of drivers: the option `environment`, and a directory of the daemon's own."""
 
 from __future__ import annotations
 

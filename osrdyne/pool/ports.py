@@ -1,4 +1,4 @@
-"""What the pool needs from RabbitMQ, as interfaces. `osrdyne.broker` implements them, `osrdyne.testing` for tests."""
+"""The interfaces of the pool to RabbitMQ. `osrdyne.broker` implements them, `osrdyne.testing` for tests."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class WaitingView:
 @dataclass(frozen=True, slots=True)
 class GroupView:
     """One worker group. `next_transition` names the next state, `next_transition_at` its time (seconds since the
-    epoch); `reason` is a sentence that says why the group is in its state and what it waits for. `waiting`: by
+    epoch); `reason` is a sentence that explains the state of the group and its next change. `waiting`: by
     level, as of the latest resync."""
 
     key: Key

@@ -25,7 +25,7 @@ COMPLETED_WITHOUT_ANSWER = frozenset({"abandoned", RETRIED, REPLY_TO_REFUSED})
 """What `x-status` of a report may say besides the statuses of answers."""
 WORKER_ID_HEADER = "x-worker-id"
 GENERATION_FIELD = "generation"
-"""Detail of a report about the worker's state: the generation of the last control message that it believed."""
+"""Detail of a report about the worker's state: the generation of the last control message that it accepted."""
 FORGED_FIELD = "forged"
 """Detail of a report: how many forged control messages the worker has dropped since it last said so."""
 BUSY_INTERVAL = 5.0
@@ -100,7 +100,7 @@ def fingerprint(
 ) -> str:
     """Name a request in 16 hexadecimal digits: how a report and the evidence in the poison inventory mean the same one.
 
-    Made of what no hop changes. It reveals nothing of the content, and it is no proof: two requests that are alike in
+    Computed from fields that no hop changes. It does not reveal the content and is no proof: two requests with the same
     all of these are one to it.
     """
     digest = blake2b(digest_size=8)
@@ -112,7 +112,7 @@ def fingerprint(
 
 
 def text_fingerprint(path: str, body: bytes) -> str:
-    """Name what a request asks for, whatever its caller, by its path and its whole body: 16 hexadecimal digits."""
+    """Identify the text of a request, independent of its caller, by its path and whole body: 16 hexadecimal digits."""
     raw = path.encode("utf-8", "surrogateescape")
     return blake2b(b"%d:" % len(raw) + raw + body, digest_size=8).hexdigest()
 

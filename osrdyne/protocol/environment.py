@@ -25,7 +25,7 @@ READY_FILE_VARIABLE = "WORKER_READY_FILE"
 
 
 class Placement(StrEnum):
-    """What a worker process is for."""
+    """The purpose of a worker process."""
 
     DEDICATED = "dedicated"
     """One key."""
@@ -123,7 +123,7 @@ def _require(variables: Mapping[str, str], name: str) -> str:
     if not value and not (name == "WORKER_KEY" and value == ""):
         raise ConfigurationError(
             f"The environment variable {name} is missing; the osrdyne daemon sets it, "
-            "and `osrdyne groups env KEY` prints it for a worker started by hand."
+            "and `osrdyne groups env KEY` prints it for a worker that you start yourself."
         )
     return value or ""
 

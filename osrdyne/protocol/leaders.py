@@ -1,4 +1,4 @@
-"""What a standby daemon says about the leader, and when a client may follow that address."""
+"""The address of the leader as a standby reports it, and when a client may follow it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A key is data, never syntax: every UTF-8 string of at most 255 bytes is a key. `encode_key` maps it to ASCII letters,
 digits and `+HH` escapes, the only alphabet that every AMQP client accepts in queue names; the *binding key* stays the
-raw key. Source: docs/reference/protocol/names.md. `ReplyAddresses` says which names an answer may go to.
+raw key. Source: docs/reference/protocol/names.md. `ReplyAddresses` decides to which names an answer may go.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _POOL_ID = re.compile(r"[a-z0-9_]{1,32}\Z")
 _OWN_NAME = re.compile(
     r"(?:(?:orphan|dl|activity|poison|cancel|leader|audit)\Z|(?:req|ctl|retry|register)-|[a-z]+-xchg(?:\Z|_))"
 )
-"""What follows the pool id in the names of its queues and exchanges."""
+"""The suffixes of the pool id in the names of its queues and exchanges."""
 _HASH_CHARS = 32  # 128 bits in hexadecimal
 
 
@@ -150,7 +150,7 @@ class PoolNames:
 
     @property
     def poison_exchange(self) -> str:
-        """The only way into the poison queue that is believed: see `processors.forgeries`."""
+        """The exchange of the poison queue; messages from others are dropped: see `processors.forgeries`."""
         return f"{self.pool}-poison-xchg"
 
     @property
@@ -184,7 +184,7 @@ class PoolNames:
 
     @property
     def retry_exchange(self) -> str:
-        """Where workers of a managed pool publish a request that is to be tried again: it waits first."""
+        """The exchange to which workers of a managed pool publish a request for another attempt."""
         return f"{self.pool}-retry-xchg"
 
     @property
@@ -197,7 +197,7 @@ class PoolNames:
         return f"{self.pool}-retry-"
 
     def retry_queue(self, delay_ms: int) -> QueueName:
-        """Where requests wait for so long before they are tried again."""
+        """The queue in which requests wait this long for their next attempt."""
         return QueueName(f"{self.retry_queue_prefix}{delay_ms}")
 
     def delay_of_retry_queue(self, queue: str) -> int | None:
@@ -228,7 +228,7 @@ class PoolNames:
         """The key a request queue belongs to: its name is decoded, a shortened name needs the key argument.
 
         None when the queue is not one of this pool's base request queues. The argument is not part of a queue's
-        equivalence on the broker, so it is believed only when it leads back to the very name.
+        equivalence on the broker, so it is used only if it encodes to the same queue name.
         """
         if not queue.startswith(self.request_queue_prefix):
             return None

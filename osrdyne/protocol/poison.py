@@ -25,7 +25,7 @@ class WorkerDeath:
 
 @dataclass(frozen=True, slots=True)
 class PoisonRecord:
-    """One entry of the poison inventory: a request that no worker survived, or that was given back too often.
+    """One entry of the poison inventory: a request whose every delivery failed, or that killed two workers.
 
     `key`, `deliveries` and the times (seconds since the epoch) are None if they are unknown, as of a message that
     osrdyne did not put there. `deliveries` is RabbitMQ's count. `finding` is a sentence about what the deaths mean,

@@ -1,4 +1,4 @@
-"""What the leader and a pooled worker process say to each other. Source: docs/reference/protocol/pooled.md.
+"""The messages between the leader and a pooled worker process. Source: docs/reference/protocol/pooled.md.
 
 A process hosts the workers of many keys; one worker in it is an *assignment*. The leader sends questions, which are
 control messages to the process; the process answers each with a report of its state. Both may be lost, doubled and

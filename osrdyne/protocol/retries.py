@@ -23,7 +23,7 @@ CLASS_HEADER = "x-osrdyne-class"
 DELAY_HEADER = "x-osrdyne-retry-delay"
 """Milliseconds, as text: which wait queue a request is for."""
 ATTEMPTS_HEADER = "x-osrdyne-attempts"
-"""In a request, how often it was tried before; in an answer, how often in all, where that is more than once."""
+"""In a request, how often it was tried before; in an answer, the total number, if it is more than one."""
 OWN_HEADERS = frozenset({TERMS_HEADER, CLASS_HEADER, DELAY_HEADER, ATTEMPTS_HEADER})
 """Headers that only osrdyne sets on a request."""
 CALLERS_PREFIX = "x-queue-retry-"

@@ -57,7 +57,7 @@ class SparkMaster:
 
 
 def parse_spark_master(text: str) -> SparkMaster:
-    """Parse a master. Raises ValueError that says what is wrong and which forms there are."""
+    """Parse a master. Raises ValueError with the fault and the valid forms."""
     if _LOCAL.match(text):
         return SparkMaster(text, MasterKind.LOCAL)
     if _LOCAL_CLUSTER.match(text):

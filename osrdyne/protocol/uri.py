@@ -1,4 +1,4 @@
-"""What an AMQP URI says beside where the broker is: the user, and the files for TLS as query parameters.
+"""The parts of an AMQP URI besides the broker's address: the user, and the files for TLS as query parameters.
 
 A worker is given one URI and nothing else, so the URI carries everything. The parameters are named as RabbitMQ's own
 clients name them (RabbitMQ docs: URI Query Parameters): `cacertfile`, `certfile`, `keyfile` and `verify`, which is

@@ -100,7 +100,7 @@ async def test_history_rollback_and_explanation_of_a_running_pool(make_daemon: M
     apply(daemon, tmp_path, SEED)
     apply(daemon, tmp_path, {})
     assert daemon.osrdyne("explain", "cam", "/x").stdout.endswith("its caller is answered no-route.\n")
-    assert "Version 3 is in force in the pool " in daemon.osrdyne("routes", "rollback", "1").stdout
+    assert "Version 3 is active in the pool " in daemon.osrdyne("routes", "rollback", "1").stdout
     await daemon.restart()
     explained = daemon.osrdyne("explain", "cam", "/x", "--app-id", "SecCamMod", "-H", "x-output=P0_Alerts")
     assert "secCamAlerts: it matches and decides." in explained.stdout

@@ -188,7 +188,7 @@ def test_drop_asks_first(run: Run, pool: FakeInspector, monkeypatch: pytest.Monk
     pool.poison_views = [poison_view("e1"), poison_view("e2")]
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     code, out, err = run("poison", "drop", "--all")
-    assert (code, out.strip(), "Drop 2 entries for good?" in err) == (1, "", True)
+    assert (code, out.strip(), "Drop 2 entries permanently?" in err) == (1, "", True)
     assert len(pool.poison_views) == 2
     assert run("poison", "drop", "--all", "--yes")[1] == "2 entries dropped.\n"
     assert pool.poison_views == []

@@ -1,4 +1,4 @@
-"""What makes a RabbitMQ fit for a pool: pure judgements of facts, each with its remedy. `doctor` gathers the facts."""
+"""The requirements of a pool on RabbitMQ: pure checks of facts, each with its remedy. `doctor` gathers the facts."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def differences(version: BrokerVersion) -> list[str]:
     else:
         sentences.append("A consumer timeout closes the channel and counts as a failed delivery.")
     if version.counts_nack:
-        sentences.append("A request that a worker gives back when it stops counts as a failed delivery too.")
+        sentences.append("A request that a worker returns when it stops counts as a failed delivery too.")
     else:
-        sentences.append("A request that a worker gives back when it stops does not count as a failed delivery.")
+        sentences.append("A request that a worker returns when it stops does not count as a failed delivery.")
     if version.has_default_delivery_limit:
         sentences.append("Queues have explicit delivery limits in place of RabbitMQ's own of 20.")
     return sentences

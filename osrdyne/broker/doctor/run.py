@@ -37,7 +37,7 @@ async def run_broker_checks(
     clock: Clock | None = None,
 ) -> list[Finding]:
     """All findings about RabbitMQ, in the order in which a person would mend things. `priorities`, `delays_ms`: those
-    that the routes in force use, whose exchanges and queues must be there; `longest_ttl`: the longest of the routes."""
+    that the active routes use, whose exchanges and queues must be there; `longest_ttl`: the longest of the routes."""
     of_amqp = await _guarded("AMQP", lambda: _check_amqp(settings), "Check broker.uri.")
     used = (priorities, delays_ms, longest_ttl)
     of_management = await _guarded("HTTP API", lambda: _check_management(settings, clock or SystemClock(), used))

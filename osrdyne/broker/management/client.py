@@ -3,7 +3,7 @@
 It never changes the pool's queues or bindings: that goes over AMQP, on the channel that holds the leader token. It
 deletes what code in a worker has made under the worker's own name.
 
-Every call has a time-out, every answer is checked before it is believed, and no error, log or repr holds a password.
+Every call has a time-out, every answer is validated, and no error, log or repr holds a password.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ManagementClient:
             auth=(self.user, unquote(uri.password or "guest")),
             timeout=settings.management_timeout,
             verify=ssl_context(settings.effective_tls(), place="broker.tls") if uri.scheme == "https" else False,
-            trust_env=False,  # a proxy of the environment knows nothing of a broker next door
+            trust_env=False,  # a proxy of the environment may not reach a local broker
             transport=transport,
         )
 

@@ -1,4 +1,4 @@
-"""What the HTTP API tells, as frozen values, and how they are read from its JSON. Pure.
+"""Frozen values of RabbitMQ's HTTP API, and how they are read from its JSON. Pure.
 
 Readers trust nothing: a foreign queue, with arguments of any type, must not break a listing (defects:
 foreign-queues).

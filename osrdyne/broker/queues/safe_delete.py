@@ -25,7 +25,7 @@ class DeleteOutcome(StrEnum):
 
 
 class QueueCheck(StrEnum):
-    """What RabbitMQ answers about the queues of a group that are believed bound."""
+    """RabbitMQ's answer about the queues of a group that the leader considers bound."""
 
     INTACT = "intact"
     MISSING = "missing"
@@ -55,7 +55,7 @@ def judge_probe(first: QueueInfo, second: QueueInfo, deliveries: int) -> DeleteO
         return DeleteOutcome.NOT_EMPTY
     if first == second == OURS_ALONE:
         return None
-    # More holders than the probe: a connection the broker has not given up yet. None at all: no answer.
+    # More than the probe: a dead connection that RabbitMQ has not noticed yet. None: the queue does not answer.
     return DeleteOutcome.IN_USE if max(first.consumers, second.consumers) > 1 else DeleteOutcome.NO_EVIDENCE
 
 

@@ -1,1 +1,1 @@
-"""What a pool declares on RabbitMQ, as data: exchanges, queues, bindings, policies. Pure."""
+"""The objects that a pool declares on RabbitMQ, as data: exchanges, queues, bindings, policies. Pure."""

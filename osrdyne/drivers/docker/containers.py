@@ -99,7 +99,7 @@ class Containers:
         return Seen(container_id=inspected["Id"], name=inspected["Name"], labels=labels, state=inspected["State"])
 
     def find_started(self, instance_id: InstanceId) -> Seen | None:
-        """The same for a container that is to be stopped: one that was only created is removed, if it still can be."""
+        """The same for a container that is being stopped: one that was only created is removed if possible."""
         seen = self.find(instance_id)
         if seen is None or seen.status != "created":
             return seen

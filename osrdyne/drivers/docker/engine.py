@@ -1,4 +1,4 @@
-"""The connection to one Docker engine: the SDK's client, made at the first call and made anew after a failure.
+"""The connection to one Docker engine: the SDK's client, created at the first call and again after a failure.
 
 Blocking; called from the threads of the Docker driver. It translates what the SDK raises when the engine does not
 answer; an answer of the engine, also a refusal (`APIError`), goes to the caller. Knows nothing of workers.

@@ -1,6 +1,6 @@
 """Reads the engine's stream of events in a thread of its own, and says that something has changed.
 
-What an event says is not looked at: the listing tells. A stream that breaks is opened again with back-off, and an
+Events have no content here: the driver lists the containers. A stream that breaks is opened again with back-off, and an
 opened stream counts as a change, because something may have been missed. Used by the Docker driver.
 """
 
@@ -17,7 +17,7 @@ from osrdyne.aio.clock import Backoff, Clock
 from osrdyne.drivers.docker.engine import Engine
 from osrdyne.logs import Logger, get_logger
 
-# Seconds without an event after which the stream is opened anew: an engine elsewhere may be gone without a word.
+# Seconds without an event after which the stream is opened again: a remote engine may be gone without notice.
 SILENCE = 300.0
 
 _BACKOFF = Backoff(initial=0.2, maximum=10.0)

@@ -1,4 +1,4 @@
-"""What marks a container as a worker of one pool, and what a container says about its worker. Pure.
+"""The labels that mark a container as a worker of a pool, and the worker that they describe. Pure.
 
 Used by the Docker driver. The labels are everything that is known about a worker: nothing is kept elsewhere.
 """
@@ -35,7 +35,7 @@ class Identity:
         return [f"{POOL}={self.pool}", f"{STACK}={self.stack}"]
 
     def owns(self, name: str, labels: Mapping[str, str] | None) -> bool:
-        """Whether it has our marks, and the name that they lead to: a copy made by hand has another name."""
+        """Whether it has our labels and the name that follows from them: a copy has another name."""
         marks = labels or {}
         if (marks.get(POOL), marks.get(STACK)) != (self.pool, self.stack) or KEY not in marks:
             return False

@@ -81,7 +81,7 @@ async def _check_rights(api: KubernetesApi, options: KubernetesOptions) -> Findi
             message=f"Missing in the namespace {await api.namespace()}: {', '.join(missing)}.",
             remedy="Grant them to the daemon's service account; the Role of the Helm chart holds all of them.",
         )
-    return Finding("rights", ok=True, message=f"All {len(wanted)} rights that the driver uses are there.")
+    return Finding("rights", ok=True, message=f"The service account has all {len(wanted)} rights that the driver uses.")
 
 
 async def _check_keda(api: KubernetesApi) -> Finding:

@@ -1,6 +1,6 @@
 """The driver that runs each group as a Kubernetes Deployment.
 
-One start is one Deployment and what belongs to it: a Secret with the broker URI, and an autoscaler where one is wanted.
+One start is one Deployment with a Secret for the broker URI and, if configured, an autoscaler.
 Everything is found again by labels, and goes with the Deployment. Kubernetes restarts, scales and rolls the pods; this
 driver starts and ends groups, and says when one cannot come up (decision 0015). Documents are made in
 `manifests`, read in `groups`; `api` does the calls.
@@ -65,7 +65,7 @@ log = get_logger("drivers.kubernetes")
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A group that this driver has ended, until it is removed: Kubernetes remembers nothing of it."""
+    """A group that this driver has ended, until it is removed; Kubernetes keeps no record of it."""
 
     instance: Instance
     lines: tuple[str, ...]
@@ -273,7 +273,7 @@ class KubernetesDriver(Driver):
                             changed.set()
                     failures = 0
             except KubernetesError as error:
-                if error.code == 410:  # that version is forgotten: look at everything anew
+                if error.code == 410:  # the API server no longer has that version: list everything again
                     continue
                 failures += 1
                 log.warning("watch interrupted", kind=kind.__name__, error=error.message)
@@ -294,7 +294,7 @@ class KubernetesDriver(Driver):
         return await self._api.logs(meta(pod).name or "", container=CONTAINER, lines=lines, previous=previous)
 
     async def _last_words(self, group: Group) -> tuple[str, ...]:
-        """What is to be known of a group before it is ended; nothing of that is worth holding up its end."""
+        """The information to record about a group before it ends; an error here does not delay its end."""
         try:
             return await self._read_logs(group, lines=_LAST_LINES)
         except DriverError:

@@ -1,4 +1,4 @@
-"""What the listed Deployments and Pods of a pool mean: one instance for each group. Pure.
+"""Translate the listed Deployments and Pods of a pool into one instance for each group. Pure.
 
 A Deployment is one instance, whatever the number of its pods (decision 0015): Kubernetes restarts, scales and rolls its
 pods by itself. An instance counts as ended when that can no longer help: no pod serves, and every one of them fails.
@@ -45,7 +45,7 @@ _CRASH_LOOP = "CrashLoopBackOff"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One start of a group: the name and the Deployment, unless it was deleted by hand, and the pods that exist."""
+    """One start of a group: the name and the Deployment, unless an operator deleted it, and the pods that exist."""
 
     name: str
     worker_id: WorkerId
@@ -99,7 +99,7 @@ def gather(deployments: Iterable[Deployment], pods: Iterable[Pod], names: PoolLa
 
 
 def is_ours(item: Deployment | Pod, names: PoolLabels) -> bool:
-    """Whether it has the name that its key and slot lead to: a copy made by hand, with our labels, has not."""
+    """Whether it has the name that follows from its key and slot; a copy with our labels has another."""
     name = _wanted_name(item, names)
     if name is None:
         return False

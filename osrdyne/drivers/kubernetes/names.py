@@ -1,4 +1,4 @@
-"""What the Kubernetes driver calls its objects, and how it finds them again. Pure.
+"""The names and labels of the Kubernetes driver's objects. Pure.
 
 A key is data: names and labels are made of hashes, with a readable part for people; the key itself is in an annotation,
 encoded so that every byte comes back, and once more as it is where it can be read.
@@ -74,7 +74,7 @@ class PoolLabels:
 
 
 def key_annotations(spec: WorkerSpec) -> dict[str, str]:
-    """The key in full. One with characters that YAML or a terminal would change is there only encoded."""
+    """The whole key. A key with characters that YAML or a terminal would change has only the encoded form."""
     readable = {KEY_ANNOTATION: spec.key} if spec.key.isprintable() else {}
     return {**readable, ENCODED_KEY_ANNOTATION: encode_key(spec.key), POOL_ANNOTATION: spec.pool}
 

@@ -1,4 +1,4 @@
-"""What the driver of pooled workers needs from the leader's term, as an interface.
+"""The interface of the driver of pooled workers to the leader's term.
 
 The driver outlives a term, a link belongs to one. `osrdyne.pool.workers.pooled` implements it over RabbitMQ; the tests
 have one in memory that loses, doubles and reorders messages.

@@ -1,4 +1,4 @@
-"""What the leader knows of one process: its instance, its latest report, and what it was asked and has not confirmed.
+"""The leader's record of one process: its instance, its latest report, and what it was asked and has not confirmed.
 
 No I/O. `PooledDriver` writes it.
 """

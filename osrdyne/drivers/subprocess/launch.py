@@ -54,7 +54,7 @@ def spawn(launch: Launch, variables: Mapping[bytes, bytes], *, output: int, lock
 
 
 def start_error(error: OSError, *, subject: str, option: str) -> DriverError:
-    """The error of a start that the system refused: for good, naming the option to correct, or for now."""
+    """The error of a start that the system refused: permanent, with the option to correct, or temporary."""
     where = os.fsdecode(error.filename) if error.filename is not None else subject
     message = f"The worker could not be started: {where}: {error.strerror}."
     if error.errno in _REFUSED_FOR_GOOD:

@@ -175,7 +175,7 @@ class DbusUnits(SystemdUnits):
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> DbusConnection:
-        """The connection, made anew when it was lost. Raises `DriverUnavailableError`."""
+        """The connection; a lost one is opened again. Raises `DriverUnavailableError`."""
         async with self._connecting:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await DbusConnection.open(self._address, self._prefix)

@@ -1,7 +1,7 @@
 """The driver that starts workers as instances of a systemd template unit.
 
 systemd runs them, limits them and keeps their output; this driver writes one environment file for each, which is also
-the record by which the next controller finds the worker again. The unit says what runs, as whom and with which limits
+the record by which the next controller finds the worker again. The unit defines the program, its user and its limits
 (`deploy/systemd`), so an administrator's means (`systemctl edit`, slices, drop-ins) work as for any service.
 """
 
@@ -281,11 +281,11 @@ class SystemdDriver(Driver):
             async with asyncio.timeout(_START_PATIENCE):
                 return await units.start(unit)
         except TimeoutError:
-            message = f"systemd has not started {unit} yet: `systemctl list-jobs` says what it waits for."
+            message = f"systemd has not started {unit} yet: `systemctl list-jobs` shows what it waits for."
             raise DriverUnavailableError(message, unit=unit) from None
 
     async def _raise_unless_it_ran(self, unit: str, record: Record, units: SystemdUnits) -> None:
-        """The job failed: for good when systemd could not run the program; a worker that ended at once is none."""
+        """The job failed, permanently if systemd could not run the program. A worker that ends at once is fine."""
         if await self._state(unit, units) is not ActiveState.FAILED:
             return
         end: UnitEnd = await units.end_of(unit)

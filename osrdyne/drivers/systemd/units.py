@@ -1,4 +1,4 @@
-"""What the systemd driver asks of systemd, whichever way it is asked: over D-Bus, or through systemctl."""
+"""The interface of the systemd driver to systemd, over D-Bus or through systemctl."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SystemdUnits(ABC):
 
 
 def refusal(message: str, unit: str) -> DriverError:
-    """The error for a start that systemd refused: for good when the unit or a permission is missing, else for now."""
+    """The error for a start that systemd refused: permanent if the unit or a permission is missing, else temporary."""
     message = message.partition("\n")[0]  # systemctl goes on with advice for a terminal
     words = message.lower()
     template = f"{unit.partition('@')[0]}@.service"

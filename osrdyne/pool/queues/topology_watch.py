@@ -168,7 +168,7 @@ class TopologyWatch:
         if self._conflicts:
             first, more = self._conflicts[0], len(self._conflicts) - 1
             others = f", and {more} more" if more else ""
-            return Finding(COMPONENT, False, f"{first}{others}; `osrdyne doctor` says what to do")
+            return Finding(COMPONENT, False, f"{first}{others}; see `osrdyne doctor`")
         if self._failure is not None:
             return Finding(COMPONENT, False, f"not compared: {self._failure}", fatal=False)
         detail = f"as declared, compared {self._clock.monotonic() - self._compared_at:.0f} s ago"

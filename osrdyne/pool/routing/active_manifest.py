@@ -111,7 +111,7 @@ class ActiveManifest(ABC, Generic[D]):
         self.require_managed()
         current = await self._store.current()
         if current is None or current.stored is None:
-            raise PoolConflictError("There is no manifest in force.")
+            raise PoolConflictError("No manifest is active.")
         return await self.change(None, author=author, expected=expected)
 
     async def restore(self, version: int, *, author: str, expected: int | None = None) -> ManifestChange:
@@ -150,7 +150,7 @@ class ActiveManifest(ABC, Generic[D]):
         if version != expected:
             by = f"version {version} of {current.author}" if current is not None else "no version"
             raise VersionConflictError(
-                f"The change expects {f'version {expected}' if expected else 'no version'} in force, but {by} is.",
+                f"The change expects {f'version {expected}' if expected else 'no version'} to be active, but {by} is.",
                 version=version,
             )
 
@@ -164,7 +164,7 @@ class ActiveSplitter(ActiveManifest[SplitterManifest]):
     """The active splitter; `splitter` is None if there are no rules.
 
     A change applies to requests that arrive after it: those accepted before stay with their group. The sequence of
-    static rules begins anew with each change and each term.
+    static rules begins again with each change and each term.
     """
 
     def __init__(self, context: TermContext, parameters: Parameters) -> None:

@@ -1,1 +1,1 @@
-"""What this term knows of groups, queues and workers. No I/O."""
+"""The state of groups, queues and workers in this term. No I/O."""

@@ -67,7 +67,7 @@ def worker_ended(
 def start_refused(
     record: RestartBackoff, *, reason: str, log_lines: tuple[str, ...], attempts: int, now: float
 ) -> RestartBackoff:
-    """The start failed for good: requests are answered with the failure until one arrives after the back-off."""
+    """The start failed permanently: requests are answered with the failure until one arrives after the back-off."""
     rounds = record.rounds + 1
     failure = StartFailure(reason, log_lines, attempts, retry_at=now + RETRY_FAILED.delay(rounds))
     return RestartBackoff(rounds=rounds, failure=failure)

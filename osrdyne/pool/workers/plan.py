@@ -70,7 +70,7 @@ class ObservedGroup:
     """The observed state of one group when the worker groups loop plans.
 
     `overdue`: instances that were not ready within the start time-out. `hanging`: instances that are alive and do not
-    work, with the reason. `back_off_until`: no start before (monotonic). `failure`: the start failed for good; a
+    work, with the reason. `back_off_until`: no start before (monotonic). `failure`: the start failed permanently; a
     request triggers the next attempt. `room`: free places under `max_concurrent_starts`. `admitted`: the group has a
     place under `max_groups`. `is_ending`: the idle times of the group are over, and none of its workers has ended by
     itself.

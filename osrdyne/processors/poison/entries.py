@@ -166,7 +166,7 @@ def finding(deliveries: int | None, deaths: Sequence[WorkerDeath]) -> str:
     if not deaths:
         return (
             "No worker is known to have died while it ran this request, which may be innocent: RabbitMQ also counts "
-            "cut connections and, before 4.3, requests that were given back."
+            "lost connections and, before 4.3, requests that a worker returned."
         )
     alone = sum(death.others == 0 for death in deaths)
     text = f"{len(deaths)} of {deliveries} deliveries ended with the death of the worker that ran it"

@@ -95,7 +95,7 @@ class PoisonInventory:
         return await self._remove(names, self._publish_again)
 
     async def drop(self, names: Sequence[str]) -> PoisonOutcome:
-        """Remove entries for good."""
+        """Remove entries permanently."""
 
         async def log_entry(view: PoisonRecord, _: Delivery) -> None:
             self._log.info("poison entry dropped", key=view.key, entry=view.id, correlation_id=view.correlation_id)

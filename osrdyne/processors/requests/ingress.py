@@ -116,7 +116,7 @@ class IngressRouter:
         return refuse_orphan(arrival.request, known=known, now_ms=now_ms(self._clock), skew_ms=self._skew_ms)
 
     def _note_work_limit(self, arrival: Arrival) -> None:
-        """Count the conditions that were given up for this request, and warn once in a while."""
+        """Count the conditions that reached the work limit for this request; warn once a minute at most."""
         self._metrics.conditions_limited.inc(arrival.sample.exceeded)
         if self._clock.monotonic() - self._work_limit_logged >= WORK_LIMIT_LOG_INTERVAL:
             self._work_limit_logged = self._clock.monotonic()

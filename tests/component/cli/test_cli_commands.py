@@ -263,7 +263,7 @@ def test_splitter_check_tells_every_error(capsys: pytest.CaptureFixture[str]) ->
 def test_explain_reports_that_a_key_is_empty() -> None:
     result = CliRunner().invoke(app, ["explain", "", "/p", "--routes", "-"], input=MANIFEST)
     assert result.stdout.startswith("key       The key is empty. That is a key like any other")
-    assert "the splitter in force are not known" in result.stderr
+    assert "the active splitter are not known" in result.stderr
 
 
 def test_explain_shows_which_rule_splits() -> None:
@@ -321,7 +321,7 @@ def test_routes_apply_sends_the_manifest_with_its_author(monkeypatch: pytest.Mon
     daemon = routes_of(monkeypatch)
     result = CliRunner().invoke(app, ["routes", "apply", "-", "--author", "you"], input=MANIFEST)
     assert daemon.asked == [("/v1/routes", json.loads(MANIFEST), {"author": "you", "if_match": None})]
-    assert "Version 2 is in force in the pool p, daemon at http://leader.\n" in result.output
+    assert "Version 2 is active in the pool p, daemon at http://leader.\n" in result.output
     assert "New priorities, each group has a queue for each: 1.\n" in result.output
     assert "Priorities that no route has any more: 3.\n" in result.output
     assert "Requests that still wait with priority 3, and are served: 40." in result.output

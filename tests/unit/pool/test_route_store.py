@@ -137,7 +137,7 @@ class TestChanges:
         assert splitter.splitter is not None
         await splitter.clear(author="me", expected=1)
         assert splitter.splitter is None
-        with pytest.raises(PoolConflictError, match="no manifest in force"):
+        with pytest.raises(PoolConflictError, match="No manifest is active"):
             await splitter.clear(author="me")
         following = self.splitter(parameters)
         await following.load()

@@ -1,4 +1,4 @@
-"""The Java process (JVM) of a worker: start it, pass its output on to the worker's log, end it, say why it ended.
+"""The Java process (JVM) of a worker: start it, copy its output to the worker's log, end it, find out why it ended.
 
 Used by `session`. A process has one JVM at most, which pyspark holds in `SparkContext._gateway`.
 """
@@ -91,7 +91,7 @@ class Jvm:
         return self._process is None or self._process.poll() is None
 
     def why_ended(self) -> str | None:
-        """Why it ended, or why Spark stopped in it; None if nothing says why."""
+        """Why it ended, or why Spark stopped in it; None if unknown."""
         code = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):  # its connections close a moment before the process ends

@@ -269,7 +269,7 @@ class SparkSessions:
             return False
 
     def loss_reason(self, session: Any) -> str | None:
-        """Why a session is lost that is no longer alive; None if nothing says why."""
+        """Why the session is no longer alive; None if unknown."""
         if self._starvation is not None and self._starvation.reason is not None:
             return self._starvation.reason
         return None if self._jvm is None or _is_connect_session(session) else self._jvm.why_ended()
