@@ -131,6 +131,12 @@ class DriverContext:
         return {**self.worker_config, **reference}
 
     @property
+    def uses_kubernetes_executors(self) -> bool:
+        """Whether Spark in the workers asks Kubernetes for executors (`worker.spark_master: k8s://…`)."""
+        spark = self.worker_config.get("spark")
+        return isinstance(spark, Mapping) and str(spark.get("master")).startswith("k8s://")
+
+    @property
     def stop_grace(self) -> float | None:
         """The seconds that a worker has to end (`worker.stop_grace`), as it is given them; None if it is not."""
         runtime = self.worker_config.get("runtime")

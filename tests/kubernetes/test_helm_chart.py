@@ -42,6 +42,7 @@ EVERYTHING = {
     "affinity": {"nodeAffinity": {}},
     "priorityClassName": "high",
     "networkPolicy": {"apiFrom": [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]},
+    "sparkExecutors": {"enabled": True},
     "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
 }
 

@@ -242,7 +242,21 @@ class Manifests:
             {"name": "OSRDYNE_POD", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
             {"name": "WORKER_ID", "value": replica_id(spec.worker_id, "$(OSRDYNE_POD)")},
             {"name": URI_VARIABLE, "valueFrom": uri},
+            *self._spark_environment(),
             *({"name": name, "value": _literal(value)} for name, value in variables.items()),
+        ]
+
+    def _spark_environment(self) -> list[Manifest]:
+        """What a worker needs to ask Kubernetes for executors: its own address, namespace and image."""
+        if not self._context.uses_kubernetes_executors:
+            return []
+        fields = {"OSRDYNE_POD_IP": "status.podIP", "OSRDYNE_NAMESPACE": "metadata.namespace"}
+        return [
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+                for name, path in fields.items()
+            ),
+            {"name": "OSRDYNE_IMAGE", "value": _literal(self._options.image)},
         ]
 
     def _volumes(self) -> list[Manifest]:

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from osrdyne.config.models import Model
 from osrdyne.config.types import Duration, PublicMapping, PublicTexts, Size
-from osrdyne.drivers.base import DriverOptions
+from osrdyne.drivers.base import DriverContext, DriverOptions
 from osrdyne.drivers.shared import ShellVariables
 
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[numkMGTPE]|[KMGTPE]i|[eE][-+]?\d+)?\Z")
@@ -129,6 +129,15 @@ class KubernetesOptions(DriverOptions):
             if name.startswith((LABEL_PREFIX, "app.kubernetes.io/")):
                 raise ValueError(f"labels, annotations: {name} is set by osrdyne itself")
         return self
+
+    def contradiction(self, context: DriverContext) -> str | None:
+        """Spark in a worker creates the pods of its executors with the worker's own service account."""
+        if context.uses_kubernetes_executors and self.service_account is None:
+            return (
+                "service_account: worker.spark_master is k8s://…, so workers create pods: name a service account that "
+                "may (the Helm chart creates one with sparkExecutors.enabled)"
+            )
+        return None
 
     def max_workers_of_group(self) -> int:
         """How many pods one group may have at once."""

@@ -8,17 +8,19 @@ Used by `session`. Source: docs/reference/workers/clusters.md.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.spark_master import MasterKind, SparkMaster, find_reachable, parse_spark_master
+from osrdyne.protocol.spark_master import EXECUTOR_IMAGE, MasterKind, SparkMaster, find_reachable, parse_spark_master
 from osrdyne_worker.spark import jvm
 
 log = get_logger(__name__)
@@ -31,6 +33,29 @@ the worker as overdue."""
 LEAST_PROBE = 5.0
 REACH_TIMEOUT = 5.0
 PROBE_GROUP = "osrdyne start probe"
+
+DRIVER_PORT = 7078
+BLOCK_MANAGER_PORT = 7079
+EXECUTOR_CONTAINER = "executor"
+EXECUTOR_POD: Mapping[str, object] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"labels": {"app.kubernetes.io/name": "osrdyne-executor"}},
+    "spec": {
+        # The Pod Security Standard "restricted", as for workers; executors never call the API server.
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [
+            {
+                "name": EXECUTOR_CONTAINER,
+                # Images of workers have this command. Spark's own images have an entry point instead.
+                "command": ["osrdyne-spark-executor"],
+                "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            }
+        ],
+    },
+}
+"""The template to which Spark adds image, resources, variables and owner."""
 
 _EXECUTOR_IDLE = {
     # Executors go when they have run nothing for a minute. Those with cached tables or shuffle files stay for five: a
@@ -83,6 +108,32 @@ def cluster_defaults(master: SparkMaster, limits: ClusterLimits) -> dict[str, st
         # An application without a limit takes all cores of the cluster, and the next one gets none.
         return {**shared, "spark.cores.max": str(limits.cores)}
     return {**shared, "spark.dynamicAllocation.maxExecutors": str(limits.cores)}
+
+
+def kubernetes_defaults(variables: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Settings of Spark for a worker in a pod of the Kubernetes driver, which asks for pods as executors (client mode).
+
+    `variables`: what the driver tells the pod about itself; without them (a worker elsewhere) `{}`. The template of the
+    executors' pods is written to `directory`.
+    """
+    pod, address = variables.get("OSRDYNE_POD"), variables.get("OSRDYNE_POD_IP")
+    if not pod or not address:
+        return {}
+    template = directory / "osrdyne-executor.json"
+    template.write_text(json.dumps(EXECUTOR_POD))
+    # Executors connect to the pod itself: fixed ports, so that a NetworkPolicy can name them.
+    return {
+        "spark.driver.host": f"[{address}]" if ":" in address else address,
+        "spark.driver.bindAddress": "0.0.0.0",  # nosec B104 - a pod has an address of its own
+        "spark.driver.port": str(DRIVER_PORT),
+        "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
+        # Owner of the executors: Kubernetes deletes them with the worker, however it ends.
+        "spark.kubernetes.driver.pod.name": pod,
+        "spark.kubernetes.namespace": variables["OSRDYNE_NAMESPACE"],
+        EXECUTOR_IMAGE: variables["OSRDYNE_IMAGE"],
+        "spark.kubernetes.executor.podTemplateFile": str(template),
+        "spark.kubernetes.executor.podTemplateContainerName": EXECUTOR_CONTAINER,
+    }
 
 
 def require_reachable(master: SparkMaster) -> None:

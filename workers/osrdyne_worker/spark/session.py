@@ -12,14 +12,16 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from osrdyne.errors import ConfigurationError, StartFailedError
 from osrdyne.logs import get_logger, mask_uri
-from osrdyne.protocol.spark_master import SparkMaster
+from osrdyne.protocol.spark_master import MasterKind, SparkMaster
 from osrdyne_worker.app.app import Context, KeySessions
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
@@ -30,6 +32,7 @@ from osrdyne_worker.spark.cluster import (
     StarvationWatch,
     cluster_defaults,
     executors,
+    kubernetes_defaults,
     probe,
     read_master,
     require_reachable,
@@ -101,7 +104,9 @@ class SparkSessions:
         settings = context.worker_config.get("spark") or {}
         master = read_master(str(settings.get("master") or "local[*]"))
         limits = ClusterLimits.of(settings)
-        configured = {**cluster_defaults(master, limits), **(settings.get("conf") or {})}
+        in_pod = master.kind is MasterKind.KUBERNETES
+        own_pod = kubernetes_defaults(os.environ, Path(tempfile.gettempdir())) if in_pod else {}
+        configured = {**cluster_defaults(master, limits), **own_pod, **(settings.get("conf") or {})}
         conf = session_conf(master.text, configured, self._required, self._java_options)
         conf.setdefault("spark.app.name", app_name(context))
         try:
