@@ -90,15 +90,15 @@ def start_session(cluster, namespace, driver_pod, tmp_path):
             "TMPDIR": str(tmp_path),
         }
         command = [sys.executable, "-c", SESSION, json.dumps(settings)]
-        log = (tmp_path / "session.log").open("wb")
-        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log)
+        with (tmp_path / "session.log").open("wb") as log:
+            process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=log)
         processes.append(process)
         return process
 
     yield start
     for process in processes:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 @pytest.fixture
@@ -117,48 +117,42 @@ def executors(admin, namespace, driver_pod):
 
 
 @pytest.mark.timeout(900)
-async def test_executors_that_stay_pending_end_the_start_with_the_reason(
-    admin, namespace, driver_pod, start_session, executors
-):
-    process = start_session(start_timeout=60)
-    await until(executors, "Spark asks for an executor", timeout=PATIENCE)
-    [pod] = executors()
-    [container] = pod.spec.containers
-    assert (container.image, container.command) == (IMAGE, ["osrdyne-spark-executor"])
-    assert pod.spec.securityContext.runAsNonRoot
-    assert not container.securityContext.allowPrivilegeEscalation
-    assert pod.metadata.labels["app.kubernetes.io/name"] == "osrdyne-executor"
-
-    output, _ = await asyncio.to_thread(process.communicate)
+async def test_executors_that_stay_pending_end_the_start_with_the_reason(start_session):
+    process = start_session(start_timeout=40)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
     assert output.decode().startswith("failed: The Spark cluster at k8s://")
     assert "has started no executor within" in output.decode()
     assert "see the events of the executor pods: image, quota, free nodes" in output.decode()
 
-    # Whatever is left goes with the pod of the worker.
-    admin.delete(Pod, driver_pod.metadata.name, namespace=namespace, grace_period=0)
-    await until(lambda: not executors(), "Kubernetes deletes the executors", timeout=PATIENCE)
-
 
 @pytest.mark.timeout(900)
-async def test_executors_of_kubernetes_run_the_tasks(start_session, executors, tmp_path):
+async def test_executors_of_kubernetes_run_the_tasks(admin, namespace, driver_pod, start_session, executors, tmp_path):
     process = start_session(start_timeout=600)
     await until(executors, "Spark asks for an executor", timeout=PATIENCE)
     [pod] = executors()
     [container] = pod.spec.containers
-    # What a kubelet does: the command of the pod with its variables, the fields of the pod among them.
+    assert (container.image, container.command) == (IMAGE, ["osrdyne-spark-executor"])
+    assert pod.metadata.labels["app.kubernetes.io/name"] == "osrdyne-executor"
+    assert pod.spec.securityContext.runAsNonRoot
+    assert not container.securityContext.allowPrivilegeEscalation
+    # What a kubelet does: it runs the command of the pod with its variables, among them fields of the pod.
     own = {"status.podIP": "127.0.0.1", "metadata.name": pod.metadata.name}
     variables = {
         variable.name: own[variable.valueFrom.fieldRef.fieldPath] if variable.valueFrom else variable.value
         for variable in container.env
     }
-    log = (tmp_path / "executor.log").open("wb")
-    executor = subprocess.Popen([EXECUTOR, *container.args], env={**os.environ, **variables}, stdout=log, stderr=log)
+    with (tmp_path / "executor.log").open("wb") as log:
+        command = [str(EXECUTOR), *container.args]
+        executor = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
     try:
         output, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
     finally:
         executor.kill()
         executor.wait()
     assert output.decode() == "sum: 499500\n"
+    # Executors go with the pod of the worker, however it ends.
+    admin.delete(Pod, driver_pod.metadata.name, namespace=namespace, grace_period=0)
+    await until(lambda: not executors(), "Kubernetes deletes the executors", timeout=PATIENCE)
 
 
 def context_of(master):
