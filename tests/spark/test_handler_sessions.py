@@ -109,6 +109,29 @@ def test_cancel_ends_the_jobs_of_the_session_of_a_request(
     wait_for(lambda: not active_jobs(spark))
 
 
+def test_cancel_ends_the_jobs_of_a_batch(sessions: SparkSessions, spark: Any, shared: Any) -> None:
+    def look_up(calls: list[Call]) -> Any:
+        return calls[0].session.sql(SLOW).collect()
+
+    async def cancel(threads: ThreadPoolExecutor) -> None:
+        app = App(sessions=sessions)
+        app.batch_handler("/p")(look_up)
+        made = Dispatcher(app, threads=threads, side_threads=threads)
+        calls = [call_of(shared) for _ in range(3)]
+        running = asyncio.ensure_future(made.run_batch(calls, group_id="batch"))
+        end = time.monotonic() + 120
+        while sessions.progress(spark, "batch")["jobs"] == 0:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        running.cancel()
+        await asyncio.wait({running})
+        assert running.cancelled()
+
+    with ThreadPoolExecutor(4) as threads:
+        asyncio.run(cancel(threads))
+    wait_for(lambda: not active_jobs(spark))
+
+
 def in_column(call: Call) -> Any:
     return call.session.sql("select nowhere from range(1)")
 
