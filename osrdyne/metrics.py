@@ -168,6 +168,30 @@ class Metrics:
         self.start_seconds = Histogram(
             "osrdyne_worker_start_seconds", "From asking the driver to ready.", buckets=_SLOW, registry=registry
         )
+        self.processes = Gauge(
+            "osrdyne_processes", "Processes of pooled workers by state.", ["state"], registry=registry
+        )
+        self.process_keys = Gauge(
+            "osrdyne_process_keys", "Workers in a process of pooled workers, by slot.", ["slot"], registry=registry
+        )
+        self.process_heap = Gauge(
+            "osrdyne_process_heap_bytes", "Used heap of a process, by slot.", ["slot"], registry=registry
+        )
+        self.process_memory = Gauge(
+            "osrdyne_process_memory_bytes",
+            "Proportional set size of a process with its JVM, by slot.",
+            ["slot"],
+            registry=registry,
+        )
+        self.assign_seconds = Histogram(
+            "osrdyne_assign_seconds",
+            "From asking for a worker to its place in a process, for pooled workers.",
+            buckets=(*_FAST, 30.0, 60.0, 300.0),
+            registry=registry,
+        )
+        self.memory_relief = Counter(
+            "osrdyne_memory_relief", "Idle groups ended because the heap of their process was full.", registry=registry
+        )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
         self.mismarked_workers = Counter(
             "osrdyne_mismarked_workers",

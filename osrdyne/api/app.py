@@ -30,7 +30,7 @@ from osrdyne.ingress.routes.retries import in_seconds
 from osrdyne.metrics import Metrics, priority_label
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
-from osrdyne.pool.views import PoolInspector, WorkerView
+from osrdyne.pool.views import PoolInspector, ProcessStatus, WorkerView
 from osrdyne.protocol.names import Key
 
 _KEY_PARAMETER = {
@@ -107,6 +107,7 @@ def _process_routes(inspector: PoolInspector, metrics: Metrics, version: str) ->
     @router.get("/metrics", summary="Prometheus metrics", response_class=Response)
     async def show_metrics() -> Response:
         _count_groups_and_workers(inspector, metrics)
+        _measure_processes(inspector, metrics)
         _tell_what_waits(inspector, metrics)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
@@ -129,6 +130,23 @@ def _count_groups_and_workers(inspector: PoolInspector, metrics: Metrics) -> Non
         metrics.groups.labels(group_state).set(groups[group_state])
     for worker_state in WorkerState:
         metrics.workers.labels(worker_state).set(workers[worker_state])
+
+
+def _measure_processes(inspector: PoolInspector, metrics: Metrics) -> None:
+    for gauge in (metrics.process_keys, metrics.process_heap, metrics.process_memory):
+        gauge.clear()
+    views = inspector.processes()
+    states = Counter(view.state for view in views)
+    for state in ProcessStatus:
+        metrics.processes.labels(state).set(states[state])
+    for view in views:
+        slot = str(view.slot)
+        if view.state is not ProcessStatus.ENDED:
+            metrics.process_keys.labels(slot).set(len(view.keys))
+            if view.heap_used is not None:
+                metrics.process_heap.labels(slot).set(view.heap_used)
+            if view.memory is not None:
+                metrics.process_memory.labels(slot).set(view.memory)
 
 
 def _tell_what_waits(inspector: PoolInspector, metrics: Metrics) -> None:
@@ -162,6 +180,19 @@ def _pool_routes(inspector: PoolInspector) -> APIRouter:
         views = [view for view in inspector.groups() if keys is None or view.key in keys]
         leading = inspector.leadership().leading
         return models.Groups(pool=inspector.pool, leading=leading, groups=[models.Group.of(view) for view in views])
+
+    @router.get("/processes", summary="The processes of pooled workers; none in a pool of dedicated workers")
+    async def processes() -> models.Processes:
+        found = [models.Process.of(view) for view in inspector.processes()]
+        return models.Processes(pool=inspector.pool, leading=inspector.leadership().leading, processes=found)
+
+    @router.get("/processes/{worker_id}", summary="One process, by its worker id or the beginning of it")
+    async def process(worker_id: str) -> models.Process:
+        found = [view for view in inspector.processes() if view.worker_id.startswith(worker_id)]
+        if len(found) != 1:
+            detail = "There is no such process." if not found else "Several processes have an id that begins like this."
+            raise HTTPException(HTTPStatus.NOT_FOUND, detail)
+        return models.Process.of(found[0])
 
     @router.get("/leadership", summary="Whether this daemon leads its pool, and which one does")
     async def leadership() -> models.Leadership:

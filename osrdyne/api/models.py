@@ -5,6 +5,7 @@ No field may hold a secret: texts for people are masked again. The poison invent
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from osrdyne.logs import mask_uri
 from osrdyne.pool.state.groups import GroupStatus
 from osrdyne.pool.state.worker_reports import WorkerState
-from osrdyne.pool.views import ComponentView, GroupView, LeadershipView, WorkerView
+from osrdyne.pool.views import ComponentView, GroupView, LeadershipView, ProcessStatus, ProcessView, WorkerView
 
 Masked = Annotated[str, AfterValidator(mask_uri)]  # Text for a person; a password in a URI becomes `***`.
 
@@ -106,6 +107,7 @@ class Worker(BaseModel):
     in_flight: int
     started_at: float | None
     last_report_at: float | None
+    process: str | None = Field(description="The process that it shares with other keys, by its worker id.")
     metadata: dict[str, Masked]
 
     @classmethod
@@ -118,8 +120,40 @@ class Worker(BaseModel):
             in_flight=view.in_flight,
             started_at=view.started_at,
             last_report_at=view.last_report_at,
+            process=view.process,
             metadata=view.metadata,
         )
+
+
+class Process(BaseModel):
+    """One process of pooled workers. Memory in bytes, null if it is unknown."""
+
+    worker_id: str
+    external_id: str
+    slot: int
+    state: ProcessStatus
+    keys: list[str]
+    in_flight: int
+    heap_used: int | None
+    heap_max: int | None
+    memory: int | None = Field(description="Proportional set size of the process with its JVM.")
+    requests: int = Field(description="Served since its start.")
+    started_at: float | None
+    last_report_at: float | None
+    retiring: Masked | None = Field(description="Why its workers are being replaced.")
+    alone: str | None = Field(description="The only key that it takes.")
+
+    @classmethod
+    def of(cls, view: ProcessView) -> Process:
+        return cls(**{**asdict(view), "keys": list(view.keys)})
+
+
+class Processes(BaseModel):
+    """The processes of pooled workers, by slot."""
+
+    pool: str
+    leading: bool
+    processes: list[Process]
 
 
 class Queue(BaseModel):

@@ -15,6 +15,7 @@ from functools import partial
 from osrdyne.config.models import Settings
 from osrdyne.drivers.registry import worker_command
 from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.environment import PLACEMENT_VARIABLE
 
 TIMEOUT = 60.0  # An import that takes longer is left to the workers.
 # Options of the driver with which workers may find other modules than this process does.
@@ -29,18 +30,24 @@ def check_app(settings: Settings) -> None:
 def start_check(settings: Settings) -> Callable[[], None]:
     """Start the check beside this process; the result waits for it and raises what `check_app` raises.
 
-    Workers that start elsewhere, or with options by which they may find other modules, are not judged; nor is the
-    application that runs without a configuration.
+    In a pooled pool the application must be poolable. Workers that start elsewhere, or with options by which they may
+    find other modules, are not judged; nor is the default application that runs dedicated and without a configuration.
     """
     driver, untouched = settings.driver, type(settings.worker)()
     elsewhere = driver.name != "subprocess" or any(name in driver.options for name in FOREIGN_OPTIONS)
-    if elsewhere or (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config):
+    pooled = settings.worker.placement == "pooled"
+    is_untouched = (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config)
+    if elsewhere or (is_untouched and not pooled):
         return lambda: None
     *program, app = worker_command(settings.worker.app)
     process = subprocess.Popen(
         [*program, "--check", app],
         # In the environment as for a worker: the configuration may hold secrets, and a command line is public.
-        env={**os.environ, "WORKER_CONFIG": json.dumps(settings.worker_config())},
+        env={
+            **os.environ,
+            "WORKER_CONFIG": json.dumps(settings.worker_config()),
+            PLACEMENT_VARIABLE: settings.worker.placement,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

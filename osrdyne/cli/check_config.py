@@ -41,11 +41,12 @@ def check_config(
 
 async def _check_driver(settings: Settings) -> tuple[type[BaseModel], str | None]:
     """Check the driver's options, and return their model and a warning. Raises `ConfigurationError`."""
-    from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
+    from osrdyne.drivers.registry import create_pool_driver, environment_warning, load_driver_class
 
-    driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
+    driver = create_pool_driver(settings, clock=SystemClock())
     await driver.close()
-    return driver.options_model, environment_warning(settings, manages_workers=driver.manages_workers)
+    options = load_driver_class(settings.driver.name).options_model
+    return options, environment_warning(settings, manages_workers=driver.manages_workers)
 
 
 def _as_yaml(shown: Sequence[Shown]) -> Iterator[str]:

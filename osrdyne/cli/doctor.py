@@ -47,10 +47,10 @@ def doctor(
 
 async def _examine(settings: Settings) -> list[Finding]:
     from osrdyne.broker.doctor.run import run_broker_checks
-    from osrdyne.drivers.registry import create_driver, driver_context
+    from osrdyne.drivers.registry import create_pool_driver
     from osrdyne.ingress.acceptance import TtlLimits, longest_ttl
 
-    driver = create_driver(settings.driver, driver_context(settings, clock=SystemClock()))
+    driver = create_pool_driver(settings, clock=SystemClock())
     try:
         manifest = await _routes_in_force(settings)
         if manifest is None:

@@ -58,10 +58,18 @@ def show(
         typer.echo(f"waiting        {one['requests']} with priority {name}{_age(one['oldest_age'])}")
     typer.echo(f"generation     {group['generation']}")
     rows = [
-        (one["worker_id"], one["state"], one["in_flight"], one["external_id"], ago(one["started_at"]))
+        (
+            one["worker_id"],
+            one["state"],
+            one["in_flight"],
+            one["process"] or "its own",
+            one["external_id"],
+            ago(one["started_at"]),
+        )
         for one in group["workers"]
     ]
-    print_table(("worker", "state", "in flight", "external id", "started"), rows, empty="It has no worker.")
+    columns = ("worker", "state", "in flight", "process", "external id", "started")
+    print_table(columns, rows, empty="It has no worker.")
 
 
 def _age(seconds: float | None) -> str:

@@ -56,6 +56,7 @@ _COMMANDS = {
         ("doctor", "doctor", "doctor"),
         ("status", "status", "status"),
         ("groups", "groups", "app"),
+        ("workers", "workers", "app"),
         ("poison", "poison", "app"),
         ("routes", "routes", "app"),
         ("splitter", "splitter", "app"),

@@ -217,6 +217,37 @@ class ScalingSettings(Model):
         return self
 
 
+class PooledSettings(Model):
+    """Processes that several keys share, with `worker.placement: pooled`."""
+
+    keys_per_process: int = Field(50, ge=1, le=1000, description="Workers that one process may have.")
+    spares: int = Field(1, ge=0, le=100, description="Empty processes that are up before they are needed.")
+    max_processes: int = Field(
+        8, ge=1, le=1000, description="Processes that take workers. Those that are being replaced do not count."
+    )
+    max_heap_used: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="Used share of a process's heap above which it gets no further keys, and its least recently used "
+        "idle key ends.",
+    )
+    max_age: Duration | None = Field(None, gt=0, description="A process of this age is replaced.")
+    max_requests: int | None = Field(None, ge=1, description="A process that has served so many requests is replaced.")
+    process_timeout: Duration = Field(
+        30.0, ge=6, description="A process that answers nothing for so long is killed, and its workers start elsewhere."
+    )
+
+    @model_validator(mode="after")
+    def _spares_up_to_max(self) -> Self:
+        if self.spares > self.max_processes:
+            raise ValueError(
+                f"spares ({self.spares}) must not be more than max_processes ({self.max_processes}): raise "
+                "max_processes"
+            )
+        return self
+
+
 def _log_levels(value: Any) -> Any:
     """One level is that of the root logger."""
     return {"root": value} if isinstance(value, str) else value
@@ -263,6 +294,12 @@ class WorkerSettings(Model):
     )
     config: dict[str, Any] = Field(default_factory=dict, repr=False, description="The application's own configuration.")
     scaling: ScalingSettings = Field(default_factory=ScalingSettings, description="Several workers for one key.")
+    placement: Literal["dedicated", "pooled"] = Field(
+        "dedicated",
+        description="`dedicated`: a process for each worker; `pooled`: the workers of many keys share a process and "
+        "its JVM. Keys whose authors do not trust each other stay dedicated.",
+    )
+    pooled: PooledSettings = Field(default_factory=PooledSettings, description="Processes of `placement: pooled`.")
     environment: Literal["minimal", "reference"] = Field(
         "minimal",
         description="`minimal`: the driver passes the AMQP URI in a file or on standard input if it can, not in the "

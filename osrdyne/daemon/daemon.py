@@ -36,7 +36,7 @@ from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.daemon.term import StopRequest, Term
 from osrdyne.daemon.wiring import Resources
 from osrdyne.drivers.base import Driver
-from osrdyne.drivers.registry import create_driver, driver_context, environment_warning
+from osrdyne.drivers.registry import create_pool_driver, environment_warning
 from osrdyne.errors import BrokerError, BrokerUnavailableError, OsrdyneError, PoolConflictError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import Metrics
@@ -85,7 +85,7 @@ class Daemon:
         self._state = DaemonState()
         self._quarantine = Quarantine(clock)
         self._census = KeyCounter(settings.lifecycle.max_distinct_keys)
-        self._driver: Driver = create_driver(settings.driver, driver_context(settings, clock=clock))
+        self._driver: Driver = create_pool_driver(settings, clock=clock)
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
         self._leader = LeaderAddress(self._management, pool=settings.pool.id)

@@ -15,6 +15,7 @@ from osrdyne.broker.management.client import ManagementClient
 from osrdyne.daemon.leader_address import LeaderAddress
 from osrdyne.daemon.term import Term
 from osrdyne.drivers.base import Driver, Instance, InstanceState
+from osrdyne.drivers.pooled.process import Process, split_id
 from osrdyne.errors import BrokerError, LeadershipLostError, PoolConflictError
 from osrdyne.ingress.explain import Explanation, explain
 from osrdyne.ingress.requests import Arrival
@@ -30,12 +31,15 @@ from osrdyne.pool.views import (
     LeadershipView,
     PoisonPage,
     PoisonQuery,
+    ProcessStatus,
+    ProcessView,
     QueueView,
     WaitingView,
     WorkerView,
 )
 from osrdyne.protocol.names import PRIORITIES, Key, PoolNames, started_as
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
+from osrdyne.protocol.pooled import ProcessMemory
 
 FIND_TIMEOUT = 2.0  # Seconds for RabbitMQ to say where the leader is.
 
@@ -125,6 +129,34 @@ class DaemonInspector:
             return None
         known = term.state.tracker.status(key) is not None or term.state.queue_status[key] != ObservedQueue()
         return self._view(term, key) if known or term.state.worker_status[key] != ObservedWorkers() else None
+
+    def processes(self) -> list[ProcessView]:
+        term = self._state.term
+        if term is None or term.workers.pooled is None:
+            return []
+        found = sorted(term.workers.pooled.driver.processes.values(), key=lambda process: process.instance.slot)
+        return [self._process(process) for process in found]
+
+    def _process(self, process: Process) -> ProcessView:
+        state = process.state
+        memory = ProcessMemory() if state is None else state.memory
+        living = [worker for worker in process.assignments() if process.runs(worker.worker_id)]
+        return ProcessView(
+            worker_id=process.worker_id,
+            external_id=process.instance.external_id,
+            slot=process.instance.slot,
+            state=_process_status(process),
+            keys=tuple(sorted(worker.key for worker in living)),
+            in_flight=sum(worker.in_flight for worker in living),
+            heap_used=memory.heap_used,
+            heap_max=memory.heap_max,
+            memory=memory.pss,
+            requests=0 if state is None else state.requests,
+            started_at=process.instance.started_at,
+            last_report_at=None if state is None else self._wall(process.heard_at),
+            retiring="its settings have changed" if process.is_outdated else process.retiring,
+            alone=process.alone,
+        )
 
     def waiting(self) -> list[WaitingView]:
         term = self._state.term
@@ -267,10 +299,27 @@ class DaemonInspector:
                     in_flight=report.in_flight if report else 0,
                     started_at=instance.started_at if instance else None,
                     last_report_at=report.at if report else None,
+                    process=None if instance is None else _process_of(instance),
                     metadata={"driver": self._driver.name},
                 )
             )
         return tuple(views)
+
+
+def _process_of(instance: Instance) -> str | None:
+    """The process that the worker shares with others; None if it has one of its own."""
+    found = split_id(instance.instance_id)
+    return None if found is None else found[0]
+
+
+def _process_status(process: Process) -> ProcessStatus:
+    if process.is_gone:
+        return ProcessStatus.ENDED
+    if not process.takes_workers:
+        return ProcessStatus.RETIRING
+    if not process.is_ready:
+        return ProcessStatus.STARTING
+    return ProcessStatus.READY if process.load else ProcessStatus.SPARE
 
 
 def _worker_state(instance: Instance | None, reported: WorkerState | None) -> WorkerState:

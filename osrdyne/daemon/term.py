@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from osrdyne.aio.tasks import start_endless
@@ -49,10 +49,10 @@ class Term:
 
     async def run(self, stop: StopRequest, *, on_leading: Callable[[], None]) -> None:
         """Lead until `stop`, then end in order; raises when leadership is lost."""
-        async with asyncio.TaskGroup() as group:
+        async with self._linked(), asyncio.TaskGroup() as group:
             # First of all: the token is renewed while the term is prepared, however long that takes.
             keeping = start_endless(group, "leader session", self._session.run(self._token))
-            await self._prepare()
+            await self._prepare(group)
             # Before the consumers: an orphan that arrives needs the loops that bind its queue and start its worker.
             loops = self._start_loops(group)
             await self.processors.consumers.start(group)
@@ -73,7 +73,11 @@ class Term:
             # Last: until here every command needs the token.
             keeping.cancel()
 
-    async def _prepare(self) -> None:
+    def _linked(self) -> AbstractAsyncContextManager[None]:
+        """The driver of pooled workers reaches its processes as long as the term lasts."""
+        return nullcontext() if self.workers.pooled is None else self.workers.pooled.linked()
+
+    async def _prepare(self, group: asyncio.TaskGroup) -> None:
         """Declare infrastructure, then list what exists already (lifecycle: prepare-then-consume)."""
         await self._session.declare(pool_topology(self.names.pool))
         # Before the seed: the routes say which priority levels the queues of a group have.
@@ -81,6 +85,10 @@ class Term:
         await self.routing.splitter.load()
         await self._wiring.apply_policy(self.routing.routes.longest_ttl)
         await self.groups.resync.seed()
+        if self.workers.pooled is not None:
+            # Only the processes know which workers there are, and they answer through the activity queue. Reports of
+            # workers that come meanwhile find their groups: these have been seeded.
+            await self.processors.consumers.start_early(group, self.names.activity_queue)
         await self.workers.loop.list_instances()
         # After the first listing of workers: groups that were found without anything end, once that is proven.
         self.groups.resync.retire_unused(self.state.worker_status)
@@ -103,6 +111,9 @@ class Term:
             "resync": self.groups.resync.run(),
             "worker liveness": self.groups.liveness.run(),
         }
+        if self.workers.pooled is not None:
+            loops["pooled processes"] = self.workers.pooled.upkeep.run()
+            loops["memory of processes"] = self.groups.memory.run()
         return [start_endless(group, name, loop) for name, loop in loops.items()]
 
     async def _ask_workers_for_reports(self) -> None:
@@ -126,6 +137,9 @@ class Term:
 
     async def _stop_workers(self) -> None:
         """End every worker of the pool; their queues stay, with what is in them."""
+        if self.workers.pooled is not None:
+            # With their workers: reports are not consumed any more, so that none of these could confirm its end.
+            await self.workers.pooled.upkeep.stop_all()
         await self.workers.actions.stop_all()
         with suppress(BrokerError):  # a later leader removes what is left
             await self.workers.credentials.tidy()

@@ -21,9 +21,11 @@ from osrdyne.broker.session import LeaderSession
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.broker.topology.policies import PolicySpec, pool_policy
 from osrdyne.drivers.base import Driver
+from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.pool.context import TermContext, TermState
 from osrdyne.pool.groups.eviction import GroupEviction
 from osrdyne.pool.groups.idle import IdleReaper
+from osrdyne.pool.groups.memory import MemoryRelief
 from osrdyne.pool.queues.depths import QueueDepths
 from osrdyne.pool.queues.loop import RequestQueuesLoop
 from osrdyne.pool.queues.resync import Resync
@@ -47,6 +49,7 @@ from osrdyne.pool.workers.autoscaler import Autoscaler
 from osrdyne.pool.workers.control import WorkerControl
 from osrdyne.pool.workers.liveness import WorkerLiveness
 from osrdyne.pool.workers.loop import WorkerGroupsLoop
+from osrdyne.pool.workers.pooled import PooledLink, PooledTerm
 from osrdyne.pool.workers.specs import choose_credentials, scaling_rules, spec_factory
 from osrdyne.processors import activity
 from osrdyne.processors.consumers import ControllerConsumers, Processor
@@ -103,6 +106,7 @@ class Workers:
     actions: WorkerActions
     autoscaler: Autoscaler
     loop: WorkerGroupsLoop
+    pooled: PooledTerm | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +125,13 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The slow loops over all groups: eviction, the end of idle groups, liveness of workers, the resync."""
+    """The slow loops over all groups: eviction, the end of idle groups, liveness of workers, the memory of pooled
+    processes, the resync."""
 
     eviction: GroupEviction
     idle: IdleReaper
     liveness: WorkerLiveness
+    memory: MemoryRelief
     resync: Resync
 
 
@@ -188,7 +194,7 @@ def wire_state(resources: Resources) -> TermState:
         ),
         # A driver that starts no workers fills no host: only the number of keys is limited then.
         admission=Admission(
-            max_groups=lifecycle.max_groups if resources.driver.manages_workers else math.inf,
+            max_groups=_max_groups(resources),
             max_waiting=lifecycle.max_waiting_groups,
             census=resources.census,
         ),
@@ -202,6 +208,15 @@ def wire_state(resources: Resources) -> TermState:
         poison_texts=PoisonTexts(clock, seconds=settings.requests.poison_time),
         backlog=PriorityBacklog(since=clock.monotonic() if layout.managed else None),
     )
+
+
+def _max_groups(resources: Resources) -> float:
+    """How many groups may be up: as many as the settings allow, and the processes of pooled workers have room for."""
+    driver, settings = resources.driver, resources.context.settings
+    if not driver.manages_workers:
+        return math.inf
+    room = driver.rules.capacity // settings.worker.scaling.min if isinstance(driver, PooledDriver) else math.inf
+    return max(1, min(settings.lifecycle.max_groups, room))
 
 
 def wire_queues(resources: Resources, state: TermState) -> Queues:
@@ -222,12 +237,13 @@ def wire_queues(resources: Resources, state: TermState) -> Queues:
 
 def wire_workers(resources: Resources, state: TermState, queues: Queues) -> Workers:
     context, session, driver = resources.context, resources.session, resources.driver
+    pooled = driver if isinstance(driver, PooledDriver) else None
     credentials = choose_credentials(
         context,
         layout=state.layout,
         management=resources.management,
         driver=driver,
-        alive=state.instances.worker_ids,
+        alive=lambda: state.instances.worker_ids() | (set() if pooled is None else pooled.process_ids()),
     )
     control = WorkerControl(context, tracker=state.tracker, publisher=session.publisher)
     actions = WorkerActions(
@@ -248,7 +264,32 @@ def wire_workers(resources: Resources, state: TermState, queues: Queues) -> Work
         listings=queues.listing,
     )
     loop = WorkerGroupsLoop(context, state, driver=driver, actions=actions, autoscaler=autoscaler)
-    return Workers(credentials=credentials, control=control, actions=actions, autoscaler=autoscaler, loop=loop)
+    return Workers(
+        credentials=credentials,
+        control=control,
+        actions=actions,
+        autoscaler=autoscaler,
+        loop=loop,
+        pooled=None if pooled is None else wire_pooled(resources, state, pooled, control, credentials),
+    )
+
+
+def wire_pooled(
+    resources: Resources,
+    state: TermState,
+    driver: PooledDriver,
+    control: WorkerControl,
+    credentials: SharedCredentials | ScopedCredentials,
+) -> PooledTerm:
+    """The link of the term to the processes of pooled workers, and their upkeep."""
+    link = PooledLink(
+        resources.context,
+        tracker=state.tracker,
+        control=control,
+        credentials=credentials,
+        lease=resources.session.token,
+    )
+    return PooledTerm(driver, link)
 
 
 def wire_routing(resources: Resources, state: TermState, queues: Queues, workers: Workers) -> Routing:
@@ -336,7 +377,12 @@ def wire_groups(resources: Resources, state: TermState, queues: Queues, workers:
         listings=queues.listing,
         on_listing=(liveness.take_listing, state.backlog.take_listing, state.worker_reports.take_listing),
     )
-    return Groups(eviction=eviction, idle=idle, liveness=liveness, resync=resync)
+    memory = MemoryRelief(
+        context,
+        tracker=state.tracker,
+        crowded=lambda: [] if workers.pooled is None else workers.pooled.driver.crowded(),
+    )
+    return Groups(eviction=eviction, idle=idle, liveness=liveness, memory=memory, resync=resync)
 
 
 def wire_processors(
@@ -373,6 +419,7 @@ def wire_processors(
         queue_status=state.queue_status,
         worker_reports=state.worker_reports,
         forgeries=forgeries,
+        processes=None if workers.pooled is None else workers.pooled.driver,
         on_report=cancels.repeat_to,
         on_retried=routing.routes.note_retried,
     )

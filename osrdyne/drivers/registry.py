@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from osrdyne.aio.clock import Clock
 from osrdyne.config.models import DriverSettings, Settings
 from osrdyne.drivers.base import Driver, DriverContext, DriverOptions
+from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.pooled.placement import PooledRules
 from osrdyne.errors import ConfigurationError
 
 GROUP = "osrdyne.drivers"
@@ -34,6 +36,42 @@ def create_driver(settings: DriverSettings, context: DriverContext) -> Driver:
     if (contradiction := options.contradiction(context)) is not None:
         raise ConfigurationError(f"driver.options.{contradiction}")
     return driver_class(options, context)
+
+
+def create_pool_driver(settings: Settings, *, clock: Clock) -> Driver:
+    """The driver of the pool: the one that the settings name, or the driver of pooled workers around it.
+
+    Raises `ConfigurationError`, also where that driver cannot have pooled workers.
+    """
+    driver = create_driver(settings.driver, driver_context(settings, clock=clock))
+    if settings.worker.placement == "dedicated":
+        return driver
+    if (obstacle := _obstacle_to_pooling(settings, driver)) is not None:
+        raise ConfigurationError(f"worker.placement: {obstacle} Set worker.placement: dedicated, or change the driver.")
+    return PooledDriver(driver, pooled_rules(settings))
+
+
+def pooled_rules(settings: Settings) -> PooledRules:
+    """The rules of pooled workers in these settings."""
+    return PooledRules(
+        **settings.worker.pooled.model_dump(),
+        start_timeout=settings.lifecycle.start_timeout,
+        start_attempts=settings.lifecycle.start_attempts,
+        stop_grace=settings.worker.stop_grace,
+    )
+
+
+def _obstacle_to_pooling(settings: Settings, driver: Driver) -> str | None:
+    if not driver.manages_workers:
+        return f"the driver {settings.driver.name} starts no processes, so there are none to share."
+    if not driver.instance_is_worker:
+        return (
+            f"with the driver {settings.driver.name} the platform counts the processes of a group itself, so workers "
+            "cannot be assigned to one of them."
+        )
+    if settings.worker.environment == "reference":
+        return "workers of the reference (worker.environment: reference) cannot share a process."
+    return None
 
 
 def environment_warning(settings: Settings, *, manages_workers: bool) -> str | None:

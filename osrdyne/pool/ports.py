@@ -111,12 +111,17 @@ class WorkerCredentials(Protocol):
         """Return the AMQP URI, with a password, for a worker that is about to start. Raises `BrokerError`."""
         ...
 
+    async def uri_for_process(self, worker_id: WorkerId) -> str:
+        """The same for a pooled process, which serves no requests itself. Raises `BrokerError`."""
+        ...
+
     def release(self, worker_id: WorkerId) -> None:
         """Release the credentials of a worker that has ended or did not start. Does not wait and does not fail."""
         ...
 
 
 class Lease(Protocol):
-    async def confirm(self) -> None:
-        """Return if the token channel answered recently; otherwise ask it. Raises `LeadershipLostError`."""
+    async def confirm(self, *, since: float | None = None) -> None:
+        """Return if the token channel answered recently, and answered a command that was sent after `since`
+        (monotonic); otherwise ask it. Raises `LeadershipLostError`."""
         ...

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from osrdyne.ingress.explain import Explanation
@@ -19,9 +20,20 @@ from osrdyne.protocol.names import Key
 from osrdyne.protocol.poison import PoisonOutcome, PoisonRecord
 
 
+class ProcessStatus(StrEnum):
+    """The state of a process of pooled workers."""
+
+    STARTING = "starting"
+    READY = "ready"
+    SPARE = "spare"
+    RETIRING = "retiring"
+    ENDED = "ended"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker. Times are seconds since the epoch; `in_flight`: requests that it runs."""
+    """One worker. Times are seconds since the epoch; `in_flight`: requests that it runs. `process`: the process that it
+    shares with workers of other keys, if it does."""
 
     worker_id: str
     key: Key
@@ -31,7 +43,33 @@ class WorkerView:
     in_flight: int = 0
     started_at: float | None = None
     last_report_at: float | None = None
+    process: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessView:
+    """One process of pooled workers. Memory in bytes, None if it is unknown: `heap_used` and `heap_max` of the JVM,
+    `memory` as the proportional set size of the process with its JVM. Times are seconds since the epoch.
+
+    `state`: `starting`, `ready`, `spare` (ready and without workers), `retiring` (its workers are being replaced) or
+    `ended`. `requests`: served since its start. `alone`: the only key that it takes.
+    """
+
+    worker_id: str
+    external_id: str
+    slot: int
+    state: ProcessStatus
+    keys: tuple[Key, ...] = ()
+    in_flight: int = 0
+    heap_used: int | None = None
+    heap_max: int | None = None
+    memory: int | None = None
+    requests: int = 0
+    started_at: float | None = None
+    last_report_at: float | None = None
+    retiring: str | None = None
+    alone: Key | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +240,10 @@ class PoolInspector(PoisonInspector, ManifestInspector, Protocol):
         ...
 
     def group(self, key: Key) -> GroupView | None: ...
+
+    def processes(self) -> list[ProcessView]:
+        """The processes of pooled workers, by slot; empty while not leading, and in a pool of dedicated workers."""
+        ...
 
     def waiting(self) -> list[WaitingView]:
         """Waiting requests by priority level, over all groups; empty while not leading."""

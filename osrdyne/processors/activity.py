@@ -8,10 +8,11 @@ never creates a group.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from osrdyne.amqp import Delivery
 from osrdyne.amqp.consumer import Consumer
-from osrdyne.errors import InvalidKeyError
+from osrdyne.errors import InvalidKeyError, InvalidMessageError
 from osrdyne.logs import Logger, get_logger
 from osrdyne.metrics import OTHER
 from osrdyne.pool.context import TermContext
@@ -32,11 +33,20 @@ from osrdyne.protocol.activity import (
 )
 from osrdyne.protocol.messages import STATUS_HEADER
 from osrdyne.protocol.names import PRIORITIES, Key, WorkerId, parse_key
+from osrdyne.protocol.pooled import PROCESS_KEY, ProcessState, process_state_of
 from osrdyne.protocol.statuses import Status, decode_text
 
 PREFETCH = 1000
 # The most that one report adds to a counter of forged messages; a report may claim any number.
 MAX_COUNTED = 1_000_000
+
+
+class ProcessReports(Protocol):
+    """What takes the reports of pooled processes."""
+
+    def take_state(self, worker_id: WorkerId, state: ProcessState) -> None: ...
+
+    def is_process(self, worker_id: WorkerId) -> bool: ...
 
 
 class ActivityProcessor:
@@ -51,6 +61,7 @@ class ActivityProcessor:
         queue_status: QueueStatuses,
         worker_reports: WorkerRegistry,
         forgeries: Forgeries,
+        processes: ProcessReports | None = None,
         on_report: Callable[[Key, WorkerId], Awaitable[None]],
         on_retried: Callable[[Key, int | None, str | None], None],
     ) -> None:
@@ -60,6 +71,7 @@ class ActivityProcessor:
         self._queue_status = queue_status
         self._worker_reports = worker_reports
         self._forgeries = forgeries
+        self._processes = processes
         self._on_report = on_report
         self._on_retried = on_retried
         self._counted_at: dict[Key, float] = {}
@@ -91,6 +103,8 @@ class ActivityProcessor:
             self._log.debug("activity report ignored", error=str(error))
             return None
         self._metrics.activity.labels(event=report.event.value).inc()
+        if self._is_of_process(report):
+            return None
         if not self._is_known(key):
             return None
         if not report.worker_id:  # a worker of the reference implementation: its work only keeps the group active
@@ -104,6 +118,21 @@ class ActivityProcessor:
             self._count_completed(key, report)
         self._count_use(key, report)
         return report
+
+    def _is_of_process(self, report: ActivityReport) -> bool:
+        """Whether a pooled process reports, and not a worker of a key that is called like the group of processes. The
+        driver gets the state of the process; its other events say nothing more."""
+        if self._processes is None:
+            return report.event is Event.PROCESS_STATE
+        worker_id = WorkerId(report.worker_id)
+        if report.event is not Event.PROCESS_STATE:
+            return report.key == PROCESS_KEY and self._processes.is_process(worker_id)
+        try:
+            self._processes.take_state(worker_id, process_state_of(report))
+        except InvalidMessageError as error:
+            self._count_invalid()
+            self._log.warning("state of a process not understood", process=worker_id, error=str(error))
+        return True
 
     def _count_invalid(self) -> None:
         self._metrics.invalid_messages.labels(queue="activity").inc()

@@ -56,15 +56,23 @@ class ControllerConsumers:
         self._sweeping: list[asyncio.Task[None]] = []
         self._log: Logger = get_logger("consumers")
 
+    async def start_early(self, group: asyncio.TaskGroup, queue: str) -> None:
+        """Consume one queue before the others."""
+        await self._start(group, [processor for processor in self._processors if processor.queue == queue])
+
     async def start(self, group: asyncio.TaskGroup) -> None:
-        """Consume every queue, in the order given."""
-        for processor in self._processors:
+        """Consume every queue that is not consumed yet, in the order given."""
+        early = {running.consumer.queue for running in self._running}
+        await self._start(group, [processor for processor in self._processors if processor.queue not in early])
+        if self._sweeper is not None:
+            self._sweeping = [group.create_task(self._sweeper.run(), name="expiry sweeper")]
+
+    async def _start(self, group: asyncio.TaskGroup, processors: Sequence[Processor]) -> None:
+        for processor in processors:
             channel = await self._open_channel()
             consumer = await channel.consume(processor.queue, prefetch=processor.prefetch)
             task = group.create_task(processor.run(consumer), name=f"consumer of {processor.queue}")
             self._running.append(_Running(channel, consumer, task))
-        if self._sweeper is not None:
-            self._sweeping = [group.create_task(self._sweeper.run(), name="expiry sweeper")]
 
     async def finish(self) -> None:
         """Stop consuming and finish the messages that were taken; those not finished in time return to their queue."""

@@ -27,6 +27,7 @@ from osrdyne.pool.views import (
     LeadershipView,
     PoisonPage,
     PoisonQuery,
+    ProcessView,
     QueueView,
     WaitingView,
     WorkerView,
@@ -47,6 +48,7 @@ class FakeInspector:
     failure: OsrdyneError | None = None
     component_views: list[ComponentView] = field(default_factory=lambda: [ComponentView("broker", True, "connected")])
     group_views: dict[Key, GroupView] = field(default_factory=dict)
+    process_views: list[ProcessView] = field(default_factory=list)
     waiting_views: list[WaitingView] = field(default_factory=list)
     retrying_requests: dict[int, int] = field(default_factory=dict)
     log_lines: dict[Key, dict[str, tuple[str, ...]]] = field(default_factory=dict)
@@ -70,6 +72,9 @@ class FakeInspector:
 
     def group(self, key: Key) -> GroupView | None:
         return self.group_views.get(key) if self.leading else None
+
+    def processes(self) -> list[ProcessView]:
+        return self.process_views if self.leading else []
 
     def waiting(self) -> list[WaitingView]:
         return self.waiting_views if self.leading else []

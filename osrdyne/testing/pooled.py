@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from osrdyne.aio.clock import Clock
 from osrdyne.drivers.base import WorkerSpec, new_worker_id
 from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.errors import LeadershipLostError
 from osrdyne.protocol.activity import ActivityReport, report_from_wire
 from osrdyne.protocol.control import Generation, control_from_wire
 from osrdyne.protocol.environment import Placement, WorkerEnvironment
@@ -279,6 +280,8 @@ class PlayedLink:
         self.term = term
         self.accepts = True
         """Whether RabbitMQ accepts messages."""
+        self.leads = True
+        self.confirmed: list[float | None] = []
         self.assigned: list[float] = []
         self.released: list[WorkerId] = []
         self._ask = ask
@@ -289,8 +292,11 @@ class PlayedLink:
             self._ask(process, question, Generation(self.term, 1))
         return self.accepts
 
-    async def confirm(self) -> None:
-        """The leader leads as long as the test lasts."""
+    async def confirm(self, *, since: float | None = None) -> None:
+        """The leader leads as long as `leads`."""
+        self.confirmed.append(since)
+        if not self.leads:
+            raise LeadershipLostError("Another leader has the token.")
 
     async def make_process(self, slot: int) -> WorkerSpec:
         return process_spec(slot, pool=self._pool, term=self.term)

@@ -181,9 +181,11 @@ async def leading(
     broker: FakeBroker | None = None,
     driver: FakeDriver | None = None,
     settings: Settings | None = None,
+    stop: StopRequest | None = None,
 ) -> AsyncIterator[Stack]:
     """A leader at work. At the end it is killed; an error that ended its term before is raised here."""
     stack = make_stack(clock, broker=broker, driver=driver, settings=settings)
+    stack.stop = stop or stack.stop
     async with asyncio.TaskGroup() as group:
         stack.task = group.create_task(stack.lead(), name="leader")
         await clock.settle()

@@ -482,6 +482,20 @@ class TestKeep:
                 await leader.token.confirm()
                 assert leader.token._answered_at == asked
 
+    async def test_confirm_asks_the_broker_once_after_a_given_moment(self, settings: Settings) -> None:
+        """lifecycle: pooled-late-process."""
+        clock = StandingClock()
+        async with LeaderSession(settings, clock=clock) as leader:
+            _, own = await leader.token.acquire()
+            async with kept(leader, own):
+                seen_at = clock.now
+                clock.now = asked = seen_at + 0.1
+                await leader.token.confirm(since=seen_at)
+                assert leader.token._answered_at == asked
+                clock.now += 0.1
+                await leader.token.confirm(since=seen_at)
+                assert leader.token._answered_at == asked
+
     async def test_session_that_is_cancelled_at_any_moment_ends(self, settings: Settings) -> None:
         """Channels are being opened then; a cancellation that gets lost would leave the term waiting endlessly."""
         async with session_of(settings) as leader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -84,6 +85,30 @@ async def worker_channel(uri: str) -> AsyncIterator[Channel]:
 
 async def publish(channel: Channel, exchange: str, routing_key: str) -> None:
     await channel.publish(Message(b"x"), exchange=exchange, routing_key=routing_key)
+
+
+async def test_process_of_pooled_workers_reads_its_questions_and_reports(
+    grants: Grants, uri: str, channel: Channel
+) -> None:
+    """And cannot consume requests, or answer any: its workers have users of their own."""
+    names, control = grants.names, grants.names.control_queue(OTHER)
+    async with worker_channel(await grants.credentials.uri_for_process(OTHER)) as process:
+        await process.declare_queue(control, exclusive=True)
+        await process.bind_queue(control, names.control_exchange, names.control_worker_routing_key(OTHER))
+        consumer = await process.consume(control)
+        await publish(process, names.activity_exchange, "pooled")
+        await publish(channel, names.control_exchange, names.control_worker_routing_key(OTHER))
+        assert (await asyncio.wait_for(consumer.get(), 60)).body == b"x"
+    refused: list[Attempt] = [
+        lambda process, names: process.consume(names.request_queue(MINE)),
+        lambda process, names: publish(process, "", "a-reply-queue"),
+        lambda process, names: publish(process, names.requests_exchange, MINE),
+        lambda process, names: process.declare_queue(names.control_queue(ME), exclusive=True),
+    ]
+    for attempt in refused:
+        async with worker_channel(await grants.credentials.uri_for_process(OTHER)) as process:
+            with pytest.raises(BrokerAccessError):
+                await attempt(process, names)
 
 
 Attempt = Callable[[Channel, PoolNames], Awaitable[Any]]

@@ -132,6 +132,7 @@ class TokenChannel:
         self._pending: set[asyncio.Future[Any]] = set()
         self._lost = False
         self._answered_at = clock.monotonic()
+        self._asked_at = -math.inf
         self._forged_logged_at = -math.inf
         self._forged = 0
         self._log: Logger = get_logger("leader", pool=names.pool)
@@ -366,7 +367,7 @@ class TokenChannel:
         return batch
 
     async def _carry_out(self, batch: list[_Command]) -> None:
-        last = batch[-1]
+        last, asked_at = batch[-1], self._clock.monotonic()
         if self._is_over:  # the reader is about to say why
             for command in batch:
                 self._fail(command.answer, LeadershipLostError("The leader token is lost."))
@@ -382,7 +383,7 @@ class TokenChannel:
             for command in batch:  # which of them was refused is not known
                 self._fail(command.answer, lost)
             raise lost from error
-        self._answered_at = self._clock.monotonic()
+        self._asked_at, self._answered_at = asked_at, self._clock.monotonic()
         for command in batch:
             if not command.answer.done():
                 command.answer.set_result(result if command is last else None)
@@ -414,10 +415,15 @@ class TokenChannel:
         self._given.set()
         return await answer
 
-    async def confirm(self) -> None:
-        """Return if T has answered within the lease, else ask it something that cannot fail (lifecycle: lease)."""
+    async def confirm(self, *, since: float | None = None) -> None:
+        """Return if T has answered within the lease, else ask it something that cannot fail (lifecycle: lease).
+
+        `since` (monotonic): a command that T has answered must have been sent after it. Then a later leader, which gets
+        the token after that answer, sees what this one saw at `since`.
+        """
         # A driver call without this may come after the term, against the next leader.
-        if self._is_over or self._clock.monotonic() - self._answered_at > self._lease:
+        lapsed = self._clock.monotonic() - self._answered_at > self._lease
+        if self._is_over or lapsed or (since is not None and self._asked_at <= since):
             await self.do(lambda channel: channel.ping())
 
 

@@ -45,6 +45,9 @@ class SharedCredentials:
     async def uri_for(self, key: Key, worker_id: WorkerId) -> str:
         return self._uri
 
+    async def uri_for_process(self, worker_id: WorkerId) -> str:
+        return self._uri
+
     def release(self, worker_id: WorkerId) -> None:
         """Nothing is the worker's own."""
 
@@ -96,6 +99,28 @@ class ScopedCredentials:
 
         Raises `BrokerError`, one that is not `retryable` when this controller may not make users.
         """
+        return await self._make_user(
+            worker_id,
+            topics=control_topics(self._names, key, worker_id, replicas=self._replicas),
+            permissions=worker_permissions(
+                self._names,
+                self._layout.possible(key),
+                worker_id,
+                has_retries=self._layout.managed,
+                replicas=self._replicas,
+            ),
+        )
+
+    async def uri_for_process(self, worker_id: WorkerId) -> str:
+        """Make the user of a pooled process: it reports and reads its control queue, and nothing else. Its workers have
+        users of their own. As `uri_for`."""
+        return await self._make_user(
+            worker_id,
+            topics=_exactly(own=re.escape(self._names.control_worker_routing_key(worker_id))),
+            permissions=process_permissions(self._names, worker_id),
+        )
+
+    async def _make_user(self, worker_id: WorkerId, *, topics: str, permissions: Permissions) -> str:
         self._kept_until[worker_id] = self._clock.monotonic() + self._start_timeout
         user, password = f"{self._prefix}{worker_id}", secrets.token_urlsafe(32)
         try:
@@ -106,18 +131,9 @@ class ScopedCredentials:
                 user,
                 self._names.control_exchange,
                 write="^$",
-                read=control_topics(self._names, key, worker_id, replicas=self._replicas),
+                read=topics,
             )
-            await self._management.put_permissions(
-                user,
-                worker_permissions(
-                    self._names,
-                    self._layout.possible(key),
-                    worker_id,
-                    has_retries=self._layout.managed,
-                    replicas=self._replicas,
-                ),
-            )
+            await self._management.put_permissions(user, permissions)
         except BaseException:
             self.release(worker_id)
             raise
@@ -195,6 +211,16 @@ def worker_permissions(
         configure=_exactly(own=control),
         write=_exactly(names.activity_exchange, "amq.default", *retries, own=control),
         read=_exactly(*queues, names.control_exchange, own=control),
+    )
+
+
+def process_permissions(names: PoolNames, worker_id: WorkerId) -> Permissions:
+    """What a pooled process needs: its control queue, and the exchange that takes its reports."""
+    control = _own(names.control_queue(worker_id), replicas=False)
+    return Permissions(
+        configure=_exactly(own=control),
+        write=_exactly(names.activity_exchange, own=control),
+        read=_exactly(names.control_exchange, own=control),
     )
 
 

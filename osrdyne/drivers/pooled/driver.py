@@ -3,7 +3,7 @@
 The pool sees an ordinary driver: a worker that is assigned to a process is an instance like any other. A *process* is
 an instance of the inner driver, of the key `PROCESS_KEY`. The driver decides nothing about groups; it chooses the
 process of a worker. Which workers there are is known by the processes alone: at the start of a term every process is
-asked, and nothing is placed before each has answered or was killed. Source: docs/reference/protocol/pooled.md.
+asked, and nothing is placed before each has answered or was killed. Source: docs/explanation/placement.md.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import (
     PROCESS_KEY,
     Assign,
+    Assignment,
     AssignmentState,
     Forget,
     ProcessState,
@@ -91,6 +92,8 @@ class PooledDriver(Driver):
         self.deaths = ProcessDeaths(inner.context.clock)
         self.begun: dict[WorkerId, int] = {}
         """The term of each start of a process that has not returned yet."""
+        self.failed_starts = 0
+        """Processes in a row that ended before they were ready."""
         self.wakeup = Wakeup(inner.context.clock)
         """Set whenever processes may have to be started or ended."""
         self._clock = inner.context.clock
@@ -98,6 +101,7 @@ class PooledDriver(Driver):
         self._listed_in: int | None = None
         self._early: dict[WorkerId, ProcessState] = {}
         self._dedicated: list[Instance] = []
+        self._refreshing = asyncio.Lock()
         self._places: set[tuple[Key, int]] = set()
         self._changes = WatchCell(0)
         self._log: Logger = get_logger("pooled_driver", pool=inner.context.pool)
@@ -132,11 +136,23 @@ class PooledDriver(Driver):
         if process.is_gone:
             return
         term = 0 if self._link is None else self._link.term
+        if state.ready:
+            self.failed_starts = 0
+        before = process.workers()
         if process.apply(state, term=term, now=self._clock.monotonic()):
-            self.changed()
+            self.changed(relist=process.workers() != before)
 
-    def changed(self) -> None:
-        """Something is known of a process that was not known before: starts may find a place, and listings differ."""
+    def is_process(self, worker_id: WorkerId) -> bool:
+        """Whether it is the id of a process, also of one that is just being started."""
+        return worker_id in self.processes or worker_id in self.begun
+
+    def process_ids(self) -> set[WorkerId]:
+        """The processes that have not ended: their credentials are in use."""
+        return {process.worker_id for process in running(self.processes.values())}
+
+    def changed(self, *, relist: bool = True) -> None:
+        """Something is known of a process that was not known before: starts may find a place. `relist`: listings may
+        differ from earlier ones."""
         for process in self.processes.values():
             empty = process.is_ready and process.load == 0
             process.empty_since = (process.empty_since or self._clock.monotonic()) if empty else None
@@ -144,7 +160,8 @@ class PooledDriver(Driver):
                 process.alone = None
         self._serve_waiting()
         self.wakeup.set()
-        self._changes.set(self._changes.value + 1)
+        if relist:
+            self._changes.set(self._changes.value + 1)
 
     # --- the interface of drivers
 
@@ -185,6 +202,7 @@ class PooledDriver(Driver):
         process.stopping.add(worker_id)
         self.changed()
         release = Release(_new_question(), worker_id, grace)
+        self._log_worker("worker is released", process, worker_id)
         try:
             await self._until_ended(process, release)
         except ProcessSilentError:
@@ -205,6 +223,7 @@ class PooledDriver(Driver):
             return
         # A leader that dies before the answer leaves an exited worker in the list: the next one removes it.
         forget = Forget(_new_question(), worker_id)
+        self._log_worker("worker is forgotten", process, worker_id)
         while not process.is_gone and process.assignment(worker_id) is not None:
             with suppress(ProcessGoneError):
                 await self._ask(process, forget)
@@ -244,6 +263,18 @@ class PooledDriver(Driver):
         finally:
             inner.cancel()
 
+    def crowded(self) -> list[list[Assignment]]:
+        """Of each process whose heap is used beyond `max_heap_used`, and that has more than one worker: the workers
+        without requests, the least recently used first."""
+        return [
+            sorted(
+                (worker for worker in process.assignments() if process.runs(worker.worker_id) and not worker.in_flight),
+                key=lambda worker: worker.last_used,
+            )
+            for process in running(self.processes.values())
+            if process.load > 1 and process.heap_share >= self.rules.max_heap_used
+        ]
+
     async def check(self) -> list[Finding]:
         rules = self.rules
         message = (
@@ -258,7 +289,11 @@ class PooledDriver(Driver):
     # --- processes, for `PooledUpkeep` too
 
     async def refresh(self) -> None:
-        """List the instances of the inner driver."""
+        """List the instances of the inner driver. One listing at a time: an older one must not overwrite a newer."""
+        async with self._refreshing:
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         term = None if self._link is None else self._link.term
         before = set(self.processes)
         listing = await self.inner.list_instances()
@@ -301,8 +336,7 @@ class PooledDriver(Driver):
         running = {worker.key for worker in process.assignments() if worker.in_flight > 0}
         if not process.closing:
             self.deaths.note(running)
-        # An assignment that was not answered may have begun; its requests return to their queue with its connection.
-        process.starting.clear()
+        # A worker whose assignment was not answered may have run: it is listed as exited with the process, too.
         with suppress(DriverError):
             process.log_lines = await self.inner.logs(process.instance.instance_id, lines=LOG_LINES)
         ready = process.state is not None and process.state.ready
@@ -314,7 +348,10 @@ class PooledDriver(Driver):
             workers=len(process.assignments()),
         )
         process.wake()
-        if not ready and not process.closing:
+        if ready or process.closing:
+            return
+        self.failed_starts += 1
+        if self.failed_starts >= self.rules.start_attempts:
             reason = f"A pooled process ended before it was ready: {process.instance.exit or 'unknown exit'}."
             self.fail_waiting(StartFailedError(reason, log_lines=process.log_lines))
 
@@ -399,7 +436,9 @@ class PooledDriver(Driver):
 
     async def _assign(self, process: Process, spec: WorkerSpec) -> Instance | None:
         """Assign the worker to a process; None if the process takes no more workers."""
-        await self.link.confirm()  # the place may have been waited for
+        # The place may have been waited for. A leader that gets the token after this has the process in its listing and
+        # asks it (lifecycle: pooled-late-process); a deposed leader ends here.
+        await self.link.confirm(since=process.seen_at)
         if process.is_gone:
             return None
         worker_id, now, term = spec.worker_id, self._clock.time(), self.link.term
@@ -407,6 +446,7 @@ class PooledDriver(Driver):
         # the next one finds the worker in the report of the process, or not at all.
         process.starting[worker_id] = Starting(spec.key, spec.slot, self.spec_hash(), now, term)
         assign = Assign(_new_question(), spec.environment, spec.slot, self.spec_hash(), now)
+        self._log.debug("worker is assigned", process=process.worker_id, key=spec.key, worker_id=worker_id)
         await self._ask(process, assign)
         process.starting.pop(worker_id, None)
         if (worker := process.worker(worker_id)) is not None:
@@ -431,6 +471,11 @@ class PooledDriver(Driver):
             if self._clock.monotonic() - since > limit:
                 raise DriverUnavailableError("The process answers but does not end the worker.")
             await self._next_report(process)
+
+    def _log_worker(self, event: str, process: Process, worker_id: WorkerId) -> None:
+        worker = process.worker(worker_id)
+        key = None if worker is None else worker.key
+        self._log.debug(event, process=process.worker_id, key=key, worker_id=worker_id)
 
     async def _next_report(self, process: Process) -> None:
         """Wait for a report of the process, at most until the question is to be repeated."""

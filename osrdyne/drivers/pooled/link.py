@@ -26,8 +26,8 @@ class ProcessLink(Protocol):
         """Send a question; it may get lost. Returns whether RabbitMQ has accepted it."""
         ...
 
-    async def confirm(self) -> None:
-        """Return if the leader still leads. Raises `LeadershipLostError`."""
+    async def confirm(self, *, since: float | None = None) -> None:
+        """Return if the leader still leads, and led after `since` (monotonic). Raises `LeadershipLostError`."""
         ...
 
     async def make_process(self, slot: int) -> WorkerSpec:

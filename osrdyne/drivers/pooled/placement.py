@@ -1,6 +1,6 @@
 """Where a worker is placed, and how many processes there should be: pure functions of what is known of the processes.
 
-Source: docs/reference/protocol/pooled.md.
+Source: docs/explanation/placement.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class PooledRules:
 
     `max_age` in seconds and `max_requests`: beyond it a process is replaced; None: never. `process_timeout`: within
     which a process must answer. `start_timeout`: within which a new process must be ready, and for how long the start
-    of a worker waits for a place. `stop_grace`: what a process gets to end. `repeat_after`: when an
+    of a worker waits for a place. `start_attempts`: processes in a row that end before they are ready, after which
+    the starts that wait have failed. `stop_grace`: what a process gets to end. `repeat_after`: when an
     unanswered question is repeated.
     """
 
@@ -33,6 +34,7 @@ class PooledRules:
     max_requests: int | None = None
     process_timeout: float = 30.0
     start_timeout: float = 300.0
+    start_attempts: int = 2
     stop_grace: float = 30.0
     repeat_after: float = 1.0
 
@@ -96,6 +98,8 @@ def _is_empty(process: Process) -> bool:
 
 def retirement(process: Process, rules: PooledRules, *, now: float) -> str | None:
     """Why the process is to be replaced; None if it is not. `now`: seconds since the epoch."""
+    if process.state is not None and process.state.draining and not process.closing:
+        return "it takes no more workers"  # threads of ended workers run on in it
     if rules.max_age is not None and now - process.instance.started_at >= rules.max_age:
         return "it has reached worker.pooled.max_age"
     served = 0 if process.state is None else process.state.requests

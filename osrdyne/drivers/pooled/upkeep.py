@@ -35,7 +35,7 @@ class PooledUpkeep:
         self._rules = driver.rules
         self._clock = driver.context.clock
         self._busy: set[object] = set()
-        self._failures = 0
+        self._refused = 0
         self._no_start_before = self._clock.monotonic()
         self._judged: set[WorkerId] = set()
         self._log: Logger = get_logger("pooled_upkeep", pool=driver.context.pool)
@@ -82,18 +82,14 @@ class PooledUpkeep:
         return placement.processes_to_start(alive, waiting, self._rules) > 0
 
     def _judge_start(self, process: Process) -> None:
-        """Count processes that ended before they were ready, so that starts of processes back off."""
-        if process.worker_id in self._judged or not (process.is_gone or process.is_ready):
-            return
-        self._judged.add(process.worker_id)
-        if process.is_ready:
-            self._failures = 0
-        elif process.started_in is not None and not process.closing and not (process.state and process.state.ready):
-            self._back_off()
+        """After a process that ended before it was ready, wait before the next one is started."""
+        if process.is_gone and process.worker_id not in self._judged:
+            self._judged.add(process.worker_id)
+            if self._driver.failed_starts:
+                self._back_off(self._driver.failed_starts)
 
-    def _back_off(self) -> None:
-        self._failures += 1
-        self._no_start_before = self._clock.monotonic() + START_RETRY.delay(self._failures)
+    def _back_off(self, failures: int) -> None:
+        self._no_start_before = self._clock.monotonic() + START_RETRY.delay(failures)
 
     def _do(self, group: asyncio.TaskGroup, subject: object, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run `work` beside everything else; one at a time for each subject."""
@@ -124,7 +120,8 @@ class PooledUpkeep:
         try:
             spec = await link.make_process(slot)
         except BrokerError as error:
-            self._back_off()
+            self._refused += 1
+            self._back_off(self._refused)
             self._log.warning("process credentials unavailable", error=str(error))
             if not error.retryable:
                 reason = "RabbitMQ refused the credentials of a process; see the daemon's log."
@@ -143,10 +140,12 @@ class PooledUpkeep:
         except StartFailedError as error:
             driver.begun.pop(spec.worker_id, None)
             link.release_process(spec.worker_id)
-            self._back_off()
+            self._refused += 1
+            self._back_off(self._refused)
             self._log.error("process start failed", error=str(error))
             driver.fail_waiting(error)
             return
+        self._refused = 0
         driver.add(instance)
         self._log.info("process started", process=instance.worker_id, instance=instance.external_id)
         driver.changed()

@@ -12,6 +12,7 @@ from osrdyne.pool.ports import Publisher
 from osrdyne.pool.state.tracker import PoolStateTracker
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.protocol.pooled import Question, question_to_control
 
 
 class WorkerControl:
@@ -42,6 +43,12 @@ class WorkerControl:
         """Ask one worker to take no more requests, to finish those it runs, and to end."""
         message = ControlMessage(Command.DRAIN, self._tracker.generation)
         return await self._send(self._names.control_worker_routing_key(worker_id), message)
+
+    async def ask_process(self, process: WorkerId, question: Question) -> bool:
+        """Ask a pooled process. `Assign` contains the AMQP URI of a worker: the message is not persistent, and only the
+        process reads the queue that it goes to."""
+        message = question_to_control(question, self._tracker.generation)
+        return await self._send(self._names.control_worker_routing_key(process), message)
 
     async def _send_to_group(self, key: Key, message: ControlMessage) -> bool:
         return await self._send(self._names.control_group_routing_key(key), message)

@@ -15,7 +15,7 @@ from osrdyne.drivers.pooled.driver import PooledDriver
 from osrdyne.drivers.pooled.placement import EMPTY_FOR, PooledRules
 from osrdyne.drivers.pooled.process import split_id
 from osrdyne.drivers.pooled.upkeep import PooledUpkeep
-from osrdyne.errors import DriverUnavailableError, SlotTakenError, StartFailedError
+from osrdyne.errors import DriverUnavailableError, LeadershipLostError, SlotTakenError, StartFailedError
 from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, Assign, Forget, Release
 from osrdyne.testing.clock import VirtualClock
@@ -218,9 +218,11 @@ class TestSpares:
         with world_of(clock, ready=False) as world:
             start = asyncio.ensure_future(world.driver.start(spec_of(A)))
             await clock.advance(2.0)
-            [process] = world.network.processes.values()
-            world.end_process(process, code=4)
-            await clock.advance(2.0)
+            for number in range(RULES.start_attempts):
+                assert not start.done()
+                process = list(world.network.processes.values())[number]
+                world.end_process(process, code=4)
+                await clock.advance(5.0)
             with pytest.raises(StartFailedError, match="before it was ready") as caught:
                 await done(start)
             assert caught.value.log_lines == ("java.lang.OutOfMemoryError",)
@@ -297,6 +299,36 @@ class TestChangeOfLeader:
             assert await fails(done(lost), DriverUnavailableError)
             world.driver.begin_term(PlayedLink(world.network.ask, term=4))
             assert (await world.listed()).keys() == {A}
+
+    async def test_deposed_leader_uses_no_process_that_the_next_one_may_have_started(self, clock: VirtualClock) -> None:
+        """lifecycle: pooled-late-process."""
+        with world_of(clock, ready=False) as world:
+            start = asyncio.ensure_future(world.driver.start(spec_of(A)))
+            await clock.advance(2.0)
+            [process] = world.network.processes.values()
+            seen_at = world.driver.processes[process.worker_id].seen_at
+            world.link.leads = False
+            process.set(ready=True)
+            await clock.advance(1.0)
+            assert await fails(done(start), LeadershipLostError)
+            assert world.link.confirmed[-1] == seen_at
+            assert not [question for question in world.network.sent if isinstance(question, Assign)]
+
+    async def test_older_listing_does_not_bring_back_a_process_that_has_ended(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            inner = world.driver.inner
+            assert isinstance(inner, FakeDriver)
+            inner.hang_lists()
+            older = asyncio.ensure_future(world.driver.refresh())
+            await clock.settle()
+            world.end_process(process)
+            newer = asyncio.ensure_future(world.driver.refresh())
+            await clock.settle()
+            inner.release_lists()
+            await clock.settle()
+            await asyncio.gather(older, newer)
+            assert world.driver.processes[process.worker_id].is_gone
 
     async def test_calls_between_two_terms_are_refused(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
@@ -408,6 +440,12 @@ class TestProcessEnds:
             await clock.advance(2.0)
             assert await fails(done(start), DriverUnavailableError)
             world.network.lose = lambda question: False
+            unanswered = (await world.listed())[B]
+            assert (unanswered.state, unanswered.exit) == (
+                InstanceState.EXITED,
+                Exit(code=137, reason="the process ended: out of memory"),
+            )
+            await world.driver.remove(unanswered.instance_id)
             assert (await world.start(B)).state is InstanceState.RUNNING
 
     async def test_key_whose_requests_ran_at_two_ends_gets_a_process_of_its_own(self, clock: VirtualClock) -> None:
@@ -452,6 +490,14 @@ class TestReplacement:
             await end(world, instance)
             await clock.advance(5.0)
             assert world.running_processes() == [world.process_of(successor).worker_id]
+
+    async def test_process_that_takes_no_more_workers_is_replaced(self, clock: VirtualClock) -> None:
+        with world_of(clock) as world:
+            process = world.process_of(await world.start(A))
+            process.set(draining=True)
+            await clock.advance(2.0)
+            assert (await world.listed())[A].retiring
+            assert world.process_of(await world.start(A, slot=1)) is not process
 
     async def test_dedicated_workers_are_listed_and_stopped(self, clock: VirtualClock) -> None:
         """The placement of a running pool was changed."""

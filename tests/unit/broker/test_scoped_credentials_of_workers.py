@@ -13,7 +13,13 @@ import pytest
 from pydantic import SecretStr
 
 from osrdyne.broker.management.client import ManagementClient
-from osrdyne.broker.management.credentials import ScopedCredentials, control_topics, user_prefix, worker_permissions
+from osrdyne.broker.management.credentials import (
+    ScopedCredentials,
+    control_topics,
+    process_permissions,
+    user_prefix,
+    worker_permissions,
+)
 from osrdyne.broker.topology.layout import QueueLayout
 from osrdyne.config.models import BrokerSettings
 from osrdyne.errors import BrokerUnavailableError
@@ -89,6 +95,33 @@ async def test_rights_come_last(scene: Scene) -> None:
     """A user that is made by half may do nothing."""
     await scene.credentials.uri_for(KEY, ME)
     assert scene.api.users[f"{PREFIX}me"][-1] == "permissions"
+
+
+async def test_process_of_pooled_workers_has_a_user_of_its_own(scene: Scene) -> None:
+    uri = await scene.credentials.uri_for_process(ME)
+    assert uri.startswith(f"amqps://{PREFIX}me:")
+    assert scene.api.users[f"{PREFIX}me"][-1] == "permissions"
+    scene.credentials.release(ME)
+    await scene.credentials.tidy()
+    assert scene.api.users == {}
+
+
+def test_process_of_pooled_workers_may_report_and_be_asked_and_nothing_else() -> None:
+    rights = process_permissions(NAMES, ME)
+    control = NAMES.control_queue(ME)
+    allowed = {
+        "configure": [control],
+        "write": [control, NAMES.activity_exchange],
+        "read": [control, NAMES.control_exchange],
+    }
+    others = [
+        NAMES.request_queue(KEY), NAMES.requests_exchange, NAMES.retry_exchange, NAMES.control_queue(OTHER),
+        NAMES.activity_queue, "amq.default", f"x{control}", f"{control}x",
+    ]  # fmt: skip
+    for kind, names in allowed.items():
+        pattern = getattr(rights, kind)
+        every = {*others, *(name for group in allowed.values() for name in group)}
+        assert {name for name in every if re.search(pattern, name)} == set(names), kind
 
 
 async def test_every_worker_has_a_password_of_its_own(scene: Scene) -> None:

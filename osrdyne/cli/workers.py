@@ -1,0 +1,83 @@
+"""`osrdyne workers …`: the processes of pooled workers of a running daemon."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from osrdyne.cli.options import ApiOption, ConfigOption, Output, OutputOption, remote
+from osrdyne.cli.output import ago, print_json, print_table, printable
+
+app = typer.Typer(help="Look at the processes that pooled workers share.", no_args_is_help=True)
+
+_MIB = 2**20
+
+
+@app.command("list")
+def list_workers(api: ApiOption = None, config: ConfigOption = None, output: OutputOption = Output.TABLE) -> None:
+    """List the processes of pooled workers: keys, requests, memory, age."""
+    answer = remote(api, config).get("/v1/processes")
+    if output is Output.JSON:
+        print_json(answer["processes"])
+        return
+    empty = (
+        "There are no processes that keys share: worker.placement is dedicated, or none has started yet."
+        if answer["leading"]
+        else "This daemon does not lead: the leader knows the processes."
+    )
+    columns = ("process", "state", "keys", "in flight", "heap", "memory", "served", "started", "external id")
+    print_table(columns, [_row(process) for process in answer["processes"]], empty=empty)
+
+
+@app.command()
+def show(
+    process: Annotated[str, typer.Argument(help="Worker id of the process, or the beginning of it.")],
+    api: ApiOption = None,
+    config: ConfigOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show one process and the keys whose workers are in it."""
+    found = remote(api, config).get(f"/v1/processes/{quote(process, safe='')}")
+    if output is Output.JSON:
+        print_json(found)
+        return
+    typer.echo(f"process      {found['worker_id']} (external id {printable(found['external_id'])})")
+    typer.echo(f"state        {found['state']}{_because(found)}")
+    typer.echo(f"started      {ago(found['started_at'])}")
+    typer.echo(f"last report  {ago(found['last_report_at'])}")
+    typer.echo(f"heap         {_heap(found)}")
+    typer.echo(f"memory       {_size(found['memory'])}")
+    typer.echo(f"served       {found['requests']} requests, {found['in_flight']} in flight")
+    print_table(("key",), [(key,) for key in found["keys"]], empty="It has no worker.")
+
+
+def _row(process: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        process["worker_id"],
+        process["state"],
+        len(process["keys"]),
+        process["in_flight"],
+        _heap(process),
+        _size(process["memory"]),
+        process["requests"],
+        ago(process["started_at"]),
+        process["external_id"],
+    )
+
+
+def _because(process: dict[str, Any]) -> str:
+    if process["retiring"] is not None:
+        return f": {printable(process['retiring'])}"
+    return "" if process["alone"] is None else f": it takes the key {printable(process['alone'])} only"
+
+
+def _heap(process: dict[str, Any]) -> str:
+    if process["heap_used"] is None:
+        return "-"
+    return f"{_size(process['heap_used'])} of {_size(process['heap_max'])}"
+
+
+def _size(size: int | None) -> str:
+    return "-" if size is None else f"{size / _MIB:.0f} MiB"
