@@ -52,7 +52,7 @@ model: setup ## Check the lifecycle model with spin; ARGS=--all adds the slow ru
 	@tools/setup model
 	@$(BIN)/python tests/model/run.py $(ARGS)
 
-chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MINUTES=30
+chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MINUTES=30 ARGS=--pooled
 	$(BIN)/python -m tests.chaos.run --seed $(or $(SEED),1) --minutes $(or $(MINUTES),3) $(ARGS)
 
 histories: setup ## Run random histories and hostile messages in memory, e.g. COUNT=10000

@@ -357,7 +357,7 @@ MakeDaemon = Callable[..., DaemonProcess]
 
 
 def _command_length(arguments: tuple[str, ...]) -> int:
-    return 2 if arguments[0] in {"groups", "poison", "routes"} else 1
+    return 2 if arguments[0] in {"groups", "poison", "routes", "workers"} else 1
 
 
 def _is_alive(pid: int) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ SETTINGS: Mapping[str, Any] = {
     "requests": {"ttl": "60s", "delivery_limit": 5, "poison_time": "60s"},
     "log": {"level": "info"},
 }
+POOLED: Mapping[str, Any] = {
+    "placement": "pooled",
+    "pooled": {"spares": 0, "keys_per_process": 10, "max_processes": 3, "process_timeout": "10s"},
+}
+"""Few places, so that processes fill, and keys wait for one."""
 
 
 class PoolUnderAttack:
@@ -58,7 +64,9 @@ class PoolUnderAttack:
         proxies: Mapping[str, Proxy],
         clocks: Mapping[str, WrongClock],
         daemons: tuple[DaemonProcess, ...],
+        pooled: bool = False,
     ) -> None:
+        self._pooled = pooled
         self.broker = broker
         self.proxies = proxies
         self.clocks = clocks
@@ -86,8 +94,21 @@ class PoolUnderAttack:
         return sum(len(daemon.events(event)) for daemon in self.daemons)
 
     def workers(self) -> list[tuple[str, int]]:
-        """Key and process id of each living worker."""
-        return [(worker.key, worker.pid) for worker in self.daemons[0].workers()]
+        """Key and process id of each living worker. Pooled workers share processes, of which there may be several:
+        each counts as one of its own."""
+        living = self.daemons[0].workers()
+        return [(f"{worker.key} {worker.pid}" if self._pooled else worker.key, worker.pid) for worker in living]
+
+    async def keys_twice(self) -> set[str]:
+        """Keys that the leader sees in two processes of pooled workers."""
+        if not self._pooled:
+            return set()
+        found: Counter[str] = Counter()
+        for leader in await self.leaders():
+            with suppress(httpx.HTTPError, json.JSONDecodeError):
+                answer = await leader.get("/v1/processes")
+                found.update(key for process in answer.get("processes", []) for key in process["keys"])
+        return {key for key, count in found.items() if count > 1}
 
 
 async def _leads(daemon: DaemonProcess) -> bool:
@@ -100,7 +121,7 @@ async def _leads(daemon: DaemonProcess) -> bool:
 
 @asynccontextmanager
 async def pool_under_attack(
-    directory: Path, *, image: str | None, rules: Rules | None
+    directory: Path, *, image: str | None, rules: Rules | None, pooled: bool = False
 ) -> AsyncIterator[PoolUnderAttack]:
     """Everything is running, and one of the daemons leads. RabbitMQ is a container of `image`, or the one installed.
 
@@ -112,6 +133,8 @@ async def pool_under_attack(
         clocks = {name: WrongClock(directory / f"{name}.clock") for name in (*DAEMONS, "workers")}
         daemons = tuple(_make_daemon(directory, name, broker, proxies, clocks) for name in DAEMONS)
         for daemon in daemons:
+            if pooled:
+                daemon.write_settings(worker=POOLED)
             if rules is not None:
                 daemon.write_settings(pool={"kind": "managed"}, requests=rules.settings())
         try:
@@ -119,7 +142,7 @@ async def pool_under_attack(
             if rules is not None:
                 await _activate(daemons[0], rules)
             daemons[1].launch()
-            yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons)
+            yield PoolUnderAttack(broker, proxies=proxies, clocks=clocks, daemons=daemons, pooled=pooled)
         finally:
             for daemon in daemons:
                 await daemon.close()

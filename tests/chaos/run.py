@@ -50,6 +50,7 @@ class Run:
         *,
         image: str | None = None,
         rules: Rules | None = None,
+        pooled: bool = False,
         sabotaged: bool = False,
     ) -> None:
         self._seed = seed
@@ -57,6 +58,7 @@ class Run:
         self._directory = directory
         self._image = image
         self._rules = rules
+        self._pooled = pooled
         self._sabotaged = sabotaged
         self._began_at = time.monotonic()
 
@@ -64,7 +66,7 @@ class Run:
         rules = self._rules
         if rules is not None:
             self._say(str(rules))
-        async with pool_under_attack(self._directory, image=self._image, rules=rules) as pool:
+        async with pool_under_attack(self._directory, image=self._image, rules=rules, pooled=self._pooled) as pool:
             retry = None if rules is None else rules.retry
             callers = Callers(pool.through("clients"), POOL, seed=self._seed, retry=retry)
             attacker, watcher = Attacker(pool, callers, note=self._note), Watcher(pool)
@@ -143,6 +145,7 @@ def main() -> int:
     parser.add_argument("--family", action="append", type=Family, help="only these; by default all")
     parser.add_argument("--image", help="a container image of RabbitMQ instead of the one installed here")
     parser.add_argument("--kind", choices=("direct", "managed"), default="direct", help="of the pool")
+    parser.add_argument("--pooled", action="store_true", help="workers of several keys share a process")
     parser.add_argument("--sabotage", action="store_true", help="lose requests on purpose: the run must fail")
     arguments = parser.parse_args()
     faults = make_schedule(
@@ -157,6 +160,7 @@ def main() -> int:
             directory,
             image=arguments.image,
             rules=draw_rules(arguments.seed) if arguments.kind == "managed" else None,
+            pooled=arguments.pooled,
             sabotaged=arguments.sabotage,
         )
         verdict, done = asyncio.run(run.execute())

@@ -22,6 +22,8 @@ TOLERATED = 15.0
 """Seconds for which two daemons may believe that they lead: one that was cut off or stopped notices it within three
 heartbeats, on a busy machine somewhat later. It does nothing meanwhile: a second worker for a key would show that it
 does."""
+BOTH_SEEN = 10.0
+"""Seconds within which the leader must have ended the later of two workers of a key."""
 NAMES = PoolNames(POOL)
 EMPTY = (NAMES.orphan_queue, NAMES.dead_letter_queue)
 
@@ -35,6 +37,7 @@ class Watcher:
         self._pool = pool
         self._twins: list[str] = []
         self._two_leaders: list[str] = []
+        self._twice: dict[str, float] = {}
         self._ended: set[str] = set()
 
     @asynccontextmanager
@@ -54,7 +57,18 @@ class Watcher:
             pids = {key: sorted(pid for other, pid in both if other == key) for key, _ in both}
             self._twins += [f"{key[:20]!r} {found}" for key, found in pids.items() if len(found) > 1]
             before = seen
+            await self._watch_keys()
             await asyncio.sleep(INTERVAL)
+
+    async def _watch_keys(self) -> None:
+        """Keys of pooled workers in two processes. A deposed leader may have started one of them late: the leader ends
+        it when it sees both."""
+        now = asyncio.get_running_loop().time()
+        found = await self._pool.keys_twice()
+        self._twice = {key: self._twice.get(key, now) for key in found}
+        self._twins += [
+            f"{key[:20]!r} in two processes" for key, since in self._twice.items() if now - since > BOTH_SEEN
+        ]
 
     async def _watch_leaders(self) -> None:
         loop = asyncio.get_running_loop()
