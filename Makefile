@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
+.PHONY: help setup demo demo-priorities demo-cluster run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,9 @@ demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real reques
 
 demo-priorities: setup ## Show alerts overtake a backlog on a real Spark worker while routes change
 	@$(BIN)/python tools/demo_priorities.py
+
+demo-cluster: setup ## Run a standalone cluster of Spark and one key whose jobs run on it; ends by itself
+	@$(BIN)/python tools/demo_cluster.py
 
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
 	@$(BIN)/osrdyne run $(ARGS)
