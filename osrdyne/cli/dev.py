@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from osrdyne.cli.app_check import check_app
 from osrdyne.cli.options import ConfigOption, LogLevelOption, PoolOption, SetOption, load
 from osrdyne.cli.run import start_logging
+from osrdyne.cli.spark import start_training
 from osrdyne.config.loading import DEFAULT_FILE, FILE_VARIABLE
 from osrdyne.config.models import Settings
 from osrdyne.dev.announcement import announcement_file, find_announcement
@@ -62,9 +65,24 @@ async def _run(settings: Settings, console: Console) -> None:
         running = await stack.__aenter__()
     try:
         _greet(running, console)
-        await stop.wait()
+        with _archive_made_beside(settings):
+            await stop.wait()
     finally:
         await stack.__aexit__(None, None, None)
+
+
+@contextmanager
+def _archive_made_beside(settings: Settings) -> Iterator[None]:
+    """Make the class data sharing archive of the SQL pipeline's workers in the background, unless it is there."""
+    if settings.driver.name != "subprocess" or settings.worker.app != type(settings.worker)().app:
+        yield
+        return
+    training = start_training(settings)
+    try:
+        yield
+    finally:
+        training.terminate()
+        training.wait()
 
 
 def _greet(settings: Settings, console: Console) -> None:

@@ -61,6 +61,7 @@ _COMMANDS = {
         ("routes", "routes", "app"),
         ("splitter", "splitter", "app"),
         ("token", "token", "app"),
+        ("spark", "spark", "app"),
         ("explain", "explain", "explain"),
     )
 }

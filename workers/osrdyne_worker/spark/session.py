@@ -37,6 +37,7 @@ from osrdyne_worker.spark.cluster import (
     read_master,
     require_reachable,
 )
+from osrdyne_worker.spark.archive import with_archive
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
@@ -357,7 +358,7 @@ def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
         # Settings of the gateway are on the JVM's command line, which all users of the host can read; secrets reach the
         # JVM through its socket instead.
         visible = SparkConf(loadDefaults=False).setMaster(master)
-        visible.setAll([(name, value) for name, value in conf.items() if not _SECRET.search(name)])
+        visible.setAll([(name, value) for name, value in with_archive(conf).items() if not _SECRET.search(name)])
         started = jvm.launch(visible)
         return SparkSession.builder.master(master).config(map=dict(conf)).getOrCreate(), started
     except JvmStartError as error:

@@ -1,0 +1,149 @@
+"""The class data sharing archive: parsed and verified classes, which a JVM maps instead of loading them from jars.
+
+`session` uses an archive that fits; without one a JVM starts as before, only slower. `pipelines.training` makes one:
+its JVM records the classes that it loads, and writes them at its exit. The JVM itself refuses an archive that was made
+by another Java or from other jars (`-Xshare:auto`). Imports no pyspark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
+EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
+ABANDONED_AFTER = 3600.0
+_QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+"""A JVM would write a warning to the log of the worker when it refuses an archive."""
+_OWN_CHOICE = ("-Xshare", "-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "AutoCreateSharedArchive")
+
+
+def system_directory() -> Path:
+    """Where an image has the archives: below the Python environment of the worker."""
+    return Path(sys.prefix) / "share" / "osrdyne" / "class-data"
+
+
+def user_directory() -> Path:
+    """Where archives of this user are, below the cache directory."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "osrdyne" / "class-data"
+
+
+def archive_stem(conf: Mapping[str, str]) -> str | None:
+    """The beginning of an archive's name: for this Java, this Spark and the class path. None without Java or Spark.
+
+    The name goes on with the size in bytes: a JVM crashes on an archive that was cut off.
+    """
+    java, spark = _java_home(), _spark_home()
+    if java is None or spark is None:
+        return None
+    jars = spark / "jars"
+    facts = [
+        str(java),
+        _text(java / "release") or str(_modified(java / "bin" / "java")),
+        str(spark),
+        str(_modified(jars)),
+        # Parts of the class path that Spark's launcher puts before or after the jars.
+        *(os.environ.get(name, "") for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")),
+        conf.get(EXTRA_CLASS_PATH, ""),
+    ]
+    return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+
+
+def find_archive(conf: Mapping[str, str]) -> Path | None:
+    """The archive that fits; None if there is none."""
+    stem = archive_stem(conf)
+    if stem is None:
+        return None
+    return next(
+        filter(None, (archive_in(directory, stem) for directory in (system_directory(), user_directory()))), None
+    )
+
+
+def archive_in(directory: Path, stem: str) -> Path | None:
+    """The archive in a directory, if it is whole, and if no other user could have written it: it is code."""
+    for path in sorted(directory.glob(f"{stem}.*.jsa")):
+        with suppress(OSError):
+            found = path.stat()
+            is_ours = found.st_uid in {0, os.geteuid()} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if is_ours and path.name == _name(stem, found.st_size):
+                return path
+    return None
+
+
+def _name(stem: str, size: int) -> str:
+    return f"{stem}.{size}.jsa"
+
+
+def with_archive(conf: Mapping[str, str]) -> dict[str, str]:
+    """`conf` with the options of the JVM that use the archive, if there is one. The user's own options win."""
+    options = conf.get(DRIVER_OPTIONS, "")
+    archive = None if any(choice in options for choice in _OWN_CHOICE) else find_archive(conf)
+    if archive is None or " " in str(archive):  # the options are one text, which is split at blanks
+        return dict(conf)
+    return {**conf, DRIVER_OPTIONS: f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET} {options}".strip()}
+
+
+def recording(conf: Mapping[str, str], target: Path) -> dict[str, str]:
+    """`conf` with the option of the JVM that writes the archive when it exits."""
+    options = conf.get(DRIVER_OPTIONS, "")
+    return {**conf, DRIVER_OPTIONS: f"-XX:ArchiveClassesAtExit={target} {_QUIET} {options}".strip()}
+
+
+@contextmanager
+def written_aside(directory: Path, stem: str) -> Iterator[Path]:
+    """A path that becomes the archive at the end, if it exists then. No JVM sees a part of an archive.
+
+    A former archive of the same name is removed; JVMs that have mapped it keep it until they end.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.glob(".*.unfinished"):  # by a training run that was killed
+        if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
+            left.unlink(missing_ok=True)
+    unfinished = directory / f".{stem}.{os.getpid()}.unfinished"
+    try:
+        yield unfinished
+        if unfinished.exists():
+            unfinished.chmod(0o644)
+            finished = directory / _name(stem, unfinished.stat().st_size)
+            unfinished.replace(finished)
+            for former in directory.glob(f"{stem}.*.jsa"):
+                if former != finished:
+                    former.unlink(missing_ok=True)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _java_home() -> Path | None:
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    return Path(java).resolve().parents[1] if java and Path(java).exists() else None
+
+
+def _spark_home() -> Path | None:
+    if home := os.environ.get("SPARK_HOME"):
+        return Path(home)
+    spec = find_spec("pyspark")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _modified(path: Path) -> int:
+    """In whole seconds: layers of an image have no more."""
+    with suppress(OSError):
+        return int(path.stat().st_mtime)
+    return 0
