@@ -95,6 +95,7 @@ def test_cached_view_is_answered_from_memory(spark: Any, make_call: Any, tmp_pat
     file = tmp_path / "t.csv"
     file.write_text("1\n", encoding="utf-8")
     call = make_call(one_table("k", path=str(file), format="csv", columns="n int", cache=True), "k")
+    assert call.context.state.caching.wait(300)
     file.unlink()
     assert rows(call, "select n from t") == [[1]]
 

@@ -14,6 +14,7 @@ import yaml
 
 from osrdyne.protocol.messages import ARROW_TYPE, JSON_TYPE
 from osrdyne_worker import Answer, Call, RequestError
+from osrdyne_worker.pipelines import caching
 from osrdyne_worker.pipelines import sql as pipeline
 from osrdyne_worker.pipelines.sql import ExplainRequest, SqlRequest
 from osrdyne_worker.spark.results import prepare
@@ -259,11 +260,59 @@ def test_cache_status_shows_what_is_in_memory(make_call: Any, tpch: Path) -> Non
     tables = [{"view": name, "path": f"{tpch}/sf=0.001/{name}.parquet", "cache": name == "orders"} for name in
               ("orders", "region")]  # fmt: skip
     call = make_call({"datasets": [{"key": "x", "tables": tables}]}, "x")
+    assert call.context.state.caching.wait(300)
     orders, region = pipeline.cache_status(call)["views"]
     assert orders["cached"]
     assert orders["memory_bytes"] > 1000
     assert orders["cached_partitions"] == orders["partitions"] > 0
     assert (region["cached"], region["memory_bytes"]) == (False, 0)
+
+
+def plan_of(call: Call, query: str) -> str:
+    return pipeline.explain(call, ExplainRequest(query=query))["plan"]
+
+
+def test_first_request_is_served_from_the_files_and_later_ones_from_memory(
+    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "START_DELAY", 600.0)
+    tables = [{"view": "supplier", "path": f"{tpch}/sf=0.001/supplier.parquet", "cache": True}]
+    call = make_call({"datasets": [{"key": "y", "tables": tables}]}, "y")
+    query = SqlRequest(query="select count(*), sum(s_acctbal) from supplier")
+    assert not pipeline.cache_status(call)["views"][0]["cached"]
+    assert "Scan parquet" in plan_of(call, query.query)
+    first = pipeline.sql(call, query)
+    assert call.context.state.caching.wait(300), "the end of the first request starts it"
+    assert "In-memory table" in plan_of(call, query.query)
+    prepared = call.context.state.prepared(query.query)
+    assert "In-memory table" in prepared.frame._jdf.queryExecution().executedPlan().toString()
+    assert pipeline.sql(call, query).body == first.body
+
+
+def test_filtered_view_is_in_memory_before_the_first_request(
+    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "START_DELAY", 600.0)
+    path = f"{tpch}/sf=0.001/nation.parquet"
+    table = {"view": "nation", "path": path, "cache": True, "filters": {"n_regionkey": "{region}"}}
+    call = make_call({"datasets": [{"key": "{region}", "tables": [table]}]}, "1")
+    assert pipeline.cache_status(call)["views"][0]["cached"]
+    assert "In-memory table" in plan_of(call, "select * from nation")
+
+
+def test_view_that_cannot_be_cached_stays_on_its_files(
+    make_call: Any, tpch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(caching, "cache_now", fail)
+    tables = [{"view": "region", "path": f"{tpch}/sf=0.001/region.parquet", "cache": True}]
+    call = make_call({"datasets": [{"key": "z", "tables": tables}]}, "z")
+    assert call.context.state.caching.wait(300)
+    rows = json.loads(pipeline.sql(call, SqlRequest(query="select count(*) from region")).body)["rows"]
+    assert rows == [[5]]
+    assert not pipeline.cache_status(call)["views"][0]["cached"]
 
 
 def test_version_names_spark_and_the_key(call: Call) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import functions as F
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
+from osrdyne_worker.pipelines.caching import cache_now, pool_of_thread, use_pool
 from osrdyne_worker.pipelines.datasets import (
     InvalidKeyPartError,
     ResolvedDataset,
@@ -26,6 +28,8 @@ from osrdyne_worker.pipelines.datasets import (
 from osrdyne_worker.spark.errors import describe
 
 log = get_logger(__name__)
+
+PARALLEL_VIEWS = 4
 
 _MISSING = re.compile(
     r"PATH_NOT_FOUND|PATH_DOES_NOT_EXIST|TABLE_OR_VIEW_NOT_FOUND|DELTA_TABLE_NOT_FOUND|FILE_NOT_EXIST"
@@ -47,16 +51,18 @@ class DataProblemError(OsrdyneError):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view for queries. `columns` are (name, type, nullable)."""
+    """A view for queries. `columns` are (name, type, nullable); `to_cache`: the DataFrame that is still to be put into
+    memory."""
 
     name: str
     format: str
     columns: tuple[tuple[str, str, bool], ...]
     cached: bool
+    to_cache: Any = field(default=None, repr=False, compare=False)
 
 
 def load(session: Any, config: SqlConfig, key: str) -> tuple[View, ...]:
-    """Create the views of `key`. Raises `DataProblemError` for a problem of this key."""
+    """Create the views of `key`, several at a time. Raises `DataProblemError` for a problem of this key."""
     try:
         dataset = resolve(config, key)
     except UnknownDatasetError as error:
@@ -67,15 +73,20 @@ def load(session: Any, config: SqlConfig, key: str) -> tuple[View, ...]:
 
 
 def _load_dataset(session: Any, dataset: ResolvedDataset) -> tuple[View, ...]:
-    views = []
-    for table in dataset.tables:
+    pool = pool_of_thread(session)
+
+    def open_table(table: ResolvedTable) -> View:
+        use_pool(session, pool)
         try:
-            views.append(_load_table(session, table))
+            return _load_table(session, table)
         except OsrdyneError:
             raise
         except Exception as error:
             raise _translated(table, error) from error
-    return tuple(views)
+
+    # Most of the time goes to the driver: it lists files and reads one of them for the schema.
+    with ThreadPoolExecutor(min(PARALLEL_VIEWS, len(dataset.tables)), thread_name_prefix="views") as executor:
+        return tuple(executor.map(open_table, dataset.tables))
 
 
 def _load_table(session: Any, table: ResolvedTable) -> View:
@@ -83,12 +94,19 @@ def _load_table(session: Any, table: ResolvedTable) -> View:
     _check_directory(table)
     frame = _filtered(_read(session, table), table, session)
     frame.createOrReplaceTempView(spec.view)
-    if spec.cache:
-        session.catalog.cacheTable(spec.view)
-        session.table(spec.view).count()
+    # A filter hides rows of other tenants. An error of Spark may quote a value of a row that the filter leaves out,
+    # unless the filter is applied before any query: then the view is in memory before the first request.
+    if spec.cache and table.filters:
+        cache_now(session, spec.view, frame)
     log.info("view opened", view=spec.view, format=spec.format, cached=spec.cache)
     columns = tuple((field.name, field.dataType.simpleString(), field.nullable) for field in frame.schema.fields)
-    return View(name=spec.view, format=spec.format, columns=columns, cached=spec.cache)
+    return View(
+        name=spec.view,
+        format=spec.format,
+        columns=columns,
+        cached=spec.cache,
+        to_cache=frame if spec.cache and not table.filters else None,
+    )
 
 
 def _read(session: Any, table: ResolvedTable) -> Any:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from osrdyne.errors import ConfigurationError
 from osrdyne.logs import get_logger
 from osrdyne_worker import Answer, App, Call, Context, RequestError
+from osrdyne_worker.pipelines.caching import BackgroundCaching, cached_name
 from osrdyne_worker.pipelines.datasets import SqlConfig, parse_config
 from osrdyne_worker.pipelines.guard import CheckedQuery, checked_query
 from osrdyne_worker.pipelines.limits import PlanLimits, check_limits, check_named_windows, check_text
@@ -115,12 +116,16 @@ class SqlData:
         )
         self._plan_limits = PlanLimits(**{field.name: getattr(config, field.name) for field in fields(PlanLimits)})
         self._limits = Limits(length=config.max_query_length, nesting=config.max_query_nesting)
+        self.caching = BackgroundCaching(session, key, {}, self._remembered.clear)
 
     def load(self) -> None:
         """Open the data. A problem of this key is kept for `views`; other exceptions are raised."""
         self._tried_at = self._monotonic()
         try:
             self._views, self._problem = load(self.session, self.config, self.key), None
+            self.caching.close()
+            to_cache = {view.name: view.to_cache for view in self._views if view.to_cache is not None}
+            self.caching = BackgroundCaching(self.session, self.key, to_cache, self._remembered.clear)
         except DataProblemError as problem:
             log.warning("no data for this key", reason=problem.message, error_code=problem.error_code)
             self._problem = problem
@@ -200,12 +205,21 @@ def open_data(context: Context) -> SqlData:
     return data
 
 
+@app.on_stop
+def stop_caching(context: Context) -> None:
+    data: SqlData = context.state
+    data.caching.close()
+
+
 @app.handler("/sql", abandonable=True)
 def sql(call: Call, request: SqlRequest) -> Answer:
     data: SqlData = call.context.state
     limit = _row_limit(data.config, request.limit)
     parameters = read_parameters(request.parameters)
-    rows = _guarded(data.session, lambda: data.prepared(request.query, parameters).run(limit=limit))
+    try:
+        rows = _guarded(data.session, lambda: data.prepared(request.query, parameters).run(limit=limit))
+    finally:
+        data.caching.request_ended()
     return rows.answer(Answer(), accept=call.accept)
 
 
@@ -232,7 +246,7 @@ def cache_status(call: Call) -> dict[str, Any]:
             {
                 "view": view.name,
                 "cached": view.cached and bool(data.session.catalog.isCached(view.name)),
-                **stored.get(f"In-memory table {view.name}", _NOT_STORED),
+                **stored.get(cached_name(view.name), _NOT_STORED),
             }
             for view in data.views()
         ]
@@ -325,6 +339,12 @@ class Remembered(Generic[ValueT]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
 
     def get(self, key: Hashable, make: Callable[[], tuple[ValueT, int]]) -> ValueT:
         """The value of `key`. If it is not cached, `make` returns the value and its size in bytes, or raises."""

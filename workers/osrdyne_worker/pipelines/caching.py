@@ -1,0 +1,106 @@
+"""Puts views with `cache: true` into memory while requests are served from the files.
+
+Used by the SQL pipeline. Spark finds cached data by the plan of a view. A view that were marked for caching at once
+would make the first query wait for its partitions. So another view, whose plan differs by a condition that is always
+true, is cached first; then the view gets this plan, and further queries read memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from osrdyne.logs import get_logger
+
+log = get_logger(__name__)
+
+START_DELAY = 3.0
+"""Seconds that caching waits for the first request, which has the processors to itself."""
+_POOL = "spark.scheduler.pool"
+_PREFIX = "osrdyne_cached_"
+"""Queries may name the views of the key only, so no query can use a view with this name."""
+
+
+def cache_now(session: Any, view: str, frame: Any) -> None:
+    """Put a view into memory before this returns, under the name that `cached_name` gives."""
+    marked = frame.where(F.lit(True))
+    marked.createOrReplaceTempView(f"{_PREFIX}{view}")
+    session.catalog.cacheTable(f"{_PREFIX}{view}")
+    session.table(f"{_PREFIX}{view}").count()
+    marked.createOrReplaceTempView(view)
+
+
+def pool_of_thread(session: Any) -> str | None:
+    """The pool of Spark's fair scheduler in which jobs of this thread run: that of the key in a pooled process."""
+    return session.sparkContext.getLocalProperty(_POOL) if hasattr(session, "_jsparkSession") else None
+
+
+def use_pool(session: Any, pool: str | None) -> None:
+    """Let the jobs of this thread run in a pool; None: Spark's default."""
+    if pool is not None:
+        session.sparkContext.setLocalProperty(_POOL, pool)
+
+
+def cached_name(view: str) -> str:
+    """The name under which Spark lists the data of a cached view."""
+    return f"In-memory table {_PREFIX}{view}"
+
+
+class BackgroundCaching:
+    """Caches the views of one key in a thread, after the first request has ended or after `START_DELAY`.
+
+    `on_cached` is called after each view: queries that were prepared before still read the files. A failure is logged;
+    the view then stays on its files.
+    """
+
+    def __init__(self, session: Any, key: str, frames: Mapping[str, Any], on_cached: Callable[[], None]) -> None:
+        self._session = session
+        self._group = f"osrdyne caching {key}"
+        self._pool = pool_of_thread(session) if frames else None
+        self._frames = frames
+        self._on_cached = on_cached
+        self._may_start = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="caching", daemon=True)
+        if frames:
+            self._thread.start()
+
+    def request_ended(self) -> None:
+        """Start now, if caching still waits for the first request."""
+        self._may_start.set()
+
+    def close(self) -> None:
+        """Stop caching. Returns without waiting for the thread, which ends when its job is cancelled."""
+        self._closed = True
+        self._may_start.set()
+        if self._thread.is_alive() and hasattr(self._session, "_jsparkSession"):
+            with suppress(Exception):  # the JVM may have ended
+                self._session.sparkContext.cancelJobGroup(self._group)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until everything is cached; False after `timeout` seconds."""
+        self._may_start.set()
+        if self._frames:
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._may_start.wait(START_DELAY)
+        for view, frame in self._frames.items():
+            if self._closed:
+                return
+            try:
+                if hasattr(self._session, "_jsparkSession"):  # Spark Connect has no groups
+                    use_pool(self._session, self._pool)
+                    self._session.sparkContext.setJobGroup(self._group, "osrdyne caching", interruptOnCancel=True)
+                cache_now(self._session, view, frame)
+            except Exception as error:
+                if not self._closed:
+                    log.warning("view not cached, queries read its files", view=view, error=type(error).__name__)
+                continue
+            log.info("view cached", view=view)
+            self._on_cached()
