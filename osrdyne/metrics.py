@@ -192,6 +192,13 @@ class Metrics:
         self.memory_relief = Counter(
             "osrdyne_memory_relief", "Idle groups ended because the heap of their process was full.", registry=registry
         )
+        self.cold_start_seconds = Histogram(
+            "osrdyne_worker_cold_start_seconds",
+            "Parts of a worker's start, as it reports them: process, python, jvm, session, load, first_query.",
+            ["part"],
+            buckets=_SLOW,
+            registry=registry,
+        )
         self.worker_exits = Counter("osrdyne_worker_exits", "Workers that ended by themselves.", registry=registry)
         self.mismarked_workers = Counter(
             "osrdyne_mismarked_workers",

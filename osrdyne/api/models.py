@@ -109,6 +109,7 @@ class Worker(BaseModel):
     last_report_at: float | None
     process: str | None = Field(description="The process that it shares with other keys, by its worker id.")
     metadata: dict[str, Masked]
+    cold_start: dict[str, int] = Field(default_factory=dict, description="Milliseconds of each part of its start.")
 
     @classmethod
     def of(cls, view: WorkerView) -> Worker:
@@ -122,6 +123,7 @@ class Worker(BaseModel):
             last_report_at=view.last_report_at,
             process=view.process,
             metadata=view.metadata,
+            cold_start=dict(view.cold_start),
         )
 
 

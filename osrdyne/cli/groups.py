@@ -70,6 +70,10 @@ def show(
     ]
     columns = ("worker", "state", "in flight", "process", "external id", "started")
     print_table(columns, rows, empty="It has no worker.")
+    for one in group["workers"]:
+        if one.get("cold_start"):
+            parts = " · ".join(f"{name} {took / 1000:.1f} s" for name, took in one["cold_start"].items())
+            typer.echo(f"cold start of {one['worker_id']}: {parts}")
 
 
 def _age(seconds: float | None) -> str:

@@ -301,6 +301,7 @@ class DaemonInspector:
                     last_report_at=report.at if report else None,
                     process=None if instance is None else _process_of(instance),
                     metadata={"driver": self._driver.name},
+                    cold_start=report.cold_start if report else {},
                 )
             )
         return tuple(views)

@@ -33,7 +33,7 @@ class ProcessStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class WorkerView:
     """One worker. Times are seconds since the epoch; `in_flight`: requests that it runs. `process`: the process that it
-    shares with workers of other keys, if it does."""
+    shares with workers of other keys, if it does. `cold_start`: milliseconds of each part of its start."""
 
     worker_id: str
     key: Key
@@ -45,6 +45,7 @@ class WorkerView:
     last_report_at: float | None = None
     process: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    cold_start: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

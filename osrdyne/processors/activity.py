@@ -29,6 +29,7 @@ from osrdyne.protocol.activity import (
     RETRIED,
     ActivityReport,
     Event,
+    cold_start_of,
     report_from_wire,
 )
 from osrdyne.protocol.messages import STATUS_HEADER
@@ -111,6 +112,8 @@ class ActivityProcessor:
             self._count_use(key, report)
             return None
         self._worker_reports.report(report)
+        for part, milliseconds in cold_start_of(report).items():
+            self._metrics.cold_start_seconds.labels(part=part).observe(milliseconds / 1000)
         forged = report.details.get(FORGED_FIELD)
         if isinstance(forged, int) and 0 < forged < MAX_COUNTED:
             self._forgeries.count("control", messages=forged, worker_id=report.worker_id)

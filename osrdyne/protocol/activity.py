@@ -40,6 +40,13 @@ ALONE_FIELD = "alone"
 """The text fingerprint of the one of them that runs now, with nothing else in the worker."""
 STUCK_FIELD = "stuck"
 """The text fingerprint of a request whose handler did not end when it was cancelled: the worker ends because of it."""
+COLD_START_FIELD = "cold_start"
+"""Of a `ready` report: the milliseconds of each part of the start (`COLD_START_PARTS`)."""
+FIRST_REQUEST_FIELD = "first_request_ms"
+"""Of the first `request-completed` report: how long the first request of the worker took."""
+FIRST_REQUEST_PART = "first_query"
+COLD_START_PARTS = ("process", "python", "jvm", "session", "load", FIRST_REQUEST_PART)
+MAX_START_MS = 86_400_000
 MAX_NAMED_REQUESTS = 64
 """How many a report names."""
 
@@ -72,6 +79,19 @@ class ActivityReport:
 
     def wire_body(self) -> bytes:
         return json.dumps(self.details, separators=(",", ":")).encode() if self.details else b""
+
+
+def cold_start_of(report: ActivityReport) -> dict[str, int]:
+    """The parts of a cold start in a report, in milliseconds; what is invalid is left out."""
+    parts = report.details.get(COLD_START_FIELD)
+    found = dict(parts) if isinstance(parts, dict) and report.event is Event.READY else {}
+    if report.event is Event.REQUEST_COMPLETED:
+        found = {FIRST_REQUEST_PART: report.details.get(FIRST_REQUEST_FIELD)}
+    return {
+        part: found[part]
+        for part in COLD_START_PARTS
+        if isinstance(found.get(part), int) and not isinstance(found[part], bool) and 0 <= found[part] <= MAX_START_MS
+    }
 
 
 def report_from_wire(*, routing_key: str, headers: Mapping[str, object], body: bytes) -> ActivityReport | None:

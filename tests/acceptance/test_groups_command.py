@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from daemon_process import DaemonProcess, MakeDaemon
 from durable_caller import DurableCaller
@@ -26,6 +27,7 @@ async def test_group_is_started_shown_and_stopped_by_command(make_daemon: MakeDa
     shown = run(daemon, "groups", "show", KEY)
     assert group["workers"][0]["worker_id"] in shown
     assert group["queue"]["name"] in shown
+    assert re.search(r"cold start of .*: process [0-9.]+ s · python [0-9.]+ s · load [0-9.]+ s", shown)
     assert "ready" in run(daemon, "groups", "logs", KEY)
     run(daemon, "groups", "stop", KEY)
     await daemon.until_gone(KEY)

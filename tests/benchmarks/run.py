@@ -1,7 +1,7 @@
 """`make bench`: run the benchmarks on a RabbitMQ of their own; JSON on stdout, a table on stderr.
 
     python -m tests.benchmarks.run [echo] [activation] [ingress] [takeover] [leaders] [listings] [start]
-        [priorities] [tracker] [drivers] [spark]
+        [priorities] [tracker] [drivers] [spark] [cold_start]
 
 A missed goal is reported and is no failure: the machine may be busy, or slow.
 """
@@ -21,6 +21,7 @@ from osrdyne.dev.rabbitmq.embedded import EmbeddedBroker
 from osrdyne.logs import configure_logging
 from tests.benchmarks import (
     activation,
+    cold_start,
     driver_starts,
     echo,
     ingress,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[EmbeddedBroker], Awaitable[list[Figure]]]] = {
     "start": start.run,
     "drivers": driver_starts.run,
     "spark": spark_query.run,
+    "cold_start": cold_start.run,
 }
 
 

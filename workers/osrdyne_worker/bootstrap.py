@@ -20,6 +20,7 @@ from osrdyne_worker.runtime.loading import Loader, first_context
 from osrdyne_worker.runtime.ready_file import NO_READY_FILE, ReadyFile
 from osrdyne_worker.runtime.reports import Reporter
 from osrdyne_worker.runtime.settings import RuntimeContext, RuntimeSettings, runtime_settings
+from osrdyne_worker.runtime.start_times import StartTimes
 
 
 class HostThreads(Protocol):
@@ -43,6 +44,7 @@ class WorkerParts:
     loader: Loader
     dispatcher: Dispatcher
     reporter: Reporter
+    start_times: StartTimes
     owns_process: bool = True
 
     def make_processor(self, runtime: RuntimeContext, context: Context, *, on_alone: Callable[[], None]) -> Processor:
@@ -73,6 +75,7 @@ def build_parts(
     ready_file: ReadyFile = NO_READY_FILE,
     clock: Clock | None = None,
     host: HostThreads | None = None,
+    start_times: StartTimes | None = None,
 ) -> WorkerParts:
     """Build the parts, for a worker that is alone in its process or for one of `host`'s.
 
@@ -80,6 +83,7 @@ def build_parts(
     """
     clock = clock or SystemClock()
     settings = runtime_settings(environment.config)
+    start_times = start_times or StartTimes()
     # One thread for each request that runs, cancelled or not, and two for questions about them. Loading uses the first.
     count = settings.concurrency + settings.max_abandoned
     if host is None:
@@ -92,7 +96,7 @@ def build_parts(
         settings=settings,
         clock=clock,
         ready_file=ready_file,
-        loader=Loader(app, first_context(app, environment), threads),
+        loader=Loader(app, first_context(app, environment), threads, start_times),
         dispatcher=Dispatcher(app, threads=threads, side_threads=side_threads, debug=settings.debug),
         reporter=Reporter(
             key=environment.key,
@@ -101,4 +105,5 @@ def build_parts(
             clock=clock,
         ),
         owns_process=host is None,
+        start_times=start_times,
     )

@@ -35,6 +35,7 @@ from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.runtime.loading import checked_config, import_app
 from osrdyne_worker.runtime.ready_file import ReadyFile
 from osrdyne_worker.runtime.settings import runtime_settings
+from osrdyne_worker.runtime.start_times import StartTimes, process_age
 from osrdyne_worker.worker import Worker
 
 LOG_LEVEL_VARIABLE = "WORKER_LOG_LEVEL"
@@ -57,17 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     level = os.environ.get(LOG_LEVEL_VARIABLE, "info").lower()
     configure_logging(level=level if level in LOG_LEVELS else "info")
     ready_file = ReadyFile.from_variables(os.environ)
+    times = StartTimes()
+    if (age := process_age()) is not None:
+        times.note("process", age)
     ready_file.delete()  # the file of an earlier run would be valid while the application is imported
     try:
         environment = WorkerEnvironment.from_variables(os.environ)
         _forget_source(os.environ)  # before any code of the application runs
         configure_application_logs(runtime_settings(environment.config).log_level)
-        app = import_app(app_reference)
+        with times.part("python"):
+            app = import_app(app_reference)
         worker: Worker | PooledProcess
         if environment.placement is Placement.POOLED:
             worker = build_process(app, environment, ready_file=ready_file)
         else:
-            worker = Worker(build_parts(app, environment, ready_file=ready_file))
+            worker = Worker(build_parts(app, environment, ready_file=ready_file, start_times=times))
     except ConfigurationError as error:
         sys.stderr.write(f"osrdyne-worker: {error.message}\n")
         sys.exit(ExitCode.INVALID_CONFIGURATION)

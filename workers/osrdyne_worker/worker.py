@@ -15,7 +15,7 @@ from osrdyne.aio.tasks import endless
 from osrdyne.amqp import ConnectionOptions
 from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.logs import get_logger
-from osrdyne.protocol.activity import BUSY_INTERVAL, FORGED_FIELD, GENERATION_FIELD, Event
+from osrdyne.protocol.activity import BUSY_INTERVAL, COLD_START_FIELD, FORGED_FIELD, GENERATION_FIELD, Event
 from osrdyne.protocol.control import Command, ControlMessage
 from osrdyne.protocol.names import PoolNames, QueueName
 from osrdyne_worker.app.errors import describe_with_place
@@ -127,8 +127,9 @@ class Worker:
         self._loading_done = self._ready = True
         if self._watchdog is not None:
             self._watchdog.start()
-        log.info("ready", seconds=round(self._clock.monotonic() - since, 3))
-        self._reporter.report(Event.READY, in_flight=0)
+        cold_start = self._parts.start_times.milliseconds()
+        log.info("ready", seconds=round(self._clock.monotonic() - since, 3), cold_start_ms=cold_start)
+        self._reporter.report(Event.READY, in_flight=0, **{COLD_START_FIELD: cold_start})
         self._parts.ready_file.write()
         self._update_queues()
 

@@ -7,8 +7,8 @@ found when the term began is STARTING until it has reported (defects: ready-afte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from osrdyne.protocol.activity import (
     SUSPECTS_FIELD,
     ActivityReport,
     Event,
+    cold_start_of,
     named_requests,
 )
 from osrdyne.protocol.control import Generation
@@ -88,7 +89,7 @@ class WorkerReportState:
     `alone`: the text of the request that it runs with nothing else. `stuck`: the text of a request whose handler does
     not end. `is_assumed`: it has not reported, but its queue has a consumer that no other worker explains.
     `reports_completion`: it has reported the end of a request, or how many run; until it does, only its queue shows
-    when it is idle.
+    when it is idle. `cold_start`: milliseconds of each part of its start.
     """
 
     worker_id: str
@@ -109,6 +110,7 @@ class WorkerReportState:
     stuck: str | None = None
     is_assumed: bool = False
     reports_completion: bool = False
+    cold_start: Mapping[str, int] = field(default_factory=dict)
 
 
 def apply_report(
@@ -144,6 +146,7 @@ def apply_report(
         stuck=_text(report.details.get(STUCK_FIELD)),
         is_assumed=False,
         reports_completion=reports_completion,
+        cold_start={**after.cold_start, **cold_start_of(report)},
     )
 
 

@@ -42,6 +42,16 @@ def test_reason_of_a_failure_is_kept_until_another_is_reported() -> None:
     assert apply_report(failed, report(Event.STOPPING), at=2.0, now=2.0).reason == "no data"
 
 
+def test_parts_of_a_cold_start_come_with_ready_and_with_the_first_request() -> None:
+    parts = {"process": 400, "jvm": 2500, "load": -1, "session": True, "python": "fast", "shoe size": 42}
+    ready = apply_report(None, report(Event.READY, cold_start=parts), at=1.0, now=1.0)
+    assert ready.cold_start == {"process": 400, "jvm": 2500}
+    busy = apply_report(ready, report(Event.BUSY, cold_start={"jvm": 1}), at=2.0, now=2.0)
+    served = apply_report(busy, report(Event.REQUEST_COMPLETED, first_request_ms=700), at=3.0, now=3.0)
+    later = apply_report(served, report(Event.REQUEST_COMPLETED), at=4.0, now=4.0)
+    assert later.cold_start == {"process": 400, "jvm": 2500, "first_query": 700}
+
+
 def test_only_a_change_of_state_wakes_anybody() -> None:
     registry = WorkerRegistry(VirtualClock())
     changes = registry.feed.subscribe()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 
 from osrdyne.errors import ConfigurationError
@@ -26,6 +28,7 @@ from osrdyne_worker.runtime.control import (
 )
 from osrdyne_worker.runtime.reports import Completion, ReportWindow
 from osrdyne_worker.runtime.settings import RuntimeSettings, runtime_settings
+from osrdyne_worker.runtime.start_times import StartTimes, process_age
 
 Q, HIGH, LOW = QueueName("q"), QueueName("high"), QueueName("low")
 
@@ -224,6 +227,31 @@ def test_requests_within_a_second_are_one_report_with_counts() -> None:
     assert events(drafts) == [(Event.REQUEST_RECEIVED, 3), (Event.REQUEST_COMPLETED, 3), (Event.IDLE, None)]
     assert (drafts[1].headers["x-duration-ms"], drafts[1].details["duration_ms_max"]) == (30, 60)
     assert drafts[1].headers["x-status"] == bytearray(b"ok")
+
+
+def test_duration_of_the_first_request_is_reported_once() -> None:
+    window = ReportWindow()
+    reported = []
+    for duration in (700, 20):
+        window.received()
+        window.completed(OK, duration_ms=duration)
+        reported += [draft.details.get("first_request_ms") for draft in window.take(float(duration))]
+    assert reported == [None, 700, None, None, None, None]
+
+
+def test_parts_of_a_start_are_measured_in_their_order() -> None:
+    now = 0.0
+    times = StartTimes(lambda: now)
+    times.note("process", 0.4)
+    with times.part("python"):
+        now = 0.75
+    assert list(times.milliseconds().items()) == [("process", 400), ("python", 750)]
+
+
+def test_age_of_this_process_is_known() -> None:
+    age = process_age()
+    assert age is not None
+    assert abs(time.time() - age - psutil.Process().create_time()) < 5
 
 
 def test_different_outcomes_are_different_reports() -> None:

@@ -22,6 +22,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.environment import WorkerEnvironment
 from osrdyne_worker.app.app import AnyFunction, App, Context
 from osrdyne_worker.app.errors import describe_with_place
+from osrdyne_worker.runtime.start_times import StartTimes
 
 log = get_logger("worker")
 
@@ -98,20 +99,28 @@ def first_context(app: App, environment: WorkerEnvironment) -> Context:
 class Loader:
     """Starts and stops one application. `context` holds what is loaded so far."""
 
-    def __init__(self, app: App, context: Context, threads: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, app: App, context: Context, threads: ThreadPoolExecutor, times: StartTimes | None = None
+    ) -> None:
         self._app = app
         self._threads = threads
+        self._times = times or StartTimes()
         self.context = context
         self._session_built = False
 
     async def start(self) -> Context:
         """Build the session and run `on_start`. Raises what they raise."""
         if self._app.sessions is not None:
-            session = await self._in_thread(self._app.sessions.build, self.context)
+            with self._times.part("session"):
+                session = await self._in_thread(self._app.sessions.build, self.context)
+            # Of the parts of "session" that the factory measures, the worker reports each by its own name.
+            for part, seconds in getattr(self._app.sessions, "start_times", dict)().items():
+                self._times.note(part, seconds)
             self.context = replace(self.context, session=session)
             self._session_built = True
         if self._app.start_hook is not None:
-            self.context = replace(self.context, state=await self._call(self._app.start_hook))
+            with self._times.part("load"):
+                self.context = replace(self.context, state=await self._call(self._app.start_hook))
         return self.context
 
     async def stop(self, *, started: bool) -> None:

@@ -21,6 +21,7 @@ from osrdyne.logs import get_logger
 from osrdyne.protocol.activity import (
     COMPLETED_PRIORITY_HEADER,
     COMPLETED_ROUTE_HEADER,
+    FIRST_REQUEST_FIELD,
     REQUESTS_FIELD,
     ActivityReport,
     Event,
@@ -75,6 +76,9 @@ class ReportWindow:
         self.in_flight = 0
         self._received = 0
         self._completed: dict[Completion, _Tally] = {}
+        self._first_ms: int | None = None
+        """Duration of the first request, until it is reported."""
+        self._any_completed = False
         self._last = float("-inf")
         self._was_busy = False
 
@@ -84,6 +88,8 @@ class ReportWindow:
 
     def completed(self, outcome: Completion, *, duration_ms: int) -> None:
         self.in_flight -= 1
+        if not self._any_completed:
+            self._any_completed, self._first_ms = True, duration_ms
         tally = self._completed.setdefault(outcome, _Tally())
         tally.count += 1
         tally.total_ms += duration_ms
@@ -127,7 +133,10 @@ class ReportWindow:
             headers[COMPLETED_ROUTE_HEADER] = outcome.route
         if outcome.priority is not None:
             headers[COMPLETED_PRIORITY_HEADER] = outcome.priority
+        first, self._first_ms = self._first_ms, None
         details = {"count": tally.count, "duration_ms_max": tally.max_ms, "in_flight": self.in_flight}
+        if first is not None:
+            details[FIRST_REQUEST_FIELD] = first
         return Draft(Event.REQUEST_COMPLETED, details, headers)
 
 

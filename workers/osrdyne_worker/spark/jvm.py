@@ -85,6 +85,7 @@ class Jvm:
     def __init__(self, process: subprocess.Popen[bytes] | None, output: JvmOutput) -> None:
         self._process = process
         self._output = output
+        self.started_at = time.monotonic()
 
     @property
     def is_running(self) -> bool:

@@ -26,6 +26,7 @@ from osrdyne_worker.app.app import Context, KeySessions
 from osrdyne_worker.app.errors import RequestError
 from osrdyne_worker.app.errors import describe as describe_error
 from osrdyne_worker.spark import heap, jvm, missing_jars
+from osrdyne_worker.spark.archive import with_archive
 from osrdyne_worker.spark.cluster import (
     PROBE_SHARE,
     ClusterLimits,
@@ -37,7 +38,6 @@ from osrdyne_worker.spark.cluster import (
     read_master,
     require_reachable,
 )
-from osrdyne_worker.spark.archive import with_archive
 from osrdyne_worker.spark.exhaustion import exhaustion
 from osrdyne_worker.spark.heap import HeapWatch, JvmHeap, LiveHeap
 from osrdyne_worker.spark.jobs import EndedGroups, memory_held, progress_of
@@ -94,6 +94,8 @@ class SparkSessions:
         self._ended = EndedGroups()
         self._jvm: Jvm | None = None
         self._starvation: StarvationWatch | None = None
+
+        self._start_times: Mapping[str, float] = {}
         self._heap_watch: HeapWatch | None = None
         self._out_of_memory: dict[str, str] = {}
         """The reason for each group that the heap watch has cancelled."""
@@ -126,6 +128,8 @@ class SparkSessions:
         if master.is_cluster:
             self._probe_cluster(session, master, PROBE_SHARE * limits.start_timeout - (time.monotonic() - since))
             self._starvation = StarvationWatch(master, limit=limits.start_timeout)
+        # With the probe: a cluster that gives its executors late belongs to the session's time.
+        self._start_times = {"jvm": self._jvm.started_at - since, "session": time.monotonic() - self._jvm.started_at}
         if limit > 0:
             self._heap_watch = HeapWatch(
                 JvmHeap(session._jvm),
@@ -173,6 +177,10 @@ class SparkSessions:
             return None
         use = self._heap.use()
         return use.used, use.maximum
+
+    def start_times(self) -> Mapping[str, float]:
+        """Seconds that the JVM and the session took to start; empty without a JVM of its own."""
+        return self._start_times
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
         """Call `function` with the jobs of this thread in the group.
