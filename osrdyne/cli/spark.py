@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from osrdyne.cli.options import ConfigOption, SetOption, load
+from osrdyne.cli.options import ConfigOption, KeyArgument, SetOption, load
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError
+from osrdyne.protocol.names import parse_key
 
 app = typer.Typer(help="Make Spark workers start faster.", no_args_is_help=True)
 
@@ -37,17 +39,33 @@ def warm_archive(
     """Make the class data sharing archive with which workers on this host start Java faster; takes about a minute."""
     settings = load(config, assignments).settings
     arguments = [*(["--directory", str(directory)] if directory else []), *(["--again"] if again else [])]
-    done = start_training(settings, *arguments, output=subprocess.PIPE)
-    output, errors = done.communicate()
-    if done.returncode != 0:
-        raise ConfigurationError((errors.strip().splitlines() or ["The training run failed."])[-1])
-    typer.echo(output.strip().splitlines()[-1])
+    typer.echo(_output_of(_start(settings, (*_TRAINING, *arguments), output=subprocess.PIPE)).splitlines()[-1])
 
 
-def start_training(settings: Settings, *arguments: str, output: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start the training run in a process of its own, with the lowest priority: it may run beside workers."""
+@app.command("infer-columns")
+def infer_columns(key: KeyArgument, config: ConfigOption = None, assignments: SetOption = None) -> None:
+    """Print the columns of a key's views, for `columns` in the configuration: workers then open them faster."""
+    settings = load(config, assignments).settings
+    program = (sys.executable, "-m", "osrdyne_worker.pipelines.infer", parse_key(key))
+    typer.echo(_output_of(_start(settings, program, output=subprocess.PIPE)))
+
+
+def _output_of(process: subprocess.Popen[str]) -> str:
+    """What a program has printed. Raises `ConfigurationError` with its last line if it fails."""
+    output, errors = process.communicate()
+    if process.returncode != 0:
+        raise ConfigurationError((errors.strip().splitlines() or ["The program of the worker failed."])[-1])
+    return output.strip()
+
+
+def start_training(settings: Settings) -> subprocess.Popen[str]:
+    """Start the training run in the background, with the lowest priority: workers run beside it."""
+    return _start(settings, ("nice", "-n", "19", *_TRAINING), output=subprocess.DEVNULL)
+
+
+def _start(settings: Settings, command: Sequence[str], *, output: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        ["nice", "-n", "19", *_TRAINING, *arguments],
+        command,
         env={**os.environ, "WORKER_CONFIG": json.dumps(settings.worker_config())},
         stdin=subprocess.DEVNULL,
         stdout=output,
