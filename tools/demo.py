@@ -86,7 +86,7 @@ async def first_request(client: AsyncClient) -> None:
     chapter("1. The first request for a key starts its Spark worker")
     tell(f"A client publishes a request to [cyan]demo-req-xchg[/cyan] with the key [cyan]{LARGE}[/cyan].")
     tell("The key has not been used yet: it has no queue and no worker, so the daemon makes both.")
-    async with timed("answered, with the time to start Python and Java and to load and cache the table"):
+    async with timed("answered, with the time to start Python and Java and to open the tables"):
         reply = await ask(client, LARGE, "select count(*) as items from lineitem")
     items = reply.json()["rows"][0][0]
     check(int(items) == 60_175, f"lineitem at scale 0.01 has 60175 rows, not {items}")
@@ -132,6 +132,9 @@ async def another_key(client: AsyncClient, api: str) -> None:
     for group in await list_groups(api):
         workers = ", ".join(f"pid {worker['external_id']} {worker['state']}" for worker in group["workers"])
         tell(f"[cyan]{group['key']}[/cyan] is {group['state']}, worker: {workers}")
+        for worker in group["workers"]:
+            parts = ", ".join(f"{part} {took / 1000:.1f} s" for part, took in worker["cold_start"].items())
+            tell(f"  its cold start: {parts}")
 
 
 async def list_groups(api: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,5 +25,6 @@ def test_demo_tells_its_story_and_leaves_nothing(home: dict[str, str], tmp_path:
     )
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "all groups gone" in demo.stdout
+    assert re.search(r"its cold start: process .* jvm .* session .* load .* first_query", demo.stdout, re.DOTALL)
     assert demo.stderr == ""
     assert processes_of(home) == []

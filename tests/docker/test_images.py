@@ -49,3 +49,10 @@ def test_daemon_has_the_drivers_that_need_no_host(controller_image):
 
 def test_worker_has_java_and_may_write_where_it_is(spark_worker_image):
     assert 'version "17.' in inside(spark_worker_image, "sh", "-c", "touch here && $JAVA_HOME/bin/java -version")
+
+
+def test_worker_image_has_an_archive_that_its_user_may_read(spark_worker_image):
+    find = "from osrdyne_worker.spark.archive import find_archive; a = find_archive({}); print(a, len(a.open('rb').read(9)))"
+    found = inside(spark_worker_image, "python", "-c", find)
+    assert found.startswith("/opt/osrdyne/share/osrdyne/class-data/")
+    assert found.endswith(".jsa 9")
