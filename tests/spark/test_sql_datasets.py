@@ -180,3 +180,26 @@ def test_data_source_without_its_jar_names_the_setting_that_adds_it(make_call: A
         ConfigurationError, match=r"worker\.spark_conf\.spark\.jars\.packages to io\.delta:delta-spark_"
     ):
         make_call(config, "k")
+
+
+def test_remembered_schema_opens_the_same_view_without_reading_a_file(
+    make_call: Any, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = tmp_path / "data"
+    query = "select id, cast(id as decimal(9, 2)) as price, array(id) as list, id % 2 as half from range(4)"
+    spark.sql(query).write.partitionBy("half").parquet(str(data))
+    config = one_table("k", path=str(data))
+
+    def opened() -> tuple[Any, Any]:
+        call = make_call(config, "k")
+        return pipeline.schema(call)["views"], rows(call, "select * from t order by id")
+
+    first, again = opened(), opened()
+    assert first == again
+    (file,) = (tmp_path / "cache" / "osrdyne" / "schemas").iterdir()
+    document = json.loads(file.read_text())
+    document["schema"]["fields"][0]["type"] = "string"
+    file.write_text(json.dumps(document))
+    with pytest.raises(RequestError):  # the remembered schema is used: the files hold no strings
+        opened()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from osrdyne.errors import ConfigurationError, OsrdyneError
 from osrdyne.logs import get_logger
@@ -25,6 +26,7 @@ from osrdyne_worker.pipelines.datasets import (
     UnknownDatasetError,
     resolve,
 )
+from osrdyne_worker.pipelines.schemas import FORMATS, RememberedSchemas, schema_directory, signature
 from osrdyne_worker.spark.errors import describe
 
 log = get_logger(__name__)
@@ -115,8 +117,17 @@ def _read(session: Any, table: ResolvedTable) -> Any:
     if spec.format == "table":
         return reader.table(table.path)
     if spec.columns is not None:
-        reader = reader.schema(spec.columns)
-    return reader.format(spec.format).load(table.path)
+        return reader.schema(spec.columns).format(spec.format).load(table.path)
+    files = signature(table.path) if spec.format in FORMATS else None
+    if files is None:
+        return reader.format(spec.format).load(table.path)
+    schemas = RememberedSchemas(schema_directory(), spark_version=session.version)
+    known = schemas.get(table.path, spec.format, spec.options)
+    if known is not None:
+        return reader.schema(StructType.fromJson(known)).format(spec.format).load(table.path)
+    frame = reader.format(spec.format).load(table.path)
+    schemas.put(table.path, spec.format, spec.options, frame.schema.jsonValue(), files=files)
+    return frame
 
 
 def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
