@@ -48,7 +48,8 @@ def dev(
     console = Console(stderr=True)
     with console.status("Looking at the application"):
         check_app(settings)
-    if settings.worker == type(settings.worker)():
+    untouched = type(settings.worker)()
+    if (settings.worker.app, settings.worker.config) == (untouched.app, untouched.config):
         with console.status("Generating TPC-H sample data (once)"):
             settings = sample_settings(settings, scales=SAMPLE_SCALES)
     uvloop.run(_run(settings, console))
