@@ -84,7 +84,7 @@ class Daemon:
         self._metrics = Metrics()
         self._state = DaemonState()
         self._quarantine = Quarantine(clock)
-        self._census = KeyCounter(settings.lifecycle.max_distinct_keys)
+        self._key_counter = KeyCounter(settings.lifecycle.max_distinct_keys)
         self._driver: Driver = create_pool_driver(settings, clock=clock)
         self._management = ManagementClient(settings.broker, clock=clock)
         self._pins = PinStore(self._management, pool=settings.pool.id, configured=settings.pool.pinned_keys)
@@ -215,7 +215,7 @@ class Daemon:
                     management=self._management,
                     pinned=pinned,
                     parameters=(self._pins, self._leader),
-                    census=self._census,
+                    key_counter=self._key_counter,
                 )
             )
             await term.run(stop, on_leading=lambda: self._note_leading(term))

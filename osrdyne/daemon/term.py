@@ -51,7 +51,7 @@ class Term:
         """Lead until `stop`, then end in order; raises when leadership is lost."""
         async with self._linked(), asyncio.TaskGroup() as group:
             # First of all: the token is renewed while the term is prepared, however long that takes.
-            keeping = start_endless(group, "leader session", self._session.run(self._token))
+            session = start_endless(group, "leader session", self._session.run(self._token))
             await self._prepare(group)
             # Before the consumers: an orphan that arrives needs the loops that bind its queue and start its worker.
             loops = self._start_loops(group)
@@ -71,7 +71,7 @@ class Term:
             if stop.stop_workers:
                 await self._stop_workers()
             # Last: until here every command needs the token.
-            keeping.cancel()
+            session.cancel()
 
     def _linked(self) -> AbstractAsyncContextManager[None]:
         """The driver of pooled workers reaches its processes as long as the term lasts."""

@@ -74,7 +74,8 @@ from osrdyne.protocol.names import Key
 class Resources:
     """What the daemon gives to a term: what its components share, its connections, and what outlives it.
 
-    `parameters`: global parameters of RabbitMQ that the topology watch keeps. `census`: all keys the pool has seen.
+    `parameters`: global parameters of RabbitMQ that the topology watch keeps. `key_counter`: all keys that the pool has
+    seen.
     """
 
     context: TermContext
@@ -84,7 +85,7 @@ class Resources:
     management: ManagementClient
     pinned: Sequence[Key]
     parameters: Sequence[KeptParameter] = ()
-    census: KeyCounter
+    key_counter: KeyCounter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +197,7 @@ def wire_state(resources: Resources) -> TermState:
         admission=Admission(
             max_groups=_max_groups(resources),
             max_waiting=lifecycle.max_waiting_groups,
-            census=resources.census,
+            key_counter=resources.key_counter,
         ),
         layout=layout,
         queue_status=QueueStatuses(),

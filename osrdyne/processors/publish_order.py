@@ -37,11 +37,11 @@ class PublishOrder:
 
 
 class _Line:
-    """The tickets of one queue in their order, those whose publish has failed, and those that wait, called or not."""
+    """The tickets of one queue in their order, those that hold the others back, and those that wait, called or not."""
 
     def __init__(self) -> None:
         self.tickets: dict[Ticket, None] = {}
-        self.failed: set[Ticket] = set()
+        self.holding_back: set[Ticket] = set()
         self.waiting: dict[Ticket, asyncio.Event] = {}
 
     @property
@@ -50,7 +50,7 @@ class _Line:
 
     def may_publish(self, ticket: Ticket) -> bool:
         """Whether the ticket has its turn. A new ticket lets waiting ones go first, also those that were called."""
-        if self.failed:
+        if self.holding_back:
             return self.first is ticket
         # Without failures publishes of one queue overlap: RabbitMQ keeps the order of one channel.
         return next(iter(self.waiting), ticket) is ticket
@@ -58,13 +58,13 @@ class _Line:
     def call_next(self) -> None:
         """Wake the ticket whose turn it is: the first of the queue, or, without failures, the waiting ones in turn."""
         if self.waiting:
-            called = self.waiting.get(self.first if self.failed else next(iter(self.waiting)))
+            called = self.waiting.get(self.first if self.holding_back else next(iter(self.waiting)))
             if called is not None:
                 called.set()
 
     def leave(self, ticket: Ticket) -> None:
         del self.tickets[ticket]
-        self.failed.discard(ticket)
+        self.holding_back.discard(ticket)
         self.waiting.pop(ticket, None)
         self.call_next()
 
@@ -104,4 +104,4 @@ class Ticket:
     def hold_back(self) -> None:
         """Hold back every ticket behind this one until it is returned: its publish must be tried again, or it stands
         for work on the queue itself."""
-        self._line.failed.add(self)
+        self._line.holding_back.add(self)

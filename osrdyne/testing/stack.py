@@ -141,7 +141,7 @@ class Stack:
                     driver=self.driver,
                     management=self.management,
                     pinned=[*map(Key, self.settings.pool.pinned_keys), *self.pinned],
-                    census=KeyCounter(self.settings.lifecycle.max_distinct_keys),
+                    key_counter=KeyCounter(self.settings.lifecycle.max_distinct_keys),
                 )
             )
             await self.term.run(self.stop, on_leading=self.leading.set)

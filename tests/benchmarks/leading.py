@@ -146,7 +146,7 @@ async def leader(
                 driver=AskedDriver(settings, activations, running),
                 management=management,
                 pinned=[],
-                census=KeyCounter(settings.lifecycle.max_distinct_keys),
+                key_counter=KeyCounter(settings.lifecycle.max_distinct_keys),
             )
         )
         async with asyncio.TaskGroup() as group:

@@ -125,7 +125,7 @@ async def test_queue_that_was_not_written_down_is_made_anew_before_it_is_bound(
     node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take requests and never confirm them."""
-    monkeypatch.setattr(request_queues, "STILLBORN_SILENCES", 1)
+    monkeypatch.setattr(request_queues, "LEADERLESS_SILENCES", 1)
     assert not await has_leader(node, UNBOUND, within=3.0)
     for _ in range(10):
         if await leader_binds(node, UNBOUND):

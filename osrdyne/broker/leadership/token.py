@@ -128,7 +128,7 @@ class TokenChannel:
         self._held: list[Delivery] = []
         self._awaited: tuple[bytes, asyncio.Future[Delivery]] | None = None
         self._commands: deque[_Command] = deque()
-        self._given = Wakeup(clock)
+        self._new_command = Wakeup(clock)
         self._pending: set[asyncio.Future[Any]] = set()
         self._lost = False
         self._answered_at = clock.monotonic()
@@ -352,7 +352,7 @@ class TokenChannel:
         while True:
             while self._commands:
                 await self._carry_out(self._next_commands())
-            await self._given.wait()
+            await self._new_command.wait()
 
     def _next_commands(self) -> list[_Command]:
         """The next command, with those directly behind it that can share its answer."""
@@ -412,7 +412,7 @@ class TokenChannel:
         answer.add_done_callback(self._pending.discard)
         # `_serve` carries it out: a caller that is cancelled leaves no command half sent.
         self._commands.append(_Command(command, begin, answer))
-        self._given.set()
+        self._new_command.set()
         return await answer
 
     async def confirm(self, *, since: float | None = None) -> None:

@@ -29,10 +29,11 @@ MAX_UNCONFIRMED = 24  # Messages for one destination on the shared channel; Rabb
 # Seconds for which a confirm shows that a queue has its leader. One that loses it meanwhile, and to which the shared
 # channel has published nothing before, can still hold that up; then the term ends.
 FRESH = 1.0
-# Channels for trials; fewer where RabbitMQ allows less than twice as many on a connection (2,047 by default).
-MAX_TRIALS = 500
+# Channels for isolated publishes; fewer where RabbitMQ allows less than twice as many on a connection (by default
+# 2,047).
+MAX_ISOLATED = 500
 PLACE_TIMEOUT = 30.0  # Seconds to wait for a channel when queues without a leader hold all of them up.
-SPARE = 16  # Channels that stay open for the trials to come.
+SPARE = 16  # Channels that stay open for later isolated publishes.
 FORGET_AFTER = 60.0  # Seconds without a publish after which nothing is known of a destination any more.
 
 
@@ -59,16 +60,16 @@ class Destinations:
             async with destination.turn:
                 destination.check(silences)
                 if not destination.may_share(self._clock.monotonic()):
-                    await self._try(destination, silences, send)
+                    await self._publish_isolated(destination, silences, send)
                     return
                 await destination.room.acquire()
-            await self._share(destination, silences, send)
+            await self._publish_shared(destination, silences, send)
         finally:
             # Forgotten only without users: a message under way would otherwise miss a silence.
             destination.users -= 1
             destination.used_at = self._clock.monotonic()
 
-    async def _try(self, destination: _Destination, silences: int, send: Send) -> None:
+    async def _publish_isolated(self, destination: _Destination, silences: int, send: Send) -> None:
         """Alone, on a channel of its own. One that is held up is kept for the next try."""
         channel, destination.held_up = destination.held_up, None
         if channel is None:
@@ -98,7 +99,7 @@ class Destinations:
                 # The confirm may still come on this channel, and until then nothing else may use it.
                 destination.held_up = channel
 
-    async def _share(self, destination: _Destination, silences: int, send: Send) -> None:
+    async def _publish_shared(self, destination: _Destination, silences: int, send: Send) -> None:
         destination.sharing += 1
         try:
             destination.check(silences)
@@ -133,7 +134,7 @@ class Destinations:
 
 class _Destination:
     """One exchange and routing key. `sharing`: messages on the shared channel. `silences`: how often no confirm came.
-    `held_up`: the channel of the last trial, if that was not confirmed."""
+    `held_up`: the channel of the last isolated publish, if that was not confirmed."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -166,7 +167,7 @@ class IsolationChannels:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._room = asyncio.Semaphore(min(MAX_TRIALS, max(1, connection.max_channels // 2)))
+        self._room = asyncio.Semaphore(min(MAX_ISOLATED, max(1, connection.max_channels // 2)))
         self._free: list[Channel] = []
 
     async def take(self) -> Channel:

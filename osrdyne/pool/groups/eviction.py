@@ -47,7 +47,7 @@ class GroupEviction:
         self._wakeup = Wakeup(context.clock)
         admission.on_waiting = self._wakeup.set
         context.metrics.groups_waiting.set_function(lambda: len(admission.waiting()))
-        context.metrics.distinct_keys.set_function(lambda: len(admission.census))
+        context.metrics.distinct_keys.set_function(lambda: len(admission.key_counter))
         self._log: Logger = get_logger("eviction")
 
     async def run(self) -> None:

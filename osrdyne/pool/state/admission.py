@@ -58,10 +58,10 @@ class KeyCounter:
 class Admission:
     """The groups with a place and the groups that wait for one, in one term."""
 
-    def __init__(self, *, max_groups: float, max_waiting: int, census: KeyCounter) -> None:
+    def __init__(self, *, max_groups: float, max_waiting: int, key_counter: KeyCounter) -> None:
         self._max_groups = max_groups
         self._max_waiting = max_waiting
-        self.census = census
+        self.key_counter = key_counter
         self.on_waiting: Callable[[], None] = lambda: None  # Called when a group begins to wait.
         self._admitted: set[Key] = set()
         self._waiting: dict[Key, None] = {}
@@ -87,7 +87,7 @@ class Admission:
             return Verdict.ADMITTED
         if key in self._waiting:
             return Verdict.WAITING
-        if not self.census.has_room_for(key):
+        if not self.key_counter.has_room_for(key):
             return Verdict.TOO_MANY_KEYS
         if self._has_room() and not self._waiting:  # a new group does not overtake waiting ones
             return self.admit(key)
@@ -105,7 +105,7 @@ class Admission:
         """Give a place at once, whatever the limit: the group runs already, or is pinned."""
         self._waiting.pop(key, None)
         self._admitted.add(key)
-        self.census.count(key)
+        self.key_counter.count(key)
         return Verdict.ADMITTED
 
     def release(self, key: Key) -> list[Key]:
@@ -124,7 +124,7 @@ class Admission:
 
     def _enqueue(self, key: Key) -> Verdict:
         self._waiting[key] = None
-        self.census.count(key)
+        self.key_counter.count(key)
         self.on_waiting()
         return Verdict.WAITING
 

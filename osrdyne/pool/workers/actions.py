@@ -77,6 +77,8 @@ class WorkerActions:
         """Carry out one action. Returns False if the driver failed and an immediate retry would not help."""
         await self._lease.confirm()
         try:
+            # Crash within it: the driver call takes effect or not. The next leader lists the instances and plans from
+            # that (lifecycle: stop-by-instance).
             done = await self._do(key, action)
         except DriverError as error:
             done, name = False, type(action).__name__.lower()
@@ -116,6 +118,8 @@ class WorkerActions:
             return self._note_missing_credentials(key, error)
         await self._lease.confirm()  # creating credentials may have taken a while (lifecycle: lease)
         try:
+            # Crash after it: the next leader lists the worker; its name keeps a second one from being started
+            # (lifecycle: unique-instance-names).
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
             self._credentials.release(spec.worker_id)
@@ -173,6 +177,7 @@ class WorkerActions:
             return
         await self._lease.confirm()  # the questions may have taken a while
         if entry.stopped_for != why:
+            # Noted before the call: the end of this worker is no failed start.
             self._instances.mark_stopping(instance_id, why)
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
         await self._driver.stop(instance_id, grace=self._stop_grace)
@@ -252,6 +257,7 @@ class WorkerActions:
         entry = self._instances.get(instance_id)
         if entry is None:
             return
+        # Before the removal, which deletes the logs.
         lines = await self._driver.logs(instance_id, lines=LOG_LINES)
         await self._driver.remove(instance_id)
         entry = self._instances.drop(instance_id) or entry
@@ -319,6 +325,7 @@ class WorkerActions:
     async def send_refused_texts(self, key: Key) -> None:
         """Send the refused texts to the running workers of a key, if they have changed."""
         if key in self._unsent_texts and await self._control.send_refused_texts(key, self._poison_texts.of_key(key)):
+            # Only once RabbitMQ has the message; otherwise it is sent with the next end of a worker.
             self._unsent_texts.pop(key, None)
 
     def _note_death(self, entry: InventoryEntry, reported: WorkerReportState, log_lines: tuple[str, ...]) -> None:

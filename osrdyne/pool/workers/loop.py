@@ -109,10 +109,12 @@ class WorkerGroupsLoop:
 
         The listing is ignored for groups with actions in progress, because it may be outdated for them.
         """
+        # Before the listing is asked for: an action that ends meanwhile makes the listing old for its key.
         self._touched = set(self._acting)
         listing = await self._driver.list_instances()
         changed, vanished = self._instances.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
         for entry in vanished:
+            # Not in the listing any more: its logs are gone with it.
             self._actions.note_end(entry, log_lines=())
         for key in changed:
             # Before anything is bound: a stop by an earlier leader may be in progress (lifecycle: bind-waits-for-stop).
@@ -155,6 +157,8 @@ class WorkerGroupsLoop:
             except DriverError as error:
                 self._log.warning("driver event stream lost", error=str(error))
             failures += 1
+            # Also after a stream that ended without an error: a driver that ends it at once must not keep the loop
+            # busy.
             await self._clock.sleep(DRIVER_RETRY.delay(failures))
             self.relist()
 
@@ -252,6 +256,7 @@ class WorkerGroupsLoop:
         waits = [action for action in actions if isinstance(action, Wait)]
         ends: list[GroupAction] = [action for action in actions if isinstance(action, Stop | Drain | Update | Remove)]
         starts: list[GroupAction] = [action for action in actions if isinstance(action, Start)]
+        # Never both: a start would find its slot taken until the stop has ended (lifecycle: start-when-slot-is-free).
         chosen = ends or starts
         for wait in waits:
             if wait.until is not None:
@@ -271,9 +276,11 @@ class WorkerGroupsLoop:
         """Carry out the actions one after the other. After a failure the group pauses."""
         for action in actions:
             if not await self._actions.carry_out(key, action):
+                # The remaining actions are planned anew, from what is observed then.
                 await self._clock.sleep(DRIVER_PAUSE)
                 break
         self._starts_under_way -= starts
+        # From here on the key may be planned again.
         del self._acting[key]
         self.reconcile(key)
         if key in self._unread:

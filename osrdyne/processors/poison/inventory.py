@@ -33,7 +33,7 @@ RENEW_AT = 500_000  # Deliveries after which an entry is replaced by a copy; the
 RETURN_TIMEOUT = 2.0
 
 # Acts on an entry before it is removed; returns a reason not to remove it, or None.
-Refuse = Callable[[PoisonRecord, Delivery], Awaitable[str | None]]
+Act = Callable[[PoisonRecord, Delivery], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class PoisonInventory:
         self._log.info("poison entry replayed", key=key, entry=view.id, correlation_id=view.correlation_id)
         return None
 
-    async def _remove(self, names: Iterable[str], act: Refuse) -> PoisonOutcome:
+    async def _remove(self, names: Iterable[str], act: Act) -> PoisonOutcome:
         done: list[str] = []
         refused: dict[str, str] = {}
         async with self._lock:

@@ -188,8 +188,8 @@ class Forwarder:
         if self._tracker.status(key) is not None:
             return None
         verdict = self._admission.request(key)
-        if self._admission.census.take_warning():
-            self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.census))
+        if self._admission.key_counter.take_warning():
+            self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))
         return refuse_for(verdict)
 
     async def _publish_when_bound(self, orphan: Orphan, routed: list[RoutedRequest]) -> None:

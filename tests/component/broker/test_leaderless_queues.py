@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osrdyne.broker.queues.request_queues import STILLBORN_PAUSE, STILLBORN_SILENCES
+from osrdyne.broker.queues.request_queues import LEADERLESS_PAUSE, LEADERLESS_SILENCES
 from osrdyne.broker.topology.declarations import pool_topology, request_queue_arguments
 from osrdyne.protocol.names import Key
 from osrdyne.testing.amqp import FakeChannel
@@ -14,7 +14,7 @@ from osrdyne.testing.stack import POOL, leading
 
 A = Key("a")
 QUEUE = "pool-req-a"
-STILLBORN_AFTER = STILLBORN_SILENCES * STILLBORN_PAUSE
+LEADERLESS_AFTER = LEADERLESS_SILENCES * LEADERLESS_PAUSE
 
 
 @pytest.fixture
@@ -32,16 +32,16 @@ async def test_queue_that_never_got_a_leader_is_made_anew(clock: VirtualClock, b
         await stack.publish("b", b"2")
         await clock.settle()
         assert (stack.waiting("b"), stack.orphans()) == ([b"2"], [b"1"])
-        await clock.advance(2 * STILLBORN_AFTER)
+        await clock.advance(2 * LEADERLESS_AFTER)
         assert (stack.waiting("a"), stack.orphans(), broker.count("delete", QUEUE)) == ([b"1"], [], 1)
 
 
 async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
-        await clock.advance(STILLBORN_AFTER / 2)
+        await clock.advance(LEADERLESS_AFTER / 2)
         broker.set_running(QUEUE, True)
-        await clock.advance(STILLBORN_AFTER)
+        await clock.advance(LEADERLESS_AFTER)
         assert (stack.waiting("a"), broker.count("delete", QUEUE)) == ([b"1"], 0)
 
 
@@ -49,7 +49,7 @@ async def test_queue_with_a_node_away_is_waited_for(clock: VirtualClock, broker:
     broker.queues[QUEUE].is_leaderless = False
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
-        await clock.advance(10 * STILLBORN_AFTER)
+        await clock.advance(10 * LEADERLESS_AFTER)
         assert broker.count("delete", QUEUE) == 0
 
 
@@ -59,7 +59,7 @@ async def test_queue_that_was_bound_is_never_made_anew(clock: VirtualClock, brok
         broker.declare_exchange(exchange.name, exchange.kind, exchange.arguments)
     await FakeChannel(broker).bind_queue(QUEUE, f"{POOL}-req-xchg", "a")
     async with leading(clock, broker=broker):
-        await clock.advance(10 * STILLBORN_AFTER)
+        await clock.advance(10 * LEADERLESS_AFTER)
         assert broker.count("delete", QUEUE) == 0
 
 

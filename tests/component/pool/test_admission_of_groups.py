@@ -66,7 +66,7 @@ async def test_a_new_key_without_room_to_wait_is_answered_capacity(clock: Virtua
         assert (response.status, response.retry_after) == (Status.CAPACITY, CAPACITY_RETRY_AFTER)
 
 
-async def test_a_key_beyond_the_census_is_answered_capacity(clock: VirtualClock) -> None:
+async def test_a_key_beyond_the_limit_is_answered_capacity(clock: VirtualClock) -> None:
     async with leading(clock, settings=settings_for(limits(max_groups=10, max_distinct_keys=2))) as stack:
         for key in "abc":
             await ask(stack, key)
@@ -75,7 +75,7 @@ async def test_a_key_beyond_the_census_is_answered_capacity(clock: VirtualClock)
 
 
 @pytest.mark.parametrize("kind", ["direct", "managed"])
-async def test_log_warns_once_before_the_census_is_full(clock: VirtualClock, kind: str) -> None:
+async def test_log_warns_once_before_the_limit_is_reached(clock: VirtualClock, kind: str) -> None:
     settings = settings_for(limits(max_groups=10, max_distinct_keys=5))
     settings = settings.model_copy(update={"pool": settings.pool.model_copy(update={"kind": kind})})
     async with leading(clock, settings=settings) as stack:

@@ -12,7 +12,7 @@ DELAYS = Delays(unbind=600.0, stop=600.0)
 
 
 def admission(*, max_groups: int = 2, max_waiting: int = 2, max_keys: int = 100) -> Admission:
-    return Admission(max_groups=max_groups, max_waiting=max_waiting, census=KeyCounter(max_keys))
+    return Admission(max_groups=max_groups, max_waiting=max_waiting, key_counter=KeyCounter(max_keys))
 
 
 def keys(text: str) -> list[Key]:
@@ -82,7 +82,7 @@ def test_an_adopted_group_waits_where_a_request_would_be_refused() -> None:
     assert places.expect(Key("a")) is Verdict.WAITING
 
 
-def test_new_keys_beyond_the_census_are_refused_and_known_ones_are_not() -> None:
+def test_new_keys_beyond_the_counter_are_refused_and_known_ones_are_not() -> None:
     places = admission(max_groups=10, max_keys=2)
     for key in keys("ab"):
         places.request(key)
@@ -92,13 +92,13 @@ def test_new_keys_beyond_the_census_are_refused_and_known_ones_are_not() -> None
 
 
 @pytest.mark.parametrize(("count", "nearly"), [(7, False), (8, True)])
-def test_the_census_warns_once_before_it_is_full(count: int, nearly: bool) -> None:
-    census = KeyCounter(10)
+def test_the_counter_warns_once_before_it_is_full(count: int, nearly: bool) -> None:
+    counter = KeyCounter(10)
     for number in range(count):
-        census.count(Key(str(number)))
-    assert census.take_warning() is nearly
-    assert census.take_warning() is False
-    assert len(census) == count
+        counter.count(Key(str(number)))
+    assert counter.take_warning() is nearly
+    assert counter.take_warning() is False
+    assert len(counter) == count
 
 
 def candidate(key: str, *, used_at: float, busy: bool = False, stays: bool = False, ending: bool = False) -> Candidate:

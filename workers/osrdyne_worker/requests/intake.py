@@ -139,6 +139,7 @@ class Intake:
                     self._level.detach()
                 else:  # it is consumed again at once: no lower level may go first meanwhile
                     self._level.expect(self._share.priority)
+                # While RabbitMQ blocks the connection it would not read the cancel, and the answer would time out.
                 await self._broker.until_unblocked()
                 await consumers.close()
         except* BrokerError as errors:
@@ -148,6 +149,7 @@ class Intake:
         if failures:
             self._lose_channel()
             raise failures[0]
+        # What was received and has not begun: another worker of the group, or the next share, gets it.
         self._processor.requeue(channel=channel)
         log.info("no longer taking requests", queue=self._queue)
 
@@ -156,6 +158,7 @@ class Intake:
         self._level.detach()
         channel, self._channel = self._channel, None
         if channel is not None:
+            # Before the close, which returns the requests to their queue: their handlers stop here.
             self._processor.lose(channel)
             self._broker.discard(channel)
 
@@ -190,6 +193,7 @@ class _Consumers:
         """Consume, and give each delivery to the processor. Ends once the consumer is cancelled and drained."""
         intake = self._intake
         consumer = opening.consumer = await self._channel.consume(intake._queue, prefetch=opening.prefetch)
+        # RabbitMQ has confirmed the consumer: the next failure waits for the shortest delay again.
         intake._failures = 0
         if intake._share == self._share:
             intake._level.attach(self._share.priority, self._count_ready)
@@ -221,6 +225,7 @@ class _Consumers:
         RabbitMQ reports 0 for a queue whose leader does not answer in time; it reports no consumer either then.
         """
         queue = await self._channel.declare_queue(self._intake._queue, passive=True)
+        # RabbitMQ counts them as delivered, the processor has not seen them yet.
         buffered = sum(one.consumer.waiting() for one in self._prefetch.open if one.consumer is not None)
         waiting = queue.ready + buffered
         return waiting if waiting or queue.consumers else None

@@ -55,11 +55,13 @@ class ReplySender:
 
     async def _publish(self, channel: Channel | GuardedChannel, reply_to: str, message: Message) -> None:
         try:
+            # Crash before the confirm: the request is delivered again and runs twice. After it: it is answered twice.
             await publish_reply(
                 lambda: channel.publish(message, exchange="", routing_key=reply_to),
                 clock=self.clock,
             )
         except AddressRefusedError as error:
+            # RabbitMQ cannot decode the address: a further attempt would close the connection again.
             log.warning("reply dropped, invalid reply address", reason=error.message)
 
 
@@ -88,6 +90,7 @@ def _wait(job: InFlight, future: Future[None]) -> None:
         try:
             return future.result(timeout=CANCEL_CHECK_INTERVAL)
         except TimeoutError:
+            # A handler that waits for a blocked connection still has to notice that it was cancelled.
             job.call.raise_if_cancelled()
         except OsrdyneError as error:
             raise CallCancelledError("The progress could not be sent.") from error

@@ -138,8 +138,11 @@ class Retries:
         message = retry_message(delivery, request, retry)
         try:
             channel = await broker.retry_channel()
+            # Crash before the confirm: RabbitMQ delivers the request again. Before the acknowledgement that follows:
+            # the copy waits for its attempt, and the request is delivered again as well, a duplicate.
             await channel.publish(message, exchange=self._exchange, routing_key=delivery.routing_key, mandatory=True)
         except (BrokerError, MessageTooLargeError) as error:
+            # The request was not acknowledged, and RabbitMQ delivers it again: it must not be answered as well.
             if broker.is_closed:
                 raise
             log.error(
