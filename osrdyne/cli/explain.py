@@ -67,7 +67,7 @@ def explain(
             own_rules = splitter_commands.in_force(remote(api, config))
     except OsrdyneError as error:
         missing = "routes" if routes is None else "splitter"
-        typer.echo(f"note: the active {missing} are not known, so none are used here: {error}", err=True)
+        typer.echo(f"note: continuing without the active {missing}: {error}", err=True)
     explanation = explained(
         arrival,
         None if own_routes is None else RouteTable(own_routes),
