@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from history_process import Passage
 from history_worker import Kind, Manner
 from history_world import KEYS, NAMES, HistoryWorld
 
@@ -135,6 +136,15 @@ def change_settings(world: HistoryWorld) -> None:
     world.driver.current_spec_hash += "*"
 
 
+def of_processes() -> Iterator[Step]:
+    """The events of processes of pooled workers."""
+    yield Step("a process dies", HistoryWorld.end_process)
+    yield Step("a process hangs", HistoryWorld.hang_process)
+    for passage in Passage:
+        yield Step(f"questions are {passage}", partial(HistoryWorld.disturb, passage=passage, of_states=False))
+        yield Step(f"states are {passage}", partial(HistoryWorld.disturb, passage=passage, of_states=True))
+
+
 def of_broker() -> Iterator[Step]:
     yield Step("broker restarts", HistoryWorld.restart_broker)
     yield Step("forward is dropped, not confirmed", partial(refuse, error=BrokerSilentError))
@@ -168,4 +178,5 @@ STEPS: tuple[Step, ...] = (
     *[step for step in of_daemons() for _ in range(2)],
     *of_broker(),
 )
-BY_NAME = {step.name: step for step in STEPS}
+STEPS_OF_POOLED: tuple[Step, ...] = (*STEPS, *[step for step in of_processes() for _ in range(3)])
+BY_NAME = {step.name: step for step in STEPS_OF_POOLED}

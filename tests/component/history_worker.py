@@ -9,9 +9,11 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Protocol
 
 from osrdyne.aio.clock import Clock
 from osrdyne.amqp import Delivery, Message
+from osrdyne.drivers.base import InstanceId
 from osrdyne.errors import BrokerError, BrokerUnavailableError
 from osrdyne.protocol.activity import ActivityReport, Event
 from osrdyne.protocol.control import Command, control_from_wire
@@ -20,7 +22,7 @@ from osrdyne.protocol.names import PoolNames
 from osrdyne.protocol.statuses import Status
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import FakeBroker, Holder, Stored
-from osrdyne.testing.drivers import FakeDriver, FakeWorker
+from osrdyne.testing.drivers import FakeWorker
 
 LOAD_TIME = 1.0
 SLOW_LOAD_TIME = 20.0
@@ -29,6 +31,12 @@ LONG_WORK = 70.0
 BUSY_INTERVAL = 5.0
 HEARTBEAT_TIMEOUT = 15.0
 """Shorter than `start_timeout`, as in the defaults."""
+
+
+class Ends(Protocol):
+    """What a worker that ends by itself is taken out of: the driver, or its process."""
+
+    def exit_instance(self, instance_id: InstanceId, code: int) -> None: ...
 
 
 class Manner(StrEnum):
@@ -71,7 +79,7 @@ class SimulatedWorker:
         *,
         names: PoolNames,
         broker: FakeBroker,
-        driver: FakeDriver,
+        home: Ends,
         clock: Clock,
     ) -> None:
         self.fake = fake
@@ -84,7 +92,7 @@ class SimulatedWorker:
         fake.stubborn = manner is Manner.STUBBORN
         self._names = names
         self._broker = broker
-        self._driver = driver
+        self._home = home
         self._clock = clock
         self._state = Event.STARTED
         self._working_on: Delivery | None = None
@@ -109,10 +117,10 @@ class SimulatedWorker:
 
     def _go(self) -> None:
         """It has finished, and ends by itself."""
-        self._driver.exit_instance(self.fake.instance.instance_id, code=0)
+        self._home.exit_instance(self.fake.instance.instance_id, code=0)
 
     def crash(self) -> None:
-        self._driver.exit_instance(self.fake.instance.instance_id, code=1)
+        self._home.exit_instance(self.fake.instance.instance_id, code=1)
 
     async def _serve(self) -> None:
         self._report(Event.STARTED)

@@ -10,17 +10,23 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from functools import cache
 
-from history_worker import Kind, Manner, SimulatedWorker
+from history_process import Passage, SimulatedProcess
+from history_worker import Ends, Kind, Manner, SimulatedWorker
 from lifecycle_world import REPLIES, Fault
 
 from osrdyne.amqp import Message
-from osrdyne.config.models import LifecycleSettings, RequestSettings, ScalingSettings, Settings
+from osrdyne.config.models import LifecycleSettings, PooledSettings, RequestSettings, ScalingSettings, Settings
+from osrdyne.drivers.base import Driver
+from osrdyne.drivers.pooled.driver import PooledDriver
+from osrdyne.drivers.registry import pooled_rules
 from osrdyne.errors import BrokerError, BrokerUnavailableError, DriverUnavailableError
 from osrdyne.metrics import Metrics
 from osrdyne.pool.state.observed import Binding
 from osrdyne.protocol.names import Key, PoolNames
+from osrdyne.protocol.pooled import PROCESS_KEY
 from osrdyne.protocol.statuses import Status, decode_text
 from osrdyne.testing.amqp import FakeChannel
 from osrdyne.testing.broker import Command, FakeBroker
@@ -37,10 +43,20 @@ METRICS = Metrics()
 """Of all histories together: to make them takes longer than to live through some steps."""
 
 
+class Pool(StrEnum):
+    """What the pool of a history is like."""
+
+    ROOMY = "roomy"
+    """Groups end after 40 s without use, and have up to three workers."""
+    NARROW = "narrow"
+    """The same with one worker, two places, one more to wait, one start at a time."""
+    POOLED = "pooled"
+    """Roomy, with up to three workers in a process."""
+
+
 @cache
-def settings(narrow: bool) -> Settings:
-    """Groups end after 40 s without use, and have up to three workers; `narrow`: one worker, two places, one more to
-    wait, one start at a time."""
+def settings(pool: Pool) -> Settings:
+    narrow = pool is Pool.NARROW
     base = settings_for(
         LifecycleSettings(
             unbind_delay=20.0,
@@ -55,6 +71,10 @@ def settings(narrow: bool) -> Settings:
     )
     scaling = ScalingSettings(max=1 if narrow else 3, target_lag=2.0, cooldown=10.0)
     worker = base.worker.model_copy(update={"scaling": scaling})
+    if pool is Pool.POOLED:
+        # Without spares, so that nothing is left in the end.
+        processes = PooledSettings(keys_per_process=3, spares=0, max_processes=20)
+        worker = worker.model_copy(update={"placement": "pooled", "pooled": processes})
     # What has no deadline is excused by its age in no history.
     return base.model_copy(update={"worker": worker, "requests": RequestSettings(ttl=1_000_000.0)})
 
@@ -62,13 +82,14 @@ def settings(narrow: bool) -> Settings:
 class HistoryWorld:
     """One pool and everybody around it."""
 
-    def __init__(self, *, narrow: bool = False) -> None:
+    def __init__(self, pool: Pool = Pool.ROOMY) -> None:
         self.clock = VirtualClock()
         self.broker = FakeBroker(self.clock)
         self.broker.hook = self._hook
         self.broker.declare_queue(REPLIES, {})
         self.driver = FakeDriver(self.clock, pool=POOL)
-        self.driver.on_start = self._begin_worker
+        """That of the platform: in a pool of pooled workers it has the processes."""
+        self.driver.on_start = self._begin
         self.leaders: list[Stack] = []
         self.confirmed: dict[bytes, Key] = {}
         self.allowed: dict[bytes, set[str]] = {}
@@ -77,6 +98,7 @@ class HistoryWorld:
         """Statuses that the faults so far allow to every request. Any worker may fail to start."""
         self.pinned: set[Key] = set()
         self.workers: list[SimulatedWorker] = []
+        self.processes: list[SimulatedProcess] = []
         self.manners: deque[Manner] = deque()
         """Of the workers to be started next."""
         self.reports_arrive = True
@@ -89,8 +111,9 @@ class HistoryWorld:
         """Commands until the leader is killed."""
         self.moving = asyncio.Event()
         self.moving.set()
-        self._settings = settings(narrow)
-        if narrow:
+        self._settings = settings(pool)
+        self._is_pooled = pool is Pool.POOLED
+        if pool is Pool.NARROW:
             self.forgiven.add(Status.CAPACITY)
         self._numbers = itertools.count(1)
         self._cut_off: list[FakeChannel] = []
@@ -156,9 +179,23 @@ class HistoryWorld:
 
     # --- workers
 
-    def _begin_worker(self, fake: FakeWorker) -> None:
+    def _begin(self, fake: FakeWorker) -> None:
+        if self._is_pooled and fake.spec.key == PROCESS_KEY:
+            self._begin_process(fake)
+        else:
+            self._begin_worker(fake, self.driver)
+
+    def _begin_process(self, fake: FakeWorker) -> None:
+        process = SimulatedProcess(
+            fake, names=NAMES, broker=self.broker, clock=self.clock, begin_worker=self._begin_worker
+        )
+        process.reports_arrive = lambda: self.reports_arrive
+        self.processes.append(process)
+        self.do(process.live())
+
+    def _begin_worker(self, fake: FakeWorker, home: Ends) -> None:
         manner = self.manners.popleft() if self.manners else Manner.ORDINARY
-        worker = SimulatedWorker(fake, manner, names=NAMES, broker=self.broker, driver=self.driver, clock=self.clock)
+        worker = SimulatedWorker(fake, manner, names=NAMES, broker=self.broker, home=home, clock=self.clock)
         worker.reports_arrive = lambda: self.reports_arrive
         self.workers.append(worker)
         self.do(self._live(worker))
@@ -177,6 +214,25 @@ class HistoryWorld:
         for worker in self.alive(key):
             worker.crash()
 
+    def living_processes(self) -> list[SimulatedProcess]:
+        """The oldest first; none in a pool of dedicated workers."""
+        return [process for process in self.processes if not process.fake.gone.is_set()]
+
+    def end_process(self) -> None:
+        """The oldest one dies, with all its workers."""
+        for process in self.living_processes()[:1]:
+            self.driver.exit_instance(process.fake.instance.instance_id, code=1)
+
+    def hang_process(self) -> None:
+        """The oldest one neither reads questions nor reports; its workers go on."""
+        for process in self.living_processes()[:1]:
+            process.mute = True
+
+    def disturb(self, passage: Passage, *, of_states: bool, number: int = 3) -> None:
+        """So travel the next messages of each process."""
+        for process in self.living_processes():
+            (process.states if of_states else process.questions).extend([passage] * number)
+
     def lose_reports(self) -> None:
         """Who is not heard of for long counts as hanging, and is replaced."""
         self.reports_arrive, self.reports_were_lost = False, True
@@ -192,10 +248,16 @@ class HistoryWorld:
 
     def appoint(self) -> None:
         """One more daemon: it leads as soon as no other does."""
-        stack = make_stack(self.clock, broker=self.broker, driver=self.driver, settings=self._settings, metrics=METRICS)
+        stack = make_stack(
+            self.clock, broker=self.broker, driver=self._driver(), settings=self._settings, metrics=METRICS
+        )
         stack.pinned = self.pinned
         stack.task = asyncio.create_task(stack.lead(), name="leader")
         self.leaders.append(stack)
+
+    def _driver(self) -> Driver:
+        """That of one daemon."""
+        return PooledDriver(self.driver, pooled_rules(self._settings)) if self._is_pooled else self.driver
 
     def see_to_leader(self) -> None:
         if all(stack.task.done() for stack in self.leaders):

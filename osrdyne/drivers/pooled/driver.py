@@ -249,6 +249,7 @@ class PooledDriver(Driver):
     async def events(self) -> AsyncIterator[None]:
         seen = self._changes.value
         inner = asyncio.ensure_future(self._watch_inner())
+        change: asyncio.Future[int] | None = None
         try:
             while True:
                 if self._changes.value == seen:
@@ -262,6 +263,8 @@ class PooledDriver(Driver):
                 yield
         finally:
             inner.cancel()
+            if change is not None:
+                change.cancel()
 
     def crowded(self) -> list[list[Assignment]]:
         """Of each process whose heap is used beyond `max_heap_used`, and that has more than one worker: the workers
@@ -492,7 +495,11 @@ class PooledDriver(Driver):
         """Wait until it is known which workers every process has. A process that does not answer is killed."""
         term = self.link.term
         unknown = [process for process in self.processes.values() if not process.is_known(term)]
-        await asyncio.gather(*(self._know(process) for process in unknown))
+        # All of them to their end: none may go on after the term is over.
+        ends = await asyncio.gather(*(self._know(process) for process in unknown), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
         if any(not process.is_known(term) for process in self.processes.values()):
             raise DriverUnavailableError("Not all pooled processes have reported their workers yet.")
 
@@ -501,9 +508,16 @@ class PooledDriver(Driver):
             await self.ask_state(process)
         except ProcessSilentError:
             if not process.is_known(self.link.term):  # its start may have returned meanwhile
-                await self.kill(process, "it did not answer the new leader")
+                await self._kill_unknown(process)
         except ProcessGoneError:
             pass
+
+    async def _kill_unknown(self, process: Process) -> None:
+        """Kill a process of which it is not known what it has. Where that fails, the process stays unknown."""
+        try:
+            await self.kill(process, "it did not answer the new leader")
+        except DriverError as error:
+            self._log.warning("process not killed", process=process.worker_id, error=str(error))
 
     async def _ask(self, process: Process, question: Question, *, limit: float | None = None) -> None:
         """Send a question, and repeat it until the process has answered.

@@ -71,8 +71,9 @@ class PooledUpkeep:
                 self._do(group, process, self._driver.kill(process, why), name="kill a process")
         waiting = any(not one.place.done() for one in self._driver.waiting)
         for process in placement.processes_to_end(known, self._rules, waiting=waiting, now=now):
-            process.closing = True
-            self._do(group, process, self._end(process), name="end a process")
+            if process not in self._busy:  # otherwise it would count as closing although no call ends it
+                process.closing = True
+                self._do(group, process, self._end(process), name="end a process")
         if now >= self._no_start_before and "start" not in self._busy and self._needs_process():
             self._do(group, "start", self._start(), name="start a process")
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import pytest
 import structlog
-from history_steps import BY_NAME, STEPS, Step
-from history_world import HistoryWorld
+from history_steps import BY_NAME, STEPS, STEPS_OF_POOLED, Step
+from history_world import HistoryWorld, Pool
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from lifecycle_world import Fault
@@ -28,6 +28,7 @@ COUNT = int(os.environ.get("OSRDYNE_HISTORIES", "400"))
 ALWAYS_THE_SAME = "OSRDYNE_HISTORIES" not in os.environ
 """`make test` lives through the same histories each time; a given number makes others."""
 HISTORIES = st.lists(st.sampled_from(STEPS), min_size=5, max_size=20)
+HISTORIES_OF_POOLED = st.lists(st.sampled_from(STEPS_OF_POOLED), min_size=5, max_size=20)
 PORTION = 500
 """Histories of one test: with many tests, two processes end at about the same time."""
 GC_THRESHOLD = 5_000
@@ -54,16 +55,16 @@ def loop() -> Iterator[MemoryLoop]:
 
 
 def live_through(
-    loop: MemoryLoop, history: Sequence[Step], *, narrow: bool, patches: Sequence[Patch] = ()
+    loop: MemoryLoop, history: Sequence[Step], pool: Pool = Pool.ROOMY, *, patches: Sequence[Patch] = ()
 ) -> dict[str, object]:
     """What is wrong at the first moment when anything is, or in the end."""
-    faults = loop.run_until_complete(_live_through(history, narrow=narrow, patches=patches))
+    faults = loop.run_until_complete(_live_through(history, pool, patches=patches))
     assert loop.unfinished() == [], "tasks were left behind"
     return faults
 
 
-async def _live_through(history: Sequence[Step], *, narrow: bool, patches: Sequence[Patch]) -> dict[str, object]:
-    world = HistoryWorld(narrow=narrow)
+async def _live_through(history: Sequence[Step], pool: Pool, *, patches: Sequence[Patch]) -> dict[str, object]:
+    world = HistoryWorld(pool)
     with pytest.MonkeyPatch.context() as patch:
         for target, make in patches:
             patch.setattr(target, make(world))
@@ -80,13 +81,13 @@ async def _live_through(history: Sequence[Step], *, narrow: bool, patches: Seque
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("count", portions(COUNT // 2))
-@pytest.mark.parametrize("narrow", [False, True], ids=["roomy", "narrow"])
-def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, narrow: bool, count: int) -> None:
+@pytest.mark.parametrize("count", portions(COUNT // len(Pool)))
+@pytest.mark.parametrize("pool", Pool)
+def test_history_of_faults_loses_nothing_and_leaves_nothing(loop: MemoryLoop, pool: Pool, count: int) -> None:
     @settings(SETTINGS, max_examples=count, derandomize=ALWAYS_THE_SAME)
-    @given(HISTORIES)
+    @given(HISTORIES_OF_POOLED if pool is Pool.POOLED else HISTORIES)
     def check(history: list[Step]) -> None:
-        assert live_through(loop, history, narrow=narrow) == {}
+        assert live_through(loop, history, pool) == {}
 
     check()
 
@@ -136,21 +137,21 @@ BY_NAME_OF_VARIANT = pytest.mark.parametrize("found", FOUND, ids=[found.variant 
 def test_found_history_goes_wrong_with_a_broken_decision(loop: MemoryLoop, found: Found) -> None:
     variant = BY_VARIANT[found.variant]
     patches = [*(variant.given if found.also else ()), *variant.breaks]
-    assert variant.fault in live_through(loop, found.steps(), narrow=False, patches=patches)
+    assert variant.fault in live_through(loop, found.steps(), patches=patches)
 
 
 @BY_NAME_OF_VARIANT
 def test_found_history_goes_well_with_the_real_decision(loop: MemoryLoop, found: Found) -> None:
     patches = BY_VARIANT[found.variant].given if found.also else ()
-    assert live_through(loop, found.steps(), narrow=False, patches=patches) == {}
+    assert live_through(loop, found.steps(), patches=patches) == {}
 
 
 @pytest.mark.parametrize("manner", ["frozen", "idle"])
 def test_worker_that_hangs_leaves_its_request_open_without_the_watch(loop: MemoryLoop, manner: str) -> None:
     history = [BY_NAME[f"next worker is {manner}"], BY_NAME["send plain a"]]
     patches = [left_out("osrdyne.pool.workers.liveness.WorkerLiveness.check")]
-    assert Fault.NO_OUTCOME in live_through(loop, history, narrow=True, patches=patches)
-    assert live_through(loop, history, narrow=True) == {}
+    assert Fault.NO_OUTCOME in live_through(loop, history, Pool.NARROW, patches=patches)
+    assert live_through(loop, history, Pool.NARROW) == {}
 
 
 @pytest.mark.parametrize("name", ["delbound", "edge", "fwd"])
@@ -158,7 +159,7 @@ def test_search_finds_what_a_broken_decision_does(loop: MemoryLoop, name: str) -
     @settings(SETTINGS, max_examples=400, phases=[Phase.generate], database=None, derandomize=True)
     @given(HISTORIES)
     def check(history: list[Step]) -> None:
-        assert live_through(loop, history, narrow=False, patches=BY_VARIANT[name].breaks) == {}
+        assert live_through(loop, history, patches=BY_VARIANT[name].breaks) == {}
 
     with pytest.raises(AssertionError):
         check()

@@ -163,6 +163,7 @@ class TestPlacement:
     async def test_processes_of_old_settings_get_no_keys_and_end_when_empty(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             old = await world.start(A)
+            world.close()  # a leader that still led would end the processes of the other one's settings
             world.lead(term=4, spec_hash="changed")
             assert (await world.listed())[A].spec_hash != world.driver.spec_hash()
             new = await world.start(B)
