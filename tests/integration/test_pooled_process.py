@@ -19,7 +19,7 @@ from osrdyne.errors import BrokerError
 from osrdyne.protocol.activity import Event
 from osrdyne.protocol.messages import Response
 from osrdyne.protocol.names import PoolNames
-from osrdyne.protocol.pooled import AssignmentState, Drain, Forget, ReportState
+from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, Drain, Forget, ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
@@ -121,7 +121,7 @@ async def test_released_worker_finishes_and_its_successor_elsewhere_takes_the_re
     assert Event.STOPPING in [one.event for one in pooled.stage.reports if one.worker_id == worker]
 
 
-async def test_worker_cut_off_gives_its_requests_back_and_others_go_on(pooled: PooledStage) -> None:
+async def test_released_worker_gives_back_what_does_not_end_and_others_go_on(pooled: PooledStage) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k", runtime={"concurrency": 2})
     await pooled.assign(process, "other")
@@ -131,7 +131,7 @@ async def test_worker_cut_off_gives_its_requests_back_and_others_go_on(pooled: P
         while await pooled.waiting("k") > 1:
             await asyncio.sleep(0.05)
     exited = await pooled.release(process, worker, grace=1.0)
-    assert exited.exit is not None
+    assert exited.exit == AssignmentExit(ExitCode.STOPPED)
     # The connection is closed by then: RabbitMQ has all three, and a late answer would go nowhere.
     assert await pooled.waiting("k") == 3
     assert document(await pooled.call("other", "/get"))["key"] == ["other"] * 3

@@ -321,7 +321,7 @@ async def test_malformed_assign_is_refused_with_the_field_and_without_a_value(be
     bench.process.handle(ControlMessage(Command.ASSIGN, Generation(TERM, 1), details))
     await bench.clock.settle()
     [refusal] = bench.state.refused
-    assert (refusal.worker_id, bench.state.answers) == (A, ("q",))
+    assert (refusal.worker_id, bench.state.answers, bench.state.term) == (A, ("q",), TERM)
     assert "assign.worker.slot" in refusal.reason
     assert "s3cret" not in str(bench.reporter.sent)
 

@@ -105,6 +105,8 @@ class AssignedWorker:
         self._parts: WorkerParts | None = None
         self._worker: Worker | None = None
         self._reason: ExitReason | None = None
+        self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, "the worker runtime failed unexpectedly")
+        """How the worker ends if it does not say so itself."""
         self._ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
         self._life: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
@@ -130,11 +132,12 @@ class AssignedWorker:
 
         A request that runs in a thread which cannot be interrupted runs on; what it answers goes nowhere.
         """
+        self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, reason)
         if self._life is not None:
             self._life.cancel()
         if self._worker is not None:
             await self._worker.disconnect()
-        self._end(AssignmentExit(ExitCode.UNRECOVERABLE, reason))
+        self._end(self._failure)
 
     @property
     def in_flight(self) -> int:
@@ -183,7 +186,7 @@ class AssignedWorker:
                 log.error("worker runtime failed", exc_info=errors)
         finally:
             # Its tasks are cancelled, and with them its connection is closed.
-            self._end(AssignmentExit(ExitCode.UNRECOVERABLE, "the worker runtime failed unexpectedly"))
+            self._end(self._failure)
 
     def _build(self) -> WorkerParts:
         app = self._app

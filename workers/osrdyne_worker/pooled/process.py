@@ -169,6 +169,7 @@ class PooledProcess:
             self._term = 0  # it was accepted while this machine's clock was wrong
         if message.generation.term < self._term:
             return  # from a leader that was deposed
+        self._term = message.generation.term
         try:
             question = question_of_control(message)
         except InvalidMessageError as error:
@@ -177,7 +178,6 @@ class PooledProcess:
             return
         if question is None:
             return
-        self._term = message.generation.term
         match question:
             case Assign():
                 if self._assignments.assign(question, message.generation, now=now, closed=self._closed()):
@@ -279,7 +279,10 @@ class PooledProcess:
         worker = self._workers.get(worker_id)
         if worker is not None:
             log.warning("worker cut off", worker_id=worker_id, grace=grace)
-            await worker.cut_off(f"It did not end within {grace:g} s and was cut off.")
+            try:
+                await worker.cut_off(f"It did not end within {grace:g} s and was cut off.")
+            except Exception:  # of one worker: the others go on
+                log.exception("worker could not be cut off", worker_id=worker_id)
 
     def _check_left_behind(self) -> None:
         """Take no more assignments if too many threads of ended workers run on: they hold memory and processor time."""

@@ -36,6 +36,9 @@ _thread = threading.local()
 
 def warm_up(session: Any) -> None:
     """Run a few queries as the pipelines do."""
+    with suppress(Exception):  # Spark would warn once for each key that its pool has no configuration
+        log4j = session._jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel("org.apache.spark.scheduler.FairSchedulableBuilder", log4j.Level.ERROR)
     for query in WARM_UP:
         session.sql(query).toArrow()
 

@@ -1,0 +1,95 @@
+"""One worker of a pooled process, without RabbitMQ: its end, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from osrdyne.protocol.environment import WorkerEnvironment
+from osrdyne.protocol.names import Key, QueueName, WorkerId
+from osrdyne.protocol.pooled import AssignmentExit
+from osrdyne.testing.clock import VirtualClock
+from osrdyne_worker import App, Context
+from osrdyne_worker.pooled.assigned_worker import TIDY_INTERVAL, AssignedWorker
+from osrdyne_worker.runtime.exit import ExitCode
+
+PATIENCE = 120.0
+
+
+class Sessions:
+    """Records what is built and closed."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+        self.entered: list[str] = []
+
+    def enter_thread(self) -> None:
+        self.entered.append(threading.current_thread().name)
+
+    def build(self, context: Context) -> str:
+        return f"session of {context.key}"
+
+    def close(self, session: str) -> None:
+        self.closed.append(session)
+
+
+def environment(**config: Any) -> WorkerEnvironment:
+    return WorkerEnvironment(
+        worker_id=WorkerId("w"),
+        key=Key("k"),
+        pool="p",
+        amqp_uri="amqp://127.0.0.1:1",
+        requests_queues=(QueueName("p-req-k"),),
+        activity_exchange="a",
+        control_exchange="c",
+        config=config,
+    )
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def sessions() -> Sessions:
+    return Sessions()
+
+
+async def test_worker_cut_off_while_it_loads_leaves_a_thread_whose_session_is_closed_later(sessions: Sessions) -> None:
+    app, clock = App(), VirtualClock()
+    loading, go_on = threading.Event(), threading.Event()
+
+    @app.on_start
+    def load(context: Context) -> None:
+        loading.set()
+        go_on.wait(PATIENCE)
+
+    with ThreadPoolExecutor(2) as side_threads:
+        worker = AssignedWorker(app, environment(), sessions=sessions, side_threads=side_threads, clock=clock)  # type: ignore[arg-type]
+        running = asyncio.create_task(worker.run())
+        await until(loading.is_set)
+        await worker.cut_off("It did not end.")
+        assert await running == AssignmentExit(ExitCode.UNRECOVERABLE, "It did not end.")
+        assert (worker.left_behind, sessions.closed) == (1, [])
+        go_on.set()
+        await until(lambda: not worker.left_behind)
+        await until(lambda: clock.pending)
+        await clock.advance(TIDY_INTERVAL)
+        await until(lambda: sessions.closed)
+    assert sessions.closed == ["session of k"]
+    assert sessions.entered
+
+
+async def test_worker_with_invalid_settings_ends_alone_and_names_them(sessions: Sessions) -> None:
+    with ThreadPoolExecutor(2) as side_threads:
+        made = environment(runtime={"concurrency": 0})
+        worker = AssignedWorker(App(), made, sessions=sessions, side_threads=side_threads, clock=VirtualClock())  # type: ignore[arg-type]
+        how = await worker.run()
+    assert how.code == ExitCode.INVALID_CONFIGURATION
+    assert "WORKER_CONFIG.runtime.concurrency" in str(how.reason)
