@@ -11,6 +11,9 @@ are the slow ones.
 
 from __future__ import annotations
 
+import re
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,35 +21,36 @@ import pytest
 SLOW = ("acceptance", "spark", "security", "integration", "contract", "component")
 FILES = ("test_demo.py", "test_dev_stack.py", "test_faults_from_a_seed.py")
 """The slowest of all."""
-SPARK = (
-    "test_handler_sessions.py", "test_poison_source.py", "test_second_net.py", "test_spark_session.py",
-    "test_sql_datasets.py", "test_sql_escape.py", "test_sql_fuzz.py", "test_sql_pipeline.py", "test_tpcds.py",
-)  # fmt: skip
-"""Tests with the fixture `spark`."""
+SPARK = re.compile(r"(?<![\w.])(?:spark|make_call|tpch_call)(?:: |, |\))")
+"""In the text of a test file: a parameter that stands for the fixture `spark`, or for one that needs it. A file that is
+missed costs another start of Spark, and nothing else."""
 
 
-def rank(parts: tuple[str, ...]) -> int:
-    """The lower, the earlier; `parts` is the path of a test file below the folder of all tests."""
-    if parts[-1] in FILES:
+@cache
+def uses_spark(file: Path) -> bool:
+    return file.parent.name in {"spark", "security"} and SPARK.search(file.read_text(encoding="utf-8")) is not None
+
+
+def rank(file: Path, tests: Path) -> int:
+    """The lower, the earlier; `tests` is the folder of all tests."""
+    if file.name in FILES:
         return -2
-    if parts[-1] in SPARK:
+    if uses_spark(file):
         return -1
-    return SLOW.index(parts[0]) if parts[0] in SLOW else len(SLOW)
+    folder = file.relative_to(tests).parts[0]
+    return SLOW.index(folder) if folder in SLOW else len(SLOW)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After pytest-randomly has shuffled."""
     tests = config.rootpath / "tests"
-    items.sort(key=lambda item: rank(item.path.relative_to(tests).parts))
-    wrong = {item.path.name for item in items if "spark" in getattr(item, "fixturenames", ())} - set(SPARK)
-    if wrong:
-        raise pytest.UsageError(f"{', '.join(sorted(wrong))}: uses the fixture `spark`; add it to SPARK in {__file__}")
+    items.sort(key=lambda item: rank(item.path, tests))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`: one unit of work for each file, and one for all files in SPARK."""
+    """With `--dist loadfile`: one unit of work for each file, and one for all files that use Spark."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling  # it is there if this hook is called
@@ -54,6 +58,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "spark" if file.rpartition("/")[2] in SPARK else file
+            return "spark" if uses_spark(config.rootpath / file) else file
 
     return Scheduling(config, log)
