@@ -111,7 +111,7 @@ async def story(cluster: StandaloneCluster) -> None:
         await ask(client, KEY, "select max(l_shipdate) as latest from lineitem")
         tell(f"none was left; the next request got new ones and took {time.perf_counter() - began:.1f} s")
 
-        chapter("4. A cluster that is gone: the caller of a new key is told so")
+        chapter("4. A cluster that is gone: the caller of a new key gets that error")
         cluster.kill_master()
         try:
             await ask(client, NEXT_KEY, QUERY)
