@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import subprocess
 from pathlib import Path
 from typing import Annotated
 
@@ -64,26 +63,18 @@ async def _run(settings: Settings, console: Console) -> None:
     with console.status("Starting RabbitMQ and the daemon"):
         stack = running_stack(settings)
         running = await stack.__aenter__()
+    training: subprocess.Popen[str] | None = None
     try:
         _greet(running, console)
-        with _archive_made_beside(settings):
-            await stop.wait()
+        if settings.driver.name == "subprocess" and settings.worker.app == type(settings.worker)().app:
+            training = start_training(settings)  # of the archive with which the SQL pipeline's workers start faster
+        await stop.wait()
     finally:
+        if training is not None:
+            training.terminate()
         await stack.__aexit__(None, None, None)
-
-
-@contextmanager
-def _archive_made_beside(settings: Settings) -> Iterator[None]:
-    """Make the class data sharing archive of the SQL pipeline's workers in the background, unless it is there."""
-    if settings.driver.name != "subprocess" or settings.worker.app != type(settings.worker)().app:
-        yield
-        return
-    training = start_training(settings)
-    try:
-        yield
-    finally:
-        training.terminate()
-        training.wait()
+        if training is not None:
+            await asyncio.to_thread(training.wait)  # a daemon that waited here would lose its lead
 
 
 def _greet(settings: Settings, console: Console) -> None:

@@ -52,7 +52,12 @@ def infer_columns(key: KeyArgument, config: ConfigOption = None, assignments: Se
 
 def _output_of(process: subprocess.Popen[str]) -> str:
     """What a program has printed. Raises `ConfigurationError` with its last line if it fails."""
-    output, errors = process.communicate()
+    try:
+        output, errors = process.communicate()
+    except BaseException:  # Ctrl-C: a training run has a process group of its own
+        process.terminate()
+        process.wait()
+        raise
     if process.returncode != 0:
         raise ConfigurationError((errors.strip().splitlines() or ["The program of the worker failed."])[-1])
     return output.strip()

@@ -114,6 +114,14 @@ def _run(session: Any, directory: Path) -> None:
     schema(call)
 
 
+class StoppedError(BaseException):
+    """The run was asked to stop. No `except Exception` on the way may take it for a failure of Spark."""
+
+
+def _stop(*_: object) -> None:
+    raise StoppedError
+
+
 def main() -> None:
     """Write the archive that workers of this installation look for, unless it is there."""
     parser = argparse.ArgumentParser(prog="osrdyne spark warm-archive")
@@ -121,11 +129,14 @@ def main() -> None:
     parser.add_argument("--again", action="store_true")
     parsed = parser.parse_args()
     configure_logging(level="error")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("The training run was stopped."))
+    os.setpgrp()
+    signal.signal(signal.SIGTERM, _stop)
     try:
         archive = warm(parsed.directory, config_from_variables(os.environ), again=parsed.again)
     except OsrdyneError as error:
         sys.exit(error.message)
+    except StoppedError:
+        os.killpg(0, signal.SIGKILL)  # with a JVM that was just being started; what was written is removed already
     sys.stdout.write(f"{archive}\n")
 
 
