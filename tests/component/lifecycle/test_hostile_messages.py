@@ -252,6 +252,7 @@ class WorkerBench:
                 self.connection,
                 ENVIRONMENT,
                 self.obey,
+                routing_keys=("worker.w",),
                 on_listening=lambda: None,
                 on_forged=lambda: None,
                 warnings=ControlWarnings(),
