@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 RABBITMQ_IMAGE ?= rabbitmq:4-management
 
-.PHONY: help setup demo demo-priorities demo-cluster run check test test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
+.PHONY: help setup demo demo-priorities demo-cluster run check test test-spark-starts test-docker test-kubernetes bench docs model chaos histories soak fuzz-sql sql-corpora test-pyspark audit sbom requirements
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,9 +33,12 @@ check: setup ## Check formatting, lint, types, import rules, shell scripts, docu
 	bash -n .ci/run
 	$(BIN)/mkdocs build --strict --quiet
 
-# Most tests wait for other processes most of the time: six processes keep two cores busy.
 test: setup ## Run the whole suite on real RabbitMQ and Spark; a skipped test is a failure
-	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 6 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes $(ARGS)
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq -p slow_first --no-loadscope-reorder -n 4 --dist loadfile --hypothesis-profile=thorough --durations=15 tests --ignore=tests/benchmarks --ignore=tests/docker --ignore=tests/kubernetes --ignore=tests/spark_starts $(ARGS)
+
+# Each test starts Java processes of its own, several at once: beside others they would only wait for each other.
+test-spark-starts: setup ## Run the tests of starts of Spark: archives, failures, clusters
+	PYTHONPATH=tests/plugins $(BIN)/pytest -p no_skips -p shared_rabbitmq --no-loadscope-reorder -n 2 --dist loadfile --durations=15 tests/spark_starts $(ARGS)
 
 # Ryuk, which would clean up after testcontainers, is an image that need not be there; what is started is removed anyway.
 test-docker chaos: export TESTCONTAINERS_RYUK_DISABLED := true

@@ -24,7 +24,7 @@ from osrdyne.config.models import Settings  # noqa: E402
 from osrdyne.dev.stack import running_stack, sample_settings  # noqa: E402
 from osrdyne.errors import OsrdyneError  # noqa: E402
 from osrdyne.logs import configure_logging  # noqa: E402
-from tests.spark.standalone_cluster import StandaloneCluster  # noqa: E402
+from tests.spark_starts.standalone_cluster import StandaloneCluster  # noqa: E402
 
 KEY, NEXT_KEY = "tpch/sf=0.01", "tpch/sf=0.001"
 PATIENCE = 300.0

@@ -23,15 +23,13 @@ from osrdyne.protocol.pooled import AssignmentExit, AssignmentState, Drain, Forg
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
-from conftest import Broker  # isort: skip
-
 KEYS = 50
 REQUESTS = 3000
 SEED = 20261122
 
 
 @pytest.fixture
-async def pooled(broker: Broker, pool_id: str) -> AsyncIterator[PooledStage]:
+async def pooled(broker: Any, pool_id: str) -> AsyncIterator[PooledStage]:
     async with pooled_stage(broker.amqp_uri, pool_id) as made:
         yield made
 
@@ -180,7 +178,7 @@ async def test_drained_process_ends_after_its_last_worker(pooled: PooledStage) -
     assert await process.wait() == ExitCode.STOPPED
 
 
-async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage, broker: Broker) -> None:
+async def test_process_connects_again_and_keeps_its_workers(pooled: PooledStage, broker: Any) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
     await pooled.call("k", "/put", {"name": 1})
@@ -202,7 +200,7 @@ async def test_application_that_is_not_poolable_is_refused(pooled: PooledStage) 
     assert "The application is not poolable" in process.lines[-1]
 
 
-async def test_uri_is_in_no_line_of_the_log(pooled: PooledStage, broker: Broker) -> None:
+async def test_uri_is_in_no_line_of_the_log(pooled: PooledStage, broker: Any) -> None:
     process = await pooled.start()
     worker = await pooled.assign(process, "k")
     await pooled.release(process, worker)

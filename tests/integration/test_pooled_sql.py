@@ -22,8 +22,6 @@ from osrdyne.protocol.pooled import ReportState
 from osrdyne.protocol.statuses import Status
 from osrdyne_worker.runtime.exit import ExitCode
 
-from conftest import Broker  # isort: skip
-
 KEYS = ["a", "b", "c", "d", "e"]
 SLOW = "select count(*) from range(0, 100000000000, 1, 1) where id % 7 = 8"
 SPARK = {
@@ -48,7 +46,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def pooled(broker: Broker, pool_id: str) -> AsyncIterator[PooledStage]:
+async def pooled(broker: Any, pool_id: str) -> AsyncIterator[PooledStage]:
     async with pooled_stage(broker.amqp_uri, pool_id) as made:
         yield made
 

@@ -362,6 +362,9 @@ def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark warns if the host name is a loopback address
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark would use the first python3 on the PATH
+    if (python := conf.get("spark.pyspark.python")) is not None:
+        # pyspark reads the Python of the executors from the environment; only `spark-submit` reads it from the setting.
+        os.environ["PYSPARK_PYTHON"] = python
     try:
         # Settings of the gateway are on the JVM's command line, which all users of the host can read; secrets reach the
         # JVM through its socket instead.

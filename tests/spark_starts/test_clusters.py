@@ -12,7 +12,7 @@ import pytest
 from osrdyne.client import AsyncClient, StartFailedError
 from osrdyne.config.models import BrokerSettings
 from tests.acceptance.daemon_process import DaemonProcess, until
-from tests.spark.standalone_cluster import PATIENCE, StandaloneCluster, pid_of_task
+from tests.spark_starts.standalone_cluster import PATIENCE, StandaloneCluster, pid_of_task
 
 START_TIMEOUT = 150
 WORKER = Path(sys.executable).with_name("osrdyne-worker")
@@ -48,7 +48,7 @@ async def daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: Path) 
         management_uri=broker_settings.effective_management_uri(),
         pool=pool_id,
         settings={
-            "driver": {"options": {"command": [str(WORKER), "tests.spark.cluster_app:app"]}},
+            "driver": {"options": {"command": [str(WORKER), "tests.spark_starts.cluster_app:app"]}},
             "worker": {"spark_conf": SMALL, "cores": 2, "concurrency": 2},
             "lifecycle": {"start_timeout": START_TIMEOUT},
         },
