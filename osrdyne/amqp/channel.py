@@ -114,7 +114,8 @@ class Channel:
 
     async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
         """Request a durable queue without waiting for it: the next answer on this channel shows that it exists. If it
-        exists with other arguments, the next command raises `BrokerConflictError`, and the channel is closed."""
+        exists with other arguments, the channel is closed; the next command raises `BrokerConflictError`, or
+        `BrokerUnavailableError` when it comes after that."""
         with translated(f"declare queue {name}"):  # aio-pika's queues are declared only with an answer
             await self._underlay.queue_declare(
                 name, durable=True, nowait=True, arguments=_table(arguments), timeout=self._timeout

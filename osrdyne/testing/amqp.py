@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 from osrdyne.amqp import Channel, Connection, ConnectionOptions, Consumer, Delivery, Message, QueueInfo
@@ -89,7 +90,9 @@ class FakeChannel(Channel):
         return await self._command("declare", name, lambda: self.broker.declare_queue(name, arguments or {}).info)
 
     async def begin_declare_queue(self, name: str, *, arguments: Mapping[str, object] | None = None) -> None:
-        await self.declare_queue(name, arguments=arguments)
+        # A refusal closes the channel before the next command is sent, which then knows no reason.
+        with suppress(BrokerConflictError):
+            await self.declare_queue(name, arguments=arguments)
 
     async def declare_exchange(
         self, name: str, kind: str, *, arguments: Mapping[str, object] | None = None, passive: bool = False

@@ -28,7 +28,9 @@ from osrdyne.errors import (
     BrokerAccessError,
     BrokerConflictError,
     BrokerError,
+    BrokerInternalError,
     BrokerNotFoundError,
+    BrokerSilentError,
     BrokerUnavailableError,
     CommandRefusedError,
 )
@@ -93,14 +95,25 @@ class RequestQueueCommands:
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
         try:
-            if last and self._durability.is_idle:
-                await self._durability.declare(key, queue.name, arguments)
-            else:
+            alone = last and self._durability.is_idle
+            if not alone or not await self._declare_alone(key, queue.name, arguments):
                 await self._declare_aside(key, queue.name, arguments)
         except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
             await self._compare(queue.name, arguments)
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
         self._layout.note(key, queue.priority)
+
+    async def _declare_alone(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> bool:
+        """Declare the queue and write it down with one wait. False when the channel was closed without a reason."""
+        try:
+            await self._durability.declare(key, queue, arguments)
+        except (BrokerSilentError, BrokerInternalError):
+            raise
+        except BrokerUnavailableError:
+            # RabbitMQ may refuse the queue before the second command is sent, which then finds a closed channel. A
+            # declaration with an answer tells the reason; without a connection it fails as well.
+            return False
+        return True
 
     async def _declare_aside(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> None:
         """Over one of the channels for declarations, at the same time as those of other keys."""
