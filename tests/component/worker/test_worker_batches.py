@@ -121,6 +121,42 @@ async def test_one_poison_call_among_256_fails_alone(bench: BatchBench) -> None:
     assert set(names) < texts, "each answer went to its own caller"
 
 
+async def test_only_requests_of_batches_are_taken_in_advance(bench: BatchBench) -> None:
+    """Others wait in the queue: there they expire, and other workers can take them."""
+    queue = QueueName("shared")
+    bench.broker.declare_queue(queue, {})
+    stored = bench.broker.look_up(queue)
+    intake = asyncio.create_task(bench.intake(queue, WatchCell((queue,))).run())
+    for _ in range(5):
+        await bench.publish("/wait", queue=queue)
+    await until(bench.running.is_set)
+    await asyncio.sleep(0.01)
+    assert (bench.processor.in_flight, len(stored.ready)) == (1, 4)
+    bench.go.set()
+    await until(lambda: stored.messages == 0 and not bench.processor.in_flight)
+
+    for _ in range(2):  # also after the large prefetch has been taken back
+        bench.released.clear()
+        bench.go.clear()
+        for _ in range(50):
+            await bench.publish("/batch", queue=queue)
+        await until(lambda: bench.processor.in_flight == 50)
+        await bench.publish("/wait", queue=queue)
+        await until(lambda: bench.processor.in_flight == 51)
+        await asyncio.sleep(0.01)
+        for _ in range(5):
+            await bench.publish("/wait", queue=queue)
+        await asyncio.sleep(0.01)
+        assert (bench.processor.in_flight, len(stored.ready)) == (51, 5)
+        bench.released.set()
+        bench.go.set()
+        await until(lambda: stored.messages == 0 and not bench.processor.in_flight)
+    assert set(bench.statuses()) == {"ok"}
+    assert len(bench.statuses()) == 5 + 2 * 56
+    intake.cancel()
+    await asyncio.wait({intake})
+
+
 async def test_batch_has_at_most_its_size_and_begins_when_it_is_full(bench: BatchBench) -> None:
     """The clock is not advanced: a batch that is not full would wait without end."""
     bench.go.set()

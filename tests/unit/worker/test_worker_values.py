@@ -17,7 +17,7 @@ from osrdyne.protocol.names import QueueName
 from osrdyne.testing.clock import VirtualClock
 from osrdyne_worker.app.errors import describe, describe_with_place
 from osrdyne_worker.requests.cancellations import MAX_REMEMBERED, Cancellations
-from osrdyne_worker.requests.intake import Share, share_of
+from osrdyne_worker.requests.intake import Share, more_for_batches, share_of
 from osrdyne_worker.requests.priorities import Slots
 from osrdyne_worker.runtime.control import (
     NO_GENERATION,
@@ -104,12 +104,13 @@ def test_share_of_a_queue(queue: QueueName, queues: tuple[QueueName, ...], share
     assert share_of(queue, queues, 8) == share
 
 
-@pytest.mark.parametrize(("queues", "priority"), [((Q,), 0), ((HIGH, Q), 1)], ids=["alone", "lowest"])
+@pytest.mark.parametrize(
+    ("prefetch", "largest", "more"), [(8, 256, 504), (8, 2, 0), (None, 256, 512), (1, 1, 0), (None, 1, 0)]
+)
 def test_prefetch_has_room_for_a_batch_that_runs_and_one_that_is_collected(
-    queues: tuple[QueueName, ...], priority: int
+    prefetch: int | None, largest: int, more: int
 ) -> None:
-    assert share_of(Q, queues, 8, 256) == Share(priority, prefetch=512)
-    assert share_of(Q, queues, 8, 2) == Share(priority, prefetch=8)
+    assert more_for_batches(Share(0, prefetch), largest) == more
 
 
 def test_cancel_needs_both_names() -> None:

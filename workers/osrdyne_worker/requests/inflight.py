@@ -102,6 +102,11 @@ class InFlight:
         self.phase = Phase.SETTLING
         return True
 
+    def classify(self, *, in_batch: bool) -> None:
+        """It will run in a batch, or by itself."""
+        if self.held is not None:
+            self.held.classify(in_batch=in_batch)
+
     def begin(self) -> None:
         """It has a slot."""
         self._end_wait()

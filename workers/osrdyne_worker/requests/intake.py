@@ -34,19 +34,22 @@ class Share(NamedTuple):
     prefetch: int | None
 
 
-def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int, largest_batch: int = 1) -> Share | None:
+def share_of(queue: QueueName, queues: tuple[QueueName, ...], concurrency: int) -> Share | None:
     """The share of `queue` when `queues` are consumed, highest priority first; None: it is not consumed.
 
     A single queue fills all slots of the worker. Of several queues, each may have one request waiting here, so that the
     worker can run the highest one next. With one slot the running request counts as well: a request that waits behind
-    it in the same queue would only be withheld from other workers. An application with batch handlers gets as many
-    requests of each queue as one batch that runs and another one that is collected can hold.
+    it in the same queue would only be withheld from other workers.
     """
     if queue not in queues:
         return None
-    if largest_batch > 1:
-        return Share(queues.index(queue), max(concurrency, 2 * largest_batch))
     return Share(queues.index(queue), concurrency if len(queues) == 1 or concurrency == 1 else None)
+
+
+def more_for_batches(share: Share, largest_batch: int) -> int:
+    """How many requests beyond its share a worker gets while it has only requests of batch handlers: together as many
+    as one batch that runs and another one that is collected can hold. 0 without batch handlers."""
+    return max(0, 2 * largest_batch - (share.prefetch or 0)) if largest_batch > 1 else 0
 
 
 class Intake:
@@ -73,9 +76,7 @@ class Intake:
 
     @property
     def _share(self) -> Share | None:
-        return share_of(
-            self._queue, self._queues.value, self._runtime.settings.concurrency, self._processor.largest_batch
-        )
+        return share_of(self._queue, self._queues.value, self._runtime.settings.concurrency)
 
     async def run(self) -> None:
         """Run until the broker connection is lost. Raises `BrokerError` then."""
@@ -132,9 +133,11 @@ class Intake:
         try:
             async with asyncio.TaskGroup() as group:
                 consumers = _Consumers(self, channel, share, group)
-                while self._share == share:
-                    await self._queues.changed()
-                consumers.stop()
+                try:
+                    while self._share == share:
+                        await self._queues.changed()
+                finally:
+                    consumers.stop()
                 if self._share is None:
                     self._level.detach()
                 else:  # it is consumed again at once: no lower level may go first meanwhile
@@ -173,9 +176,11 @@ class _Consumers:
         self._group = group
         self._prefetch = Prefetch(
             limit=share.prefetch,
+            more_for_batches=more_for_batches(share, intake._processor.largest_batch),
             free_slots=lambda: intake._processor.free_slots,
             open_consumer=self._open,
             close_consumer=self._close,
+            close_soon=self._close_soon,
         )
         self._prefetch.start()
 
@@ -189,13 +194,23 @@ class _Consumers:
     def _open(self, opening: QueueConsumer) -> None:
         self._group.create_task(self._hand_over(opening), name="intake-consumer")
 
+    def _close_soon(self, closing: QueueConsumer) -> None:
+        self._group.create_task(self._close(closing), name="intake-consumer-close")
+
     async def _hand_over(self, opening: QueueConsumer) -> None:
         """Consume, and give each delivery to the processor. Ends once the consumer is cancelled and drained."""
+        try:
+            await self._consume(opening)
+        except BaseException:
+            self.stop()  # before the task group knows it, which takes no further tasks then
+            raise
+
+    async def _consume(self, opening: QueueConsumer) -> None:
         intake = self._intake
         consumer = opening.consumer = await self._channel.consume(intake._queue, prefetch=opening.prefetch)
         # RabbitMQ has confirmed the consumer: the next failure waits for the shortest delay again.
         intake._failures = 0
-        if intake._share == self._share:
+        if intake._share == self._share and opening in self._prefetch.open:
             intake._level.attach(self._share.priority, self._count_ready)
         else:
             await self._close(opening)
@@ -213,7 +228,7 @@ class _Consumers:
 
     async def _close(self, closing: QueueConsumer) -> None:
         if closing.consumer is None:
-            return  # `_hand_over` closes it once RabbitMQ has confirmed it
+            return  # `_consume` closes it once RabbitMQ has confirmed it
         try:
             await self._channel.cancel(closing.consumer)
         except BrokerError as error:

@@ -4,11 +4,16 @@ AMQP's prefetch counts all unacknowledged requests of a consumer. With several q
 one of each queue may *wait* in the worker; and a request that is set aside must not block others. Hence a queue has
 several consumers, which are opened and closed as requests begin, are set aside, and are settled. In a steady state none
 is opened or closed: the acknowledgement of one request brings the next.
+
+Requests of batch handlers share a slot. While a worker has such requests and no others of the queue, an additional
+consumer with a large prefetch brings more of them. Requests of other handlers must not wait here: another worker could
+run them, and the death of this worker would count as a failed delivery of each.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
@@ -23,10 +28,12 @@ class HeldState(Enum):
 
 
 class QueueConsumer:
-    """One consumer of the queue. `consumer` is None until RabbitMQ has confirmed it."""
+    """One consumer of the queue. `consumer` is None until RabbitMQ has confirmed it. `for_batches`: the additional one
+    of batch handlers."""
 
-    def __init__(self, prefetch: int) -> None:
+    def __init__(self, prefetch: int, *, for_batches: bool = False) -> None:
         self.prefetch = prefetch
+        self.for_batches = for_batches
         self.consumer: Consumer | None = None
 
 
@@ -37,6 +44,11 @@ class HeldRequest:
         self._prefetch = prefetch
         self.consumer = consumer
         self.state = HeldState.WAITING
+        self.in_batch: bool | None = None
+
+    def classify(self, *, in_batch: bool) -> None:
+        """Whether it runs in a batch is known from now on."""
+        self._prefetch.classify(self, in_batch=in_batch)
 
     def begin(self) -> None:
         """Its handler runs from now on."""
@@ -59,23 +71,30 @@ class Prefetch:
     """The consumers and the unacknowledged requests of one queue.
 
     `limit`: requests that may be in the worker, running ones included; None: one may wait, however many run.
-    `free_slots`: how many requests could begin to run now. `open_consumer` starts one more consumer; `close_consumer`
-    cancels one, and its unacknowledged requests stay.
+    `more_for_batches`: the prefetch of the additional consumer of batch handlers; 0: there is none. `free_slots`: how
+    many requests could begin to run now. `open_consumer` starts one more consumer; `close_consumer` cancels one, and
+    its unacknowledged requests stay; `close_soon` does so without waiting for it.
     """
 
     def __init__(
         self,
         *,
         limit: int | None,
+        more_for_batches: int = 0,
         free_slots: Callable[[], int],
         open_consumer: Callable[[QueueConsumer], None],
         close_consumer: Callable[[QueueConsumer], Awaitable[None]],
+        close_soon: Callable[[QueueConsumer], None],
     ) -> None:
         self._limit = limit
+        self._more_for_batches = more_for_batches
         self._free_slots = free_slots
         self._open_consumer = open_consumer
         self._close_consumer = close_consumer
+        self._close_soon = close_soon
         self._requests: set[HeldRequest] = set()
+        self._kinds: Counter[bool] = Counter()  # requests by `in_batch`
+        self._batch_consumer: QueueConsumer | None = None
         self._stopped = False
         self.open: list[QueueConsumer] = []
 
@@ -92,6 +111,12 @@ class Prefetch:
         self._requests.add(request)
         return request
 
+    def classify(self, request: HeldRequest, *, in_batch: bool) -> None:
+        """Note the kind of a request; open or close the consumer of batch handlers accordingly."""
+        request.in_batch = in_batch
+        self._kinds[in_batch] += 1
+        self._adapt_to_kinds()
+
     def change(self, request: HeldRequest, state: HeldState) -> None:
         """Change the state of a request, and open consumers for the requests that may come now."""
         request.state = state
@@ -101,6 +126,8 @@ class Prefetch:
     async def settle(self, request: HeldRequest) -> None:
         """Close a consumer if the acknowledgement of `request` would bring one request too many."""
         request.state = HeldState.SETTLING
+        if request.consumer.for_batches:
+            return
         if self._limit is None and self._surplus() > 0:
             await asyncio.sleep(0)  # the request that has just been granted a slot has not begun yet
         if self._surplus() > 0 and (consumer := self._superfluous(request)) is not None:
@@ -109,17 +136,34 @@ class Prefetch:
 
     def forget(self, request: HeldRequest) -> None:
         self._requests.discard(request)
+        if request.in_batch is not None:
+            self._kinds[request.in_batch] -= 1
+            self._adapt_to_kinds()
 
-    def _open(self, prefetch: int) -> None:
-        consumer = QueueConsumer(prefetch)
+    def _open(self, prefetch: int, *, for_batches: bool = False) -> QueueConsumer:
+        consumer = QueueConsumer(prefetch, for_batches=for_batches)
         self.open.append(consumer)
         if not self._stopped:
             self._open_consumer(consumer)
+        return consumer
+
+    def _adapt_to_kinds(self) -> None:
+        """The consumer of batch handlers is open while there are requests of batches and no others."""
+        if self._stopped or not self._more_for_batches:
+            return
+        wanted = self._kinds[True] > 0 and self._kinds[False] == 0
+        consumer = self._batch_consumer
+        if wanted and consumer is None:
+            self._batch_consumer = self._open(self._more_for_batches, for_batches=True)
+        elif not wanted and consumer is not None:
+            self._batch_consumer = None
+            self.open.remove(consumer)
+            self._close_soon(consumer)
 
     def _surplus(self) -> int:
         """How many requests too many can come, or wait, once the settling requests are settled; may be negative."""
         set_aside = self._count(HeldState.SET_ASIDE, open_consumer=True)
-        can_come = sum(consumer.prefetch for consumer in self.open) - set_aside
+        can_come = sum(consumer.prefetch for consumer in self.open if not consumer.for_batches) - set_aside
         if self._limit is not None:
             return can_come - self._limit
         running = self._count(HeldState.RUNNING, open_consumer=True)
@@ -127,9 +171,12 @@ class Prefetch:
         return can_come - running + waiting_of_closed - 1 - self._free_slots()
 
     def _count(self, state: HeldState, *, open_consumer: bool) -> int:
-        """Requests in `state` whose consumer is open, or is not."""
+        """Requests in `state` whose consumer is open, or is not; without those of the consumer of batch handlers."""
         return sum(
-            request.state is state and (request.consumer in self.open) is open_consumer for request in self._requests
+            request.state is state
+            and not request.consumer.for_batches
+            and (request.consumer in self.open) is open_consumer
+            for request in self._requests
         )
 
     def _superfluous(self, settling: HeldRequest) -> QueueConsumer | None:
@@ -137,5 +184,5 @@ class Prefetch:
         if self._limit is None or settling.consumer.prefetch == 1 != self._limit:
             return settling.consumer if settling.consumer in self.open else None
         aside = {request.consumer for request in self._requests if request.state is HeldState.SET_ASIDE}
-        spare = [consumer for consumer in self.open[1:] if consumer not in aside]
+        spare = [one for one in self.open[1:] if one not in aside and not one.for_batches]
         return spare[-1] if spare else None

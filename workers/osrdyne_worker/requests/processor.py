@@ -245,6 +245,7 @@ class Processor:
     async def _run_in_slot(self, job: InFlight) -> Result:
         """Wait for a slot, by priority, and run the handler in it."""
         batch = self._dispatcher.batch_options(job.request.path)
+        job.classify(in_batch=batch is not None)
         if batch is not None:
             return await self._run_in_batch(job, batch)
         await self._slots.acquire(job.priority)
