@@ -62,6 +62,7 @@ class Key:
         """Another caller is served by the same worker."""
         response = await self.ask(f"select count(*) + {secrets.randbelow(10**9)} as n from region")
         assert response.status == Status.OK
+        assert self.worker.process.returncode is None
 
     async def answers_others_soon(self) -> None:
         """As `answers_others`, at the third attempt at the latest: a full heap fails whichever request allocates next,
@@ -71,7 +72,6 @@ class Key:
                 return await self.answers_others()
             await asyncio.sleep(2.0)
         await self.answers_others()
-        assert self.worker.process.returncode is None
 
 
 @asynccontextmanager
