@@ -9,7 +9,7 @@ RABBITMQ_IMAGE ?= rabbitmq:4-management
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Install RabbitMQ, Java and .venv where they are missing
+setup: ## Install RabbitMQ, Java and .venv if they are missing
 	@PYTHON="$(PYTHON)" tools/setup
 
 demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real requests; ends by itself
@@ -18,7 +18,7 @@ demo: setup ## Run a private RabbitMQ, a daemon and Spark workers on real reques
 demo-priorities: setup ## Show alerts overtake a backlog on a real Spark worker while routes change
 	@$(BIN)/python tools/demo_priorities.py
 
-demo-cluster: setup ## Run a standalone cluster of Spark and one key whose jobs run on it; ends by itself
+demo-cluster: setup ## Run a standalone Spark cluster and one key whose jobs run on it; ends by itself
 	@$(BIN)/python tools/demo_cluster.py
 
 run: setup ## Run the daemon: make run ARGS="--config osrdyne.yaml"
@@ -64,15 +64,15 @@ chaos: setup ## Inject faults everywhere and count lost requests, e.g. SEED=1 MI
 histories: setup ## Run random histories and hostile messages in memory, e.g. COUNT=10000
 	OSRDYNE_HISTORIES=$(or $(COUNT),10000) OSRDYNE_HOSTILE=$(or $(COUNT),20000) $(BIN)/pytest -q -n 2 --dist load tests/component/lifecycle/test_histories.py tests/component/lifecycle/test_hostile_messages.py $(ARGS)
 
-test-pyspark: setup ## The attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
+test-pyspark: setup ## Run the attacks on the SQL pipeline with another PySpark: make test-pyspark PYSPARK=4.1.4
 	@[[ -n "$(PYSPARK)" ]] || { echo "make test-pyspark: name the version, as in PYSPARK=4.1.4" >&2; exit 1; }
 	$(BIN)/pip install --quiet --upgrade --target build/pyspark-$(PYSPARK) pyspark==$(PYSPARK)
 	PYTHONPATH=build/pyspark-$(PYSPARK):tests/plugins $(BIN)/pytest -p no_skips tests/security/test_sql_escape.py tests/security/test_sql_fuzz.py $(ARGS)
 
-fuzz-sql: setup ## Statements made from sqlglot's and Spark's tests against the plan check: make fuzz-sql COUNT=100000 SEED=1
+fuzz-sql: setup ## Generate statements from sqlglot's and Spark's tests and check them with the plan guard: make fuzz-sql COUNT=100000 SEED=1
 	$(BIN)/python -m tests.fuzz.sql_fuzz --count $(or $(COUNT),10000) --seed $(or $(SEED),1) $(ARGS)
 
-sql-corpora: setup ## Queries of TPC-DS and of Spark's own tests that the SQL pipeline refuses: make sql-corpora ARGS="--seconds 300"
+sql-corpora: setup ## List the queries of TPC-DS and of Spark's own tests that the SQL pipeline refuses: make sql-corpora ARGS="--seconds 300"
 	$(BIN)/python -m tests.fuzz.sql_corpora $(ARGS)
 
 bench: setup ## Run benchmarks against raw-library baselines; prints JSON
@@ -84,8 +84,8 @@ docs: setup ## Build the documentation site into site/; a broken link is an erro
 audit: ## Check the code with bandit, and the versions in the images for known vulnerabilities
 	@PYTHON="$(PYTHON)" tools/audit
 
-sbom: ## Write sbom.json: what the images install, as CycloneDX
+sbom: ## Write sbom.json: a CycloneDX list of the packages that the images install
 	@PYTHON="$(PYTHON)" tools/audit sbom
 
-requirements: ## Renew the versions and hashes that the images install: make requirements ARGS=--upgrade
+requirements: ## Update the versions and hashes of the packages in the images: make requirements ARGS=--upgrade
 	@PYTHON="$(PYTHON)" tools/requirements $(ARGS)

@@ -1,1 +1,1 @@
-"""Pooled workers: a driver that places the workers of many keys in few processes of another driver."""
+"""Pooled workers: a driver that places the workers of many keys in a few processes of another driver."""

@@ -1,6 +1,6 @@
-"""Keys whose requests ran when a process ended: after the second time, the key gets a process of its own for an hour.
+"""Keys whose requests ran when a process ended: after the second time, the key gets its own process for an hour.
 
-In memory only: a later daemon begins to count again.
+The counts are in memory only: another daemon starts from zero.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class ProcessDeaths:
         self._ends: dict[Key, list[float]] = {}
 
     def note(self, keys: Iterable[Key]) -> None:
-        """A process ended while requests of these keys ran."""
+        """Record that a process ended while requests of these keys ran."""
         now = self._clock.monotonic()
         self._ends = {key: recent for key, ends in self._ends.items() if (recent := _recent(ends, now))}
         for key in keys:
             self._ends.setdefault(key, []).append(now)
 
     def is_alone(self, key: Key) -> bool:
-        """Whether the key is to have a process of its own."""
+        """Whether the key must have its own process."""
         return len(_recent(self._ends.get(key, []), self._clock.monotonic())) >= DEATHS
 
 

@@ -1,9 +1,9 @@
-"""The driver of pooled workers: starts the workers of many keys inside few processes of another driver.
+"""The pooled driver: starts the workers of many keys inside a few processes of another driver.
 
-The pool sees an ordinary driver: a worker that is assigned to a process is an instance like any other. A *process* is
-an instance of the inner driver, of the key `PROCESS_KEY`. The driver decides nothing about groups; it chooses the
-process of a worker. Which workers there are is known by the processes alone: at the start of a term every process is
-asked, and nothing is placed before each has answered or was killed. Source: docs/explanation/placement.md.
+For the pool it is an ordinary driver: a worker assigned to a process is an instance like any other. A *process* is an
+instance of the inner driver with the key `PROCESS_KEY`. The driver decides nothing about groups; it chooses the process
+for a worker. Only the processes know which workers exist: at the start of a term the driver queries every process, and
+places no worker until each process has answered or was killed. Source: docs/explanation/placement.md.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from osrdyne.protocol.pooled import (
 )
 
 ASSIGN_ATTEMPTS = 3
-"""How many processes may refuse a worker before its start has failed."""
+"""The number of processes that may refuse a worker before its start fails."""
 LOG_LINES = 20
 MAX_EARLY = 100
-"""Processes whose reports are remembered before they are listed."""
+"""The maximum number of unlisted processes whose reports are stored."""
 
 
 class ProcessSilentError(DriverUnavailableError):
@@ -68,7 +68,8 @@ class ProcessGoneError(DriverUnavailableError):
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A start that waits for a place. `place` gets a process, or the reason why there will be none."""
+    """A start that waits for a place. The result of `place` is a process; its exception is the reason why there is
+    none."""
 
     worker_id: WorkerId
     key: Key
@@ -77,8 +78,8 @@ class Waiting:
 
 
 class PooledDriver(Driver):
-    """Places workers in the processes of `inner`. `take_state` is fed with the reports of the processes; `PooledUpkeep`
-    starts, ends and replaces processes while a term lasts."""
+    """Places workers in the processes of `inner`. The leader's term passes the reports of processes to `take_state`;
+    `PooledUpkeep` starts, ends and replaces processes during a term."""
 
     name: ClassVar[str] = "pooled"
 
@@ -91,9 +92,9 @@ class PooledDriver(Driver):
         self.waiting: list[Waiting] = []
         self.deaths = ProcessDeaths(inner.context.clock)
         self.begun: dict[WorkerId, int] = {}
-        """The term of each start of a process that has not returned yet."""
+        """For each unfinished start of a process: the term that began it."""
         self.failed_starts = 0
-        """Processes in a row that ended before they were ready."""
+        """The number of consecutive processes that ended before they were ready."""
         self.wakeup = Wakeup(inner.context.clock)
         """Set whenever processes may have to be started or ended."""
         self._clock = inner.context.clock
@@ -109,25 +110,25 @@ class PooledDriver(Driver):
     # --- the term
 
     def begin_term(self, link: ProcessLink) -> None:
-        """Use the link of a new term. What the processes reported to earlier terms counts only once they have answered
-        this one."""
+        """Use the link of a new term. Earlier reports of a process count only once it has answered this term."""
         self._link, self._listed_in = link, None
 
     def end_term(self) -> None:
-        """The term is over: nothing is sent any more, and calls that wait for an answer end."""
+        """End the term: stop sending, and end the calls that wait for an answer."""
         self._link = None
         for process in self.processes.values():
             process.wake()
 
     @property
     def link(self) -> ProcessLink:
-        """The link of the present term. Raises `DriverUnavailableError` between two terms."""
+        """The link of the current term. Raises `DriverUnavailableError` between two terms."""
         if self._link is None:
             raise DriverUnavailableError("Processes are reached only while this daemon leads its pool.")
         return self._link
 
     def take_state(self, worker_id: WorkerId, state: ProcessState) -> None:
-        """Take over a report of a process. That of a process whose start has not returned yet is applied then."""
+        """Apply a report of a process. If the start of the process has not returned yet, apply the report when it
+        returns."""
         process = self.processes.get(worker_id)
         if process is None:
             if len(self._early) < MAX_EARLY:
@@ -143,7 +144,7 @@ class PooledDriver(Driver):
             self.changed(relist=process.workers() != before)
 
     def is_process(self, worker_id: WorkerId) -> bool:
-        """Whether it is the id of a process, also of one that is just being started."""
+        """Whether it is the id of a process; includes processes whose start has not returned."""
         return worker_id in self.processes or worker_id in self.begun
 
     def process_ids(self) -> set[WorkerId]:
@@ -151,8 +152,8 @@ class PooledDriver(Driver):
         return {process.worker_id for process in running(self.processes.values())}
 
     def changed(self, *, relist: bool = True) -> None:
-        """Something is known of a process that was not known before: starts may find a place. `relist`: listings may
-        differ from earlier ones."""
+        """React to new facts about a process: waiting starts may find a place. `relist`: listings may differ from
+        earlier ones."""
         for process in self.processes.values():
             empty = process.is_ready and process.load == 0
             process.empty_since = (process.empty_since or self._clock.monotonic()) if empty else None
@@ -208,7 +209,7 @@ class PooledDriver(Driver):
         except ProcessSilentError:
             await self.kill(process, "it did not answer")
         except ProcessGoneError:
-            pass  # what it ran has ended with it
+            pass  # its workers have ended with it
         finally:
             process.stopping.discard(worker_id)
             self.changed()
@@ -221,7 +222,7 @@ class PooledDriver(Driver):
         process = await self._find(name)
         if process is None or process.worker(worker_id) is None or process.runs(worker_id):
             return
-        # A leader that dies before the answer leaves an exited worker in the list: the next one removes it.
+        # If the leader dies before the answer, the exited worker stays in the list, and the next leader removes it.
         forget = Forget(_new_question(), worker_id)
         self._log_worker("worker is forgotten", process, worker_id)
         while not process.is_gone and process.assignment(worker_id) is not None:
@@ -232,7 +233,7 @@ class PooledDriver(Driver):
         self.changed()
 
     async def logs(self, instance_id: InstanceId, *, lines: int = 50) -> tuple[str, ...]:
-        """The last lines of the worker where its process reports them, otherwise those of the process."""
+        """The last lines of the worker if its process reports them, otherwise those of the process."""
         found = split_id(instance_id)
         if found is None:
             return await self.inner.logs(instance_id, lines=lines)
@@ -267,7 +268,7 @@ class PooledDriver(Driver):
                 change.cancel()
 
     def crowded(self) -> list[list[Assignment]]:
-        """Of each process whose heap is used beyond `max_heap_used`, and that has more than one worker: the workers
+        """For each process that uses more than `max_heap_used` of its heap and has more than one worker: its workers
         without requests, the least recently used first."""
         return [
             sorted(
@@ -308,14 +309,14 @@ class PooledDriver(Driver):
                 self.add(instance).is_outdated = instance.spec_hash != present
             else:
                 await self._take_instance(process, instance)
-        # A process that was started while the listing was made is missing in it.
+        # The listing lacks processes that were started while it was made.
         for worker_id in before - listed.keys():
             if (vanished := self.processes.pop(worker_id, None)) is not None:
                 vanished.wake()
         self._listed_in = term
 
     def add(self, instance: Instance) -> Process:
-        """Add a process that was started or found, unless it is known already."""
+        """Add a process that was started or found, unless it is already known."""
         process = self.processes.get(instance.worker_id)
         if process is None:
             now = self._clock.monotonic()
@@ -335,11 +336,12 @@ class PooledDriver(Driver):
         self.changed()
 
     async def _note_end(self, process: Process) -> None:
-        """A process has ended: so have its workers, and starts that wait for it fail if it never became ready."""
+        """Record that a process has ended, and its workers with it. If it never became ready, starts that wait for it
+        fail."""
         running = {worker.key for worker in process.assignments() if worker.in_flight > 0}
         if not process.closing:
             self.deaths.note(running)
-        # A worker whose assignment was not answered may have run: it is listed as exited with the process, too.
+        # A worker with an unanswered assignment may have run: list it as exited with the process, too.
         with suppress(DriverError):
             process.log_lines = await self.inner.logs(process.instance.instance_id, lines=LOG_LINES)
         ready = process.state is not None and process.state.ready
@@ -359,7 +361,7 @@ class PooledDriver(Driver):
             self.fail_waiting(StartFailedError(reason, log_lines=process.log_lines))
 
     def fail_waiting(self, error: DriverError) -> None:
-        """No place will come: end all starts that wait for one."""
+        """End all starts that wait for a place, because none will become free."""
         for waiting in self.waiting:
             if not waiting.place.done():
                 waiting.place.set_exception(error)
@@ -373,7 +375,8 @@ class PooledDriver(Driver):
         await self.refresh()
 
     async def ask_state(self, process: Process, *, limit: float | None = None) -> None:
-        """Ask a process for a report. Raises `ProcessSilentError`, after `limit` seconds, and `ProcessGoneError`."""
+        """Request a report from a process. Raises `ProcessSilentError` after `limit` seconds, and
+        `ProcessGoneError`."""
         await self._ask(process, ReportState(_new_question()), limit=limit)
 
     # --- one worker
@@ -396,7 +399,8 @@ class PooledDriver(Driver):
         raise DriverUnavailableError("The processes that had room for the worker refused it.")
 
     async def _wait_for_place(self, spec: WorkerSpec) -> Process:
-        """Wait for a process with room, and take a place in it. Raises `StartFailedError` if there is none in time."""
+        """Wait for a process with room, and reserve a place in it. Raises `StartFailedError` if there is none in
+        time."""
         waiting = Waiting(spec.worker_id, spec.key, self.deaths.is_alone(spec.key))
         self.waiting.append(waiting)
         timer = self._clock.call_later(self.rules.start_timeout, lambda: self._give_up(waiting))
@@ -424,7 +428,7 @@ class PooledDriver(Driver):
             )
 
     def _serve_waiting(self) -> None:
-        """Give places to the starts that wait, in their order."""
+        """Give places to the waiting starts, in their order."""
         if self._link is None:
             return
         known = [process for process in self.processes.values() if process.is_known(self._link.term)]
@@ -438,15 +442,15 @@ class PooledDriver(Driver):
                 waiting.place.set_result(process)
 
     async def _assign(self, process: Process, spec: WorkerSpec) -> Instance | None:
-        """Assign the worker to a process; None if the process takes no more workers."""
-        # The place may have been waited for. A leader that gets the token after this has the process in its listing and
-        # asks it (lifecycle: pooled-late-process); a deposed leader ends here.
+        """Assign the worker to a process; None if the process accepts no more workers."""
+        # The start may have waited long for its place. A leader that gets the token after this call has the process in
+        # its listing and queries it (lifecycle: pooled-late-process); a deposed leader fails here.
         await self.link.confirm(since=process.seen_at)
         if process.is_gone:
             return None
         worker_id, now, term = spec.worker_id, self._clock.time(), self.link.term
-        # Before it is sent: from then on the worker may run, whatever becomes of this call. If the leader dies here,
-        # the next one finds the worker in the report of the process, or not at all.
+        # Record it before sending: once the message is sent, the worker may run even if this call fails. If the leader
+        # dies here, the next leader finds the worker in the report of the process, or the worker never started.
         process.starting[worker_id] = Starting(spec.key, spec.slot, self.spec_hash(), now, term)
         assign = Assign(_new_question(), spec.environment, spec.slot, self.spec_hash(), now)
         self._log.debug("worker is assigned", process=process.worker_id, key=spec.key, worker_id=worker_id)
@@ -466,7 +470,8 @@ class PooledDriver(Driver):
         since = self._clock.monotonic()
         while True:
             await self._ask(process, release)
-            # Answered, and not listed: an `assign` that is still under way will be refused from now on.
+            # The process has answered and does not list the worker: it now refuses an `assign` that is still in
+            # transit.
             if process.assignment(release.worker_id) is None:
                 process.starting.pop(release.worker_id, None)
             if not process.runs(release.worker_id):
@@ -481,7 +486,7 @@ class PooledDriver(Driver):
         self._log.debug(event, process=process.worker_id, key=key, worker_id=worker_id)
 
     async def _next_report(self, process: Process) -> None:
-        """Wait for a report of the process, at most until the question is to be repeated."""
+        """Wait for a report of the process, at most until the question must be repeated."""
         watcher = Wakeup(self._clock)
         process.watchers.add(watcher)
         try:
@@ -492,10 +497,10 @@ class PooledDriver(Driver):
     # --- questions
 
     async def _know_all(self) -> None:
-        """Wait until it is known which workers every process has. A process that does not answer is killed."""
+        """Wait until every process has reported its workers. Kill a process that does not answer."""
         term = self.link.term
         unknown = [process for process in self.processes.values() if not process.is_known(term)]
-        # All of them to their end: none may go on after the term is over.
+        # Wait for all of them: none may continue after the end of the term.
         ends = await asyncio.gather(*(self._know(process) for process in unknown), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
@@ -507,13 +512,13 @@ class PooledDriver(Driver):
         try:
             await self.ask_state(process)
         except ProcessSilentError:
-            if not process.is_known(self.link.term):  # its start may have returned meanwhile
+            if not process.is_known(self.link.term):  # its start may have returned in the meantime
                 await self._kill_unknown(process)
         except ProcessGoneError:
             pass
 
     async def _kill_unknown(self, process: Process) -> None:
-        """Kill a process of which it is not known what it has. Where that fails, the process stays unknown."""
+        """Kill a process whose workers are unknown. If that fails, they stay unknown."""
         try:
             await self.kill(process, "it did not answer the new leader")
         except DriverError as error:
@@ -522,9 +527,9 @@ class PooledDriver(Driver):
     async def _ask(self, process: Process, question: Question, *, limit: float | None = None) -> None:
         """Send a question, and repeat it until the process has answered.
 
-        Raises `ProcessSilentError` when it has not within `limit` seconds (default: `process_timeout`), counted from
-        what RabbitMQ has accepted: while RabbitMQ blocks publishers, a process cannot answer. Raises `ProcessGoneError`
-        when the process is gone.
+        Raises `ProcessSilentError` if it does not answer within `limit` seconds (default: `process_timeout`). Only the
+        time after sends that RabbitMQ has accepted counts: while RabbitMQ blocks publishers, a process cannot answer.
+        Raises `ProcessGoneError` if the process has ended.
         """
         link, name, silent = self.link, question.question, 0.0
         limit = self.rules.process_timeout if limit is None else limit
@@ -552,7 +557,7 @@ class PooledDriver(Driver):
             raise ProcessGoneError(f"The pooled process {process.worker_id} has ended.")
 
     async def _find(self, worker_id: WorkerId) -> Process | None:
-        """The process of this id; it is looked for in a new listing if it is not known, or not known enough."""
+        """The process with this id. If the process or its workers are unknown, list again first."""
         process = self.processes.get(worker_id)
         if process is None or not process.is_known(self.link.term):
             await self.refresh()
@@ -567,7 +572,7 @@ class PooledDriver(Driver):
 
 
 def running(processes: Iterable[Process]) -> list[Process]:
-    """Those that have not exited."""
+    """The processes that have not exited."""
     return [process for process in processes if process.instance.state is not InstanceState.EXITED]
 
 

@@ -1,7 +1,7 @@
-"""The interface of the driver of pooled workers to the leader's term.
+"""The interface between the pooled driver and the leader's term.
 
-The driver outlives a term, a link belongs to one. `osrdyne.pool.workers.pooled` implements it over RabbitMQ; the tests
-have one in memory that loses, doubles and reorders messages.
+The driver outlives a term; each link belongs to one term. `osrdyne.pool.workers.pooled` implements it over RabbitMQ;
+the tests have an in-memory link that loses, duplicates and reorders messages.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from osrdyne.protocol.pooled import Question
 
 
 class ProcessLink(Protocol):
-    """Sends questions to processes, and makes what a new process needs. The reports of the processes come through
-    `PooledDriver.take_state`."""
+    """Sends questions to processes, and creates the specification and credentials of new ones. Reports of processes
+    arrive through `PooledDriver.take_state`."""
 
     @property
     def term(self) -> int:
-        """The leader's term. From the first question that it accepts, a process ignores the leaders of lower terms."""
+        """The leader's term. Once a process has accepted a question of this term, it ignores leaders of lower terms."""
         ...
 
     async def send(self, process: WorkerId, question: Question) -> bool:
-        """Send a question; it may get lost. Returns whether RabbitMQ has accepted it."""
+        """Send a question, which may get lost. Returns whether RabbitMQ has accepted it."""
         ...
 
     async def confirm(self, *, since: float | None = None) -> None:
@@ -31,7 +31,7 @@ class ProcessLink(Protocol):
         ...
 
     async def make_process(self, slot: int) -> WorkerSpec:
-        """The specification of a new process, with credentials of its own. Raises `BrokerError`."""
+        """The specification of a new process, with its own credentials. Raises `BrokerError`."""
         ...
 
     def release_process(self, process: WorkerId) -> None:
@@ -39,5 +39,5 @@ class ProcessLink(Protocol):
         ...
 
     def note_assigned(self, seconds: float) -> None:
-        """A worker was assigned to a process, so many seconds after the driver was asked to start it."""
+        """Record that a worker was assigned to a process, and how many seconds after the call of `start`."""
         ...

@@ -1,4 +1,4 @@
-"""Where a worker is placed, and how many processes there should be: pure functions of what is known of the processes.
+"""Which process gets a worker, and how many processes to run: pure functions of the records of the processes.
 
 Source: docs/explanation/placement.md.
 """
@@ -19,11 +19,11 @@ EMPTY_FOR = 60.0
 class PooledRules:
     """`worker.pooled`, with the time limits of the driver in seconds.
 
-    `max_age` in seconds and `max_requests`: beyond it a process is replaced; None: never. `process_timeout`: within
-    which a process must answer. `start_timeout`: within which a new process must be ready, and for how long the start
-    of a worker waits for a place. `start_attempts`: processes in a row that end before they are ready, after which
-    the starts that wait have failed. `stop_grace`: what a process gets to end. `repeat_after`: when an
-    unanswered question is repeated.
+    `max_age` in seconds and `max_requests`: a process beyond these limits is replaced; None: never. `process_timeout`:
+    the time in which a process must answer. `start_timeout`: the time in which a new process must be ready, and for
+    which the start of a worker waits for a place. `start_attempts`: the number of consecutive processes that end before
+    they are ready, after which the waiting starts fail. `stop_grace`: the time in which a process must end.
+    `repeat_after`: the time after which an unanswered question is repeated.
     """
 
     keys_per_process: int = 50
@@ -40,14 +40,13 @@ class PooledRules:
 
     @property
     def capacity(self) -> int:
-        """How many workers there is room for."""
+        """The maximum number of workers in all processes."""
         return self.keys_per_process * self.max_processes
 
 
 def choose(processes: Iterable[Process], key: Key, rules: PooledRules, *, alone: bool) -> Process | None:
-    """The process for a worker of `key`: the least loaded one with room by keys and by heap, of several the oldest.
-
-    `alone`: the key may not share a process. None if no process is ready that has room.
+    """The process for a worker of `key`: the least loaded process with room for another key and in its heap; among
+    equals, the oldest. `alone`: the key may not share a process. None if no ready process has room.
     """
     fitting = [process for process in processes if _fits(process, key, rules, alone=alone)]
     return min(fitting, key=lambda one: (one.load, one.instance.started_at, one.worker_id), default=None)
@@ -64,8 +63,8 @@ def _fits(process: Process, key: Key, rules: PooledRules, *, alone: bool) -> boo
 
 
 def processes_to_start(processes: Sequence[Process], waiting: Sequence[bool], rules: PooledRules) -> int:
-    """How many processes to start now. `waiting`: for each start that waits for a place, whether it needs a process of
-    its own. Spares are started when no start waits."""
+    """How many processes to start now. `waiting`: for each start that waits for a place, whether it needs its own
+    process. Spares are started when no start waits."""
     usable = [process for process in processes if process.takes_workers]
     coming = sum(not process.is_ready for process in usable)
     if waiting:
@@ -78,8 +77,8 @@ def processes_to_start(processes: Sequence[Process], waiting: Sequence[bool], ru
 
 
 def processes_to_end(processes: Collection[Process], rules: PooledRules, *, waiting: bool, now: float) -> list[Process]:
-    """The empty processes that are not needed: those that take no more workers at once, spares beyond the number after
-    a minute, the latest first."""
+    """The empty processes to end: those that accept no more workers at once, surplus spares after a minute, the latest
+    first."""
     empty = [process for process in processes if _is_empty(process)]
     useless = [process for process in empty if not process.takes_workers]
     spares = sorted((process for process in empty if process.takes_workers), key=lambda one: one.instance.started_at)
@@ -90,16 +89,16 @@ def processes_to_end(processes: Collection[Process], rules: PooledRules, *, wait
 
 
 def _is_empty(process: Process) -> bool:
-    """Whether it runs and holds no worker, not even one that has exited and is not recorded yet."""
+    """Whether it runs and holds no worker, not even an exited one whose end is not recorded yet."""
     if process.is_gone or process.closing or not (process.is_ready or process.is_outdated or process.retiring):
         return False
     return process.load == 0 and not process.assignments()
 
 
 def retirement(process: Process, rules: PooledRules, *, now: float) -> str | None:
-    """Why the process is to be replaced; None if it is not. `now`: seconds since the epoch."""
+    """Why the process must be replaced; None if it need not be. `now`: seconds since the epoch."""
     if process.state is not None and process.state.draining and not process.closing:
-        return "it takes no more workers"  # threads of ended workers run on in it
+        return "it takes no more workers"  # threads of ended workers continue in it
     if rules.max_age is not None and now - process.instance.started_at >= rules.max_age:
         return "it has reached worker.pooled.max_age"
     served = 0 if process.state is None else process.state.requests

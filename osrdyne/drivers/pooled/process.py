@@ -1,4 +1,4 @@
-"""The leader's record of one process: its instance, its latest report, and what it was asked and has not confirmed.
+"""The leader's record of one process: its instance, its latest report, and the questions that it has not answered.
 
 No I/O. `PooledDriver` writes it.
 """
@@ -13,7 +13,7 @@ from osrdyne.protocol.names import Key, WorkerId
 from osrdyne.protocol.pooled import Assignment, AssignmentState, ProcessState, Refusal
 
 ID_PREFIX = "pooled:"
-"""How the instance ids of assigned workers begin, so that no other id of the inner driver is taken for one."""
+"""The prefix of the instance ids of assigned workers; it distinguishes them from ids of the inner driver."""
 
 _STATES = {
     AssignmentState.RUNNING: InstanceState.RUNNING,
@@ -24,7 +24,7 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """A worker whose `assign` was sent in `term`, and of which the process has not reported yet."""
+    """A worker whose `assign` was sent in `term`, and which the process has not reported yet."""
 
     key: Key
     slot: int
@@ -37,13 +37,13 @@ class Starting:
 class Process:
     """One process.
 
-    `instance`: as the inner driver listed it last. `seen_at`, `heard_at`: monotonic; when this driver first saw it, and
-    when its latest report came. `started_in`: the term in which this driver started it; None if it was found.
-    `reserved`: workers that have a place and are not assigned yet. `stopping`: workers that were released. `removed`:
-    workers of an ended process that the pool has forgotten. `questions`, `watchers`: who waits for an answer, and for
-    any report. `closing`: it is being ended, and takes no more workers.
-    `retiring`: why its workers are to be replaced. `alone`: the only key that it takes. `empty_since`: monotonic.
-    `is_outdated`: it was started with other settings.
+    `instance`: from the latest listing of the inner driver. `seen_at`, `heard_at`: monotonic times of the first listing
+    and of the latest report. `started_in`: the term in which this driver started it; None if it was found. `reserved`:
+    workers that have a place and are not assigned yet. `stopping`: workers that were released. `removed`: workers of an
+    ended process that the pool has removed. `questions`, `watchers`: the events of callers that wait for an answer, or
+    for any report. `closing`: the driver is ending it and assigns no more workers to it. `retiring`: why its workers
+    must be replaced. `alone`: the only key that it accepts. `empty_since`: monotonic. `is_outdated`: it was started
+    with other settings.
     """
 
     instance: Instance
@@ -78,22 +78,23 @@ class Process:
         return self.state is not None and self.state.ready and not self.is_gone
 
     def is_known(self, term: int) -> bool:
-        """Whether it is known which workers are in it. Before that, an earlier leader may still assign some.
+        """Whether its workers are known. Before that, an earlier leader may still assign workers to it.
 
-        One that this term has started holds only what this term assigned to it.
+        A process that this term has started holds only workers that this term assigned to it.
         """
         return self.is_gone or self.started_in == term or (self.state is not None and self.state.term >= term)
 
     @property
     def takes_workers(self) -> bool:
-        """Whether it may be given workers, now or once it is ready."""
+        """Whether workers may be assigned to it, now or once it is ready."""
         running = self.instance.state is InstanceState.RUNNING
         draining = self.state is not None and self.state.draining
         return running and not (draining or self.closing or self.retiring or self.is_outdated)
 
     @property
     def load(self) -> int:
-        """How many places are taken: by workers that have not exited, and by those that come."""
+        """The number of occupied places: by workers that have not exited, and by workers that are still to be
+        assigned."""
         living = {worker.worker_id for worker in self.assignments() if worker.state is not AssignmentState.EXITED}
         return len(living | self.starting.keys() | self.reserved)
 
@@ -106,7 +107,7 @@ class Process:
         return memory.heap_used / memory.heap_max
 
     def assignments(self) -> list[Assignment]:
-        """The workers that it has reported, without those of an ended process that the pool has forgotten."""
+        """The workers that it has reported, without those that the pool has removed since the process ended."""
         reported = () if self.state is None else self.state.assignments
         return [worker for worker in reported if worker.worker_id not in self.removed]
 
@@ -118,22 +119,22 @@ class Process:
         return next((one for one in refused if one.worker_id == worker_id), None)
 
     def runs(self, worker_id: WorkerId) -> bool:
-        """Whether the worker may run: it was reported so, or the `assign` may still arrive."""
+        """Whether the worker may run: the process reports it and not its exit, or the `assign` may still arrive."""
         if self.is_gone:
             return False
         reported = self.assignment(worker_id)
         return worker_id in self.starting if reported is None else reported.state is not AssignmentState.EXITED
 
     def apply(self, state: ProcessState, *, term: int, now: float) -> bool:
-        """Take over a report. Returns False for one that is older than the latest; its answers count anyway, because
-        what they report is contained in the later one."""
+        """Apply a report. Returns False if it is older than the latest one; its answers count anyway, because the later
+        report contains their effects."""
         is_news = self.state is None or state.is_newer_than(self.state)
         if is_news:
             self.state, self.heard_at = state, now
             for worker in state.assignments:
                 self.starting.pop(worker.worker_id, None)
-            # A process that has accepted a message of this term ignores the messages of earlier ones that are still
-            # under way: what an earlier term assigned and the report does not list will never start.
+            # A process that has accepted a message of this term ignores messages of earlier terms that are still in
+            # transit: a worker that an earlier term assigned and the report does not list will never start.
             if state.term >= term:
                 self.starting = {name: one for name, one in self.starting.items() if one.term >= term}
             for watcher in self.watchers:
@@ -145,7 +146,7 @@ class Process:
         return is_news
 
     def wake(self) -> None:
-        """Wake everything that waits for the process: it is gone, or the term has ended."""
+        """Wake all callers that wait for the process: it has ended, or the term has."""
         for waiting in [*self.questions.values(), *self.watchers]:
             waiting.set()
 
@@ -206,7 +207,7 @@ class Process:
 
 
 def split_id(instance_id: InstanceId) -> tuple[WorkerId, WorkerId] | None:
-    """The process and the worker of an instance id; None if it is no id of an assigned worker."""
+    """The process and the worker of an instance id; None if it is not the id of an assigned worker."""
     if not instance_id.startswith(ID_PREFIX):
         return None
     process, _, worker = instance_id.removeprefix(ID_PREFIX).partition(":")

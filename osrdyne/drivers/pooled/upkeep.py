@@ -1,6 +1,6 @@
-"""The upkeep of the processes of pooled workers, while a term lasts: starts, spares, ends, silence, replacement.
+"""Maintains the processes of pooled workers during a term: starts, spares, ends, unresponsive processes, replacement.
 
-It decides how many processes there are; which worker goes into which one is `PooledDriver`'s.
+It decides how many processes run; `PooledDriver` decides which process gets a worker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from osrdyne.protocol.names import WorkerId
 from osrdyne.protocol.pooled import PROCESS_KEY, STATE_INTERVAL
 
 INTERVAL = 1.0
-"""Seconds between two looks at all processes, if nothing changes."""
+"""Seconds between two checks of all processes, if nothing changes."""
 QUIET_AFTER = 2 * STATE_INTERVAL
-"""Seconds without a report, after which a process is asked for one."""
+"""Seconds without a report after which a report is requested."""
 START_RETRY = Backoff(initial=1.0, maximum=60.0)
-"""After a process that ended before it was ready, or could not be started."""
+"""The pause after a process that ended before it was ready, or could not be started."""
 
 
 class PooledUpkeep:
@@ -41,7 +41,7 @@ class PooledUpkeep:
         self._log: Logger = get_logger("pooled_upkeep", pool=driver.context.pool)
 
     async def run(self) -> None:
-        """Look after the processes. Runs until cancelled."""
+        """Maintain the processes. Runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._look(group)
@@ -51,7 +51,7 @@ class PooledUpkeep:
         now, term = self._clock.monotonic(), self._driver.link.term
         known = [one for one in self._driver.processes.values() if one.is_known(term)]
         for process in self._driver.processes.values():
-            if not process.is_known(term):  # found in the middle of a term
+            if not process.is_known(term):  # found during the term
                 self._do(group, process, self._ask_silent(process), name="ask a process")
         for process in known:
             self._judge_start(process)
@@ -71,7 +71,7 @@ class PooledUpkeep:
                 self._do(group, process, self._driver.kill(process, why), name="kill a process")
         waiting = any(not one.place.done() for one in self._driver.waiting)
         for process in placement.processes_to_end(known, self._rules, waiting=waiting, now=now):
-            if process not in self._busy:  # otherwise it would count as closing although no call ends it
+            if process not in self._busy:  # otherwise it would stay marked as closing although no call ends it
                 process.closing = True
                 self._do(group, process, self._end(process), name="end a process")
         if now >= self._no_start_before and "start" not in self._busy and self._needs_process():
@@ -83,7 +83,7 @@ class PooledUpkeep:
         return placement.processes_to_start(alive, waiting, self._rules) > 0
 
     def _judge_start(self, process: Process) -> None:
-        """After a process that ended before it was ready, wait before the next one is started."""
+        """Back off before the next start if the process ended before it was ready."""
         if process.is_gone and process.worker_id not in self._judged:
             self._judged.add(process.worker_id)
             if self._driver.failed_starts:
@@ -93,7 +93,7 @@ class PooledUpkeep:
         self._no_start_before = self._clock.monotonic() + START_RETRY.delay(failures)
 
     def _do(self, group: asyncio.TaskGroup, subject: object, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Run `work` beside everything else; one at a time for each subject."""
+        """Run `work` in a task of its own; only one at a time for each subject."""
         if subject in self._busy:
             work.close()
             return
@@ -128,9 +128,9 @@ class PooledUpkeep:
                 reason = "RabbitMQ refused the credentials of a process; see the daemon's log."
                 driver.fail_waiting(StartFailedError(reason))
             return
-        await link.confirm()  # making credentials may have taken a while
+        await link.confirm()  # creating the credentials may have taken long
         try:
-            # If the leader dies after this, the next one finds the process, and asks it.
+            # If the leader dies after this, the next leader finds the process and queries it.
             driver.begun[spec.worker_id] = link.term
             instance = await driver.inner.start(spec)
         except SlotTakenError:
@@ -160,7 +160,7 @@ class PooledUpkeep:
             await driver.inner.stop(process.instance.instance_id, grace=self._rules.stop_grace)
             await driver.refresh()
         finally:
-            process.closing = process.is_gone  # otherwise it is ended again
+            process.closing = process.is_gone  # if it still runs, it may be ended again
 
     async def _remove(self, process: Process) -> None:
         """Remove a process that has ended, after the pool has recorded the ends of its workers."""
@@ -180,7 +180,7 @@ class PooledUpkeep:
             pass
 
     async def stop_all(self) -> None:
-        """End all processes at once, with their workers. What does not end in time is killed."""
+        """End all processes at once, with their workers. A process that does not end in time is killed."""
         driver = self._driver
         await driver.refresh()
         processes = [one for one in driver.processes.values() if one.instance.state is not InstanceState.EXITED]

@@ -1,1 +1,1 @@
-"""What the author of a worker writes against: the application, one call, the codec of bodies, and errors."""
+"""The API for authors of workers: the application, a call, the codec of bodies, and errors."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from osrdyne_worker.app.tables import Rows
 
 ROW_LIMIT = 10_000
-"""Rows of an answer unless its handler has another limit; the SQL pipeline has the same default."""
+"""The default maximum number of rows of an answer; the SQL pipeline has the same default."""
 
 AnyFunction = Callable[..., Any]
 FunctionT = TypeVar("FunctionT", bound=AnyFunction)
@@ -70,7 +70,7 @@ class SessionFactory(Protocol):
         ...
 
     def cancel(self, session: Any, group_id: str) -> None:
-        """Cancel the group's jobs, also those that it starts later: the function should then fail soon."""
+        """Cancel the group's jobs, including jobs that it starts later: the function should then fail soon."""
         ...
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
@@ -78,7 +78,8 @@ class SessionFactory(Protocol):
         ...
 
     def request_session(self, session: Any) -> Any:
-        """The session of one request (`Call.session`): views, settings and functions that it adds are its own.
+        """The session of one request (`Call.session`): other requests do not see the views, settings and functions that
+        it adds.
 
         Called at most once for a request, before the request uses it. Its jobs belong to the group of the thread.
         """
@@ -91,7 +92,7 @@ class SessionFactory(Protocol):
     def rows(self, value: Any, *, limit: int) -> Rows | None:
         """The first `limit` rows of `value` if it is a frame of such a session (a DataFrame of Spark); else None.
 
-        Called within `run_in_group`, with whatever a handler returns.
+        Called within `run_in_group` with the result of a handler, of any type.
         """
         ...
 
@@ -100,7 +101,7 @@ class SessionFactory(Protocol):
         ...
 
     def stray_tasks(self, session: Any) -> Mapping[str, int]:
-        """The number of running tasks of each group that is over: tasks that ignore a cancel. Empty if unknown."""
+        """The number of running tasks of each ended group, that is, tasks that ignore a cancel. Empty if unknown."""
         ...
 
     def close(self, session: Any) -> None:
@@ -114,36 +115,37 @@ MAX_BATCH_WAIT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How calls of a batch handler are collected: at most `max_size`, waiting `max_wait` seconds at most for more."""
+    """How the runtime collects calls for a batch handler: at most `max_size` calls, and for at most `max_wait`
+    seconds."""
 
     max_size: int = 256
     max_wait: float = 0.02
 
 
 class KeySessions(SessionFactory, Protocol):
-    """Builds the session of one key beside those of other keys. `close` may be called again."""
+    """Builds the session of one key in a process with other keys. `close` may be called more than once."""
 
     def enter_thread(self) -> None:
-        """Called first in each thread that runs hooks or handlers of the key, also before `build`."""
+        """Called first in each thread that runs hooks or handlers of the key, and before `build`."""
         ...
 
 
 class PoolableSessions(SessionFactory, Protocol):
-    """A session factory for pooled processes: the sessions of all keys share what `build_shared` returns.
+    """A session factory for pooled processes: the sessions of all keys share the result of `build_shared`.
 
-    `is_alive` and `close` also take what is shared.
+    `is_alive` and `close` also accept the shared session.
     """
 
     def build_shared(self, context: Context) -> Any:
-        """Build and warm what all keys share; called once. `context` is that of the process."""
+        """Build and warm up the shared session; called once. `context` belongs to the process."""
         ...
 
     def for_key(self, shared: Any) -> KeySessions:
-        """The session factory of a further key. Its session sees nothing of the sessions of others."""
+        """The session factory of one more key. Its session does not see the sessions of other keys."""
         ...
 
     def heap(self, shared: Any) -> tuple[int, int] | None:
-        """Bytes of the heap in use, without garbage as far as that is known, and its maximum; None if unknown."""
+        """Bytes of the heap in use, without garbage if that is known, and its maximum; None if unknown."""
         ...
 
 
@@ -166,12 +168,12 @@ class App:
     """Hooks and handlers of one application.
 
     `sessions` builds the worker's session (`osrdyne_worker.spark.session:SparkSessions`); None: no session.
-    `check_config` is called with `worker.config` before anything starts, also by `osrdyne check-config`, and raises
-    `ConfigurationError` or what pydantic raises (pass `MyModel.model_validate`); its result is not used.
+    `check_config` is called with `worker.config` before anything starts, also by `osrdyne check-config`. It raises
+    `ConfigurationError` or an error of pydantic (pass `MyModel.model_validate`); its result is not used.
 
-    With `poolable`, workers of several keys may run in one process: hooks and handlers keep everything of a key in
-    `context.session` and `context.state`, never in globals, and its authors trust each other. `sessions` must then be
-    `PoolableSessions`, as Spark's are.
+    With `poolable`, workers of several keys may run in one process: hooks and handlers store all data of a key in
+    `context.session` and `context.state`, never in globals, and the authors of all keys trust each other. `sessions`
+    must then be `PoolableSessions`, as Spark's are.
 
     A handler is `(call: Call)` or `(call: Call, request: T)`. A plain function runs in a thread, a coroutine function
     on the event loop, which it must not block. `T` is a pydantic model, a dataclass, or any type that pydantic can
@@ -234,22 +236,22 @@ class App:
     ) -> Callable[[FunctionT], FunctionT]:
         """Answer requests whose `x-rpc-path` is exactly `path`.
 
-        With `abandonable`, a cancelled call that runs on (Spark's analysis cannot be cancelled) does not block others:
-        the next request runs beside it, even if `concurrency` is 1. Of a DataFrame or table that the handler returns,
-        the first `row_limit` rows are answered, marked as `truncated` if there are more.
+        With `abandonable`, a cancelled call that continues (Spark's analysis cannot be cancelled) does not block
+        others: the next request runs beside it, even if `concurrency` is 1. If the handler returns a DataFrame or
+        table, the answer contains its first `row_limit` rows, and is marked as `truncated` if there are more.
         """
         return self._register(path, abandonable=abandonable, row_limit=row_limit)
 
     def batch_handler(
         self, path: str, *, max_size: int = 256, max_wait: float | str = "20ms", row_limit: int = ROW_LIMIT
     ) -> Callable[[FunctionT], FunctionT]:
-        """Answer requests whose `x-rpc-path` is exactly `path`, many in one call of the function.
+        """Answer many requests whose `x-rpc-path` is exactly `path` in one call of the function.
 
         The function takes `(calls: list[Call])` or `(calls: list[Call], requests: list[T])` and returns a list with an
-        answer, or an exception, for each of them. The calls are of one key and priority level, `max_size` at most; the
-        first of them waits `max_wait` (seconds, or text such as `"20ms"`) at most for the others. Each call keeps its
-        own deadline, cancel and retry. If the function raises, each half of its calls is tried by itself, down to the
-        call that is at fault: the function must be safe to repeat.
+        answer, or an exception, for each of them. The calls have the same key and priority level, and there are at most
+        `max_size`; the first of them waits at most `max_wait` (seconds, or text such as `"20ms"`) for the others. Each
+        call has its own deadline, cancel and retry. If the function raises, the runtime tries each half of the calls
+        separately, until it finds the faulty call: the function must be safe to repeat.
         """
         if not 1 <= max_size <= MAX_BATCH_SIZE:
             raise ConfigurationError(

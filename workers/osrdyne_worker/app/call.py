@@ -67,8 +67,9 @@ class Call:
 
     @property
     def session(self) -> Any:
-        """The session of this request alone: it has the views, functions and settings of `context.session` at its first
-        use, and what the request adds or changes ends with the request. `context.session` is shared by all requests.
+        """The session of this request only. At its first use it gets the views, functions and settings of
+        `context.session`; additions and changes by the request end with the request. All requests share
+        `context.session`.
 
         None without a session factory. The first use makes a blocking call of about a millisecond.
         """
@@ -126,7 +127,7 @@ class Call:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the answer is useless: the caller cancelled the request, or its deadline passed."""
+        """Whether the caller no longer needs the answer: it cancelled the request, or the deadline passed."""
         return self._cancelled
 
     def cancel(self) -> None:

@@ -1,6 +1,6 @@
 """Rows as an answer: exact JSON values, or an Arrow IPC stream. Pure; needs pyarrow, so it is imported on first use.
 
-`rows_of` reads whatever has Arrow's C stream interface (pyarrow, pandas, polars) and iterators of record batches. The
+`rows_of` reads objects with Arrow's C stream interface (pyarrow, pandas, polars) and iterators of record batches. The
 rows of a Spark DataFrame come from the application's `SessionFactory`.
 """
 
@@ -70,15 +70,15 @@ def wants_arrow(accept: str | None) -> bool:
 
 
 def invalid_answer(reason: str) -> RequestError:
-    """The error for rows that cannot be answered: a defect of the handler."""
+    """The error for rows that cannot be encoded: a defect of the handler."""
     return RequestError(f"The answer cannot be encoded: {reason}.", code=500, error_code="invalid_answer")
 
 
 def rows_of(value: Any, *, limit: int) -> Rows | Iterator[Any] | None:
     """The first `limit` rows of a table or of an iterator of record batches; None if `value` is neither.
 
-    An iterator of other values is returned anew, complete. Raises `RequestError` (500) for a table without an Arrow
-    form, and what the iterator raises.
+    For an iterator of other values, returns an equivalent iterator that still yields all of them. Raises `RequestError`
+    (500) for a table without an Arrow form, and what the iterator raises.
     """
     if not isinstance(value, Iterator) or hasattr(type(value), "__arrow_c_stream__"):
         return _limited(reader, reader.schema, limit) if (reader := _reader(value)) is not None else None
@@ -91,7 +91,7 @@ def rows_of(value: Any, *, limit: int) -> Rows | Iterator[Any] | None:
             return _limited(batches, reader.schema, limit)
         finally:
             close = getattr(value, "close", None)
-            if close is not None:  # a generator may hold files open; not all of it was read
+            if close is not None:  # a generator that was not read to its end may hold files open
                 close()
     return iter(())
 
@@ -104,7 +104,7 @@ def _known_reader(value: Any) -> pa.RecordBatchReader:
 
 
 def _reader(value: Any) -> pa.RecordBatchReader | None:
-    """The record batches of a table; None if `value` is no table."""
+    """The record batches of a table; None if `value` is not a table."""
     kind = type(value)
     try:
         if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":

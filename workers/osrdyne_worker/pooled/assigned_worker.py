@@ -1,7 +1,7 @@
-"""One worker of a pooled process: a `Worker` with a session, threads and a connection of its own.
+"""One worker of a pooled process: a `Worker` with its own session, threads and connection.
 
-Its end is reported once its connection is closed: RabbitMQ has its requests back then. Threads that do not end are
-left behind and counted; its session is closed once they have ended.
+Its end is reported once its connection is closed, because RabbitMQ has then requeued its requests. Threads that do not
+end are counted; its session is closed once they have ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from osrdyne_worker.runtime.exit import ExitCode, ExitReason, Stop
 from osrdyne_worker.worker import Worker
 
 TIDY_INTERVAL = 1.0
-"""Seconds between two checks whether the threads of a worker that has ended have ended as well."""
+"""Seconds between two checks whether the threads of an ended worker have ended too."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,11 +33,11 @@ log = get_logger("pooled")
 
 
 class _WorkerExitedError(Exception):
-    """Ends `Worker.run` where the worker of a process of its own ends the process."""
+    """Ends `Worker.run` at the point where a dedicated worker would end its process."""
 
 
 class KeyThreads(ThreadPoolExecutor):
-    """The threads of one key. `running`: how many run something now."""
+    """The threads of one key. `running`: how many of them are busy."""
 
     def __init__(self, count: int, *, enter: Callable[[], None]) -> None:
         super().__init__(count, thread_name_prefix="handler", initializer=enter)
@@ -55,7 +55,7 @@ class KeyThreads(ThreadPoolExecutor):
 
 
 class _OwnSession:
-    """The session factory of a key. It remembers the session, which is to be closed after its last thread."""
+    """The session factory of a key. It stores the session, which must be closed after its last thread has ended."""
 
     def __init__(self, sessions: KeySessions) -> None:
         self._sessions = sessions
@@ -75,15 +75,15 @@ class _OwnSession:
         self._closed = True
 
     def close_last(self, *, filled_since: bool) -> None:
-        """Close the session unless that was done; also again, if threads may have filled it since."""
+        """Close the session if it is open, or again if threads may have added data to it since."""
         for session in self._built if filled_since or not self._closed else ():
             self._sessions.close(session)
 
 
 class AssignedWorker:
-    """One worker. `run` returns how it has ended; `request_exit` and `cut_off` end it.
+    """One worker. `run` returns the worker's exit; `request_exit` and `cut_off` end the worker.
 
-    `sessions`: the session factory of its key. `side_threads` are for short calls, and shared by all workers.
+    `sessions`: the session factory of its key. `side_threads`: threads for short calls, shared by all workers.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class AssignedWorker:
         self._worker: Worker | None = None
         self._reason: ExitReason | None = None
         self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, "the worker runtime failed unexpectedly")
-        """How the worker ends if it does not say so itself."""
+        """The exit of the worker if it reports none itself."""
         self._ended: asyncio.Future[AssignmentExit] = asyncio.get_running_loop().create_future()
         self._life: asyncio.Task[None] | None = None
         self._tidying: asyncio.Task[None] | None = None
 
     async def run(self) -> AssignmentExit:
-        """Work until the worker exits or is cut off. What it leaves behind goes on in tasks of this object."""
+        """Work until the worker exits or is cut off. A task of this object then waits for its remaining threads."""
         self._life = asyncio.create_task(self._live(), name=f"worker {self._environment.worker_id}")
         how = await asyncio.shield(self._ended)
         if self._threads is not None:
@@ -121,16 +121,17 @@ class AssignedWorker:
         return how
 
     def request_exit(self, reason: ExitReason) -> None:
-        """Let the worker finish or requeue its requests and exit; see `Worker.request_exit`."""
+        """Make the worker finish or requeue its requests and exit; see `Worker.request_exit`."""
         if self._worker is None:
             self._reason = reason
         else:
             self._worker.request_exit(reason)
 
     async def cut_off(self, reason: str) -> None:
-        """End the worker at once. Its connection is closed: RabbitMQ requeues its requests, whatever they do here.
+        """End the worker at once. Its connection is closed, so RabbitMQ requeues its requests, even those that still
+        run here.
 
-        A request that runs in a thread which cannot be interrupted runs on; what it answers goes nowhere.
+        A request in a thread that cannot be interrupted continues; its answer is dropped.
         """
         self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, reason)
         if self._life is not None:
@@ -145,7 +146,7 @@ class AssignedWorker:
 
     @property
     def last_used(self) -> float:
-        """When it had a request last, in seconds since the epoch; 0 before it has loaded its application."""
+        """The time of its last request, in seconds since the epoch; 0 before it has loaded its application."""
         return 0.0 if self._parts is None else self._parts.reporter.last_used
 
     @property
@@ -155,7 +156,7 @@ class AssignedWorker:
 
     @property
     def left_behind(self) -> int:
-        """Threads that run on although the worker has ended."""
+        """The number of threads that still run although the worker has ended."""
         return self._threads.running if self._threads is not None and self._ended.done() else 0
 
     def handler_threads(self, count: int) -> ThreadPoolExecutor:
@@ -185,7 +186,7 @@ class AssignedWorker:
             if not self._ended.done():
                 log.error("worker runtime failed", exc_info=errors)
         finally:
-            # Its tasks are cancelled, and with them its connection is closed.
+            # Its tasks are cancelled, which closes its connection.
             self._end(self._failure)
 
     def _build(self) -> WorkerParts:
@@ -210,7 +211,7 @@ class AssignedWorker:
             self._ended.set_result(how)
 
     async def _tidy(self) -> None:
-        """Close the session once no thread of the key runs: one that runs on may still fill it."""
+        """Close the session once no thread of the key runs: a running thread may still add data to it."""
         filled_since = self.left_behind > 0
         while self.left_behind:
             await self._clock.sleep(TIDY_INTERVAL)

@@ -1,7 +1,7 @@
-"""The assignments of a process: which workers it was given, and which worker ids it refuses. Pure.
+"""The assignments of a process: the workers assigned to it, and the worker ids that it refuses. Pure.
 
-A worker id is used once. The leader repeats its questions, and RabbitMQ may deliver them late and twice: a worker that
-was released, forgotten or refused is never started by an `assign` that arrives afterwards.
+Each worker id is used only once. The leader repeats its questions, and RabbitMQ may deliver them late and twice: an
+`assign` that arrives after the worker was released, forgotten or refused never starts it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from osrdyne.protocol.pooled import (
 )
 
 MAX_USED = 10_000
-"""Worker ids that are remembered after their end. Questions of one leader are not repeated for that long."""
+"""The number of worker ids that are remembered after the worker's end. The leader stops repeating a question long
+before this many further workers have ended."""
 
 
 class Assignments:
-    """What this process reports about its workers. It starts and stops none: callers do what the methods return."""
+    """The facts that this process reports about its workers. Starts and stops no worker: callers act on the results."""
 
     def __init__(self) -> None:
         self._assigned: dict[WorkerId, Assignment] = {}
@@ -45,11 +46,12 @@ class Assignments:
         return tuple(self._refused.values())
 
     def report(self, update: Callable[[Assignment], Assignment]) -> tuple[Assignment, ...]:
-        """All assignments, those that have not exited with the figures that `update` adds."""
+        """All assignments. `update` adds the figures of workers that have not exited."""
         return tuple(one if one.state is AssignmentState.EXITED else update(one) for one in self._assigned.values())
 
     def assign(self, question: Assign, generation: Generation, *, now: float, closed: str | None = None) -> bool:
-        """Record the worker; whether it has to be started. `closed`: why the process takes no further ones."""
+        """Record the worker; returns whether the caller must start it. `closed`: why the process accepts no more
+        workers."""
         environment = question.environment
         worker_id = environment.worker_id
         if worker_id in self._assigned or worker_id in self._used:
@@ -71,13 +73,13 @@ class Assignments:
         return True
 
     def refuse(self, worker_id: WorkerId, reason: str, *, taken_by: WorkerId | None = None) -> None:
-        """Never start this worker. One that was assigned is left as it is."""
+        """Never start this worker. A worker that is already assigned is not changed."""
         if worker_id not in self._assigned and worker_id not in self._used:
             self._use(worker_id)
             self._refused[worker_id] = Refusal(worker_id, taken_by, reason)
 
     def release(self, question: Release) -> bool:
-        """Whether the worker has to be stopped. An unknown one is refused if it is assigned later."""
+        """Returns whether the caller must stop the worker. An unknown worker is refused if it is assigned later."""
         assigned = self._assigned.get(question.worker_id)
         if assigned is None:
             self._use(question.worker_id)

@@ -40,7 +40,7 @@ def build_process(app: App, environment: WorkerEnvironment, *, ready_file: Ready
 
 
 def _allow_open_files() -> None:
-    """Raise the limit of open files as far as this user may: each worker has two connections to RabbitMQ, and each of
-    its threads one to the JVM."""
+    """Raise the limit of open files to the hard limit: each worker has two connections to RabbitMQ, and each of its
+    threads has one to the JVM."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""What the workers of a pooled process share: the application, the session below theirs, and a few threads."""
+"""The objects that the workers of a pooled process share: the application, the shared session, and a few threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from osrdyne_worker.pooled.memory import process_memory
 from osrdyne_worker.runtime.loading import first_context
 
 SIDE_THREADS = 8
-"""Threads for short calls about sessions, shared by all workers. A worker asks two things every five seconds."""
+"""The number of threads for short calls about sessions, shared by all workers. A worker makes two such calls every five
+seconds."""
 SESSION_GONE = "The session of this process is gone."
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ log = get_logger("pooled")
 
 
 def check_poolable(app: App) -> None:
-    """Raise `ConfigurationError` if the workers of several keys must not run this application in one process."""
+    """Raise `ConfigurationError` if the application is not suitable for workers of several keys in one process."""
     if not app.poolable:
         raise ConfigurationError(
             "The application is not poolable: its workers need a process for each key (worker.placement: dedicated). "
@@ -36,7 +37,7 @@ def check_poolable(app: App) -> None:
 
 
 class WorkerHost:
-    """Makes the workers. Raises `ConfigurationError` if the application is not poolable."""
+    """Creates the workers. Raises `ConfigurationError` if the application is not poolable."""
 
     def __init__(self, app: App, environment: WorkerEnvironment, clock: Clock) -> None:
         check_poolable(app)
@@ -50,12 +51,12 @@ class WorkerHost:
         self._side_threads = ThreadPoolExecutor(SIDE_THREADS, thread_name_prefix="side")
 
     async def start(self) -> None:
-        """Build what the sessions of all keys share. Raises what the session factory raises."""
+        """Build the shared session. Raises the errors of the session factory."""
         if (sessions := self._sessions) is not None:
             self._shared = await self._in_thread(lambda: sessions.build_shared(self._context))
 
     def make_worker(self, environment: WorkerEnvironment) -> AssignedWorker:
-        """A worker, which does not run yet. Only after `start`."""
+        """A new worker, which does not run yet. Call it only after `start`."""
         return AssignedWorker(
             self._app,
             environment,
@@ -65,7 +66,7 @@ class WorkerHost:
         )
 
     async def loss(self) -> str | None:
-        """Why the shared session is gone; None while it is alive."""
+        """Why the shared session is lost; None while it is alive."""
         if (sessions := self._sessions) is None:
             return None
         try:
@@ -87,7 +88,7 @@ class WorkerHost:
         return ProcessMemory(heap_used=used, heap_max=maximum, rss=rss, pss=pss)
 
     async def close(self) -> None:
-        """Close what the sessions share: Spark's JVM ends."""
+        """Close the shared session; this ends Spark's JVM."""
         if (sessions := self._sessions) is not None and self._shared is not None:
             await self._in_thread(lambda: sessions.close(self._shared))
 

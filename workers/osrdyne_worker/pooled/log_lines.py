@@ -1,4 +1,4 @@
-"""The last log lines of each worker in the process: callers of a worker that failed to start receive them."""
+"""The last log lines of each worker in the process. Callers receive them if the worker fails to start."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _FIELD = "worker_id"
 
 
 class LogLines:
-    """Collects lines by the worker in whose tasks and threads they are logged. Thread-safe."""
+    """Collects log lines by worker: each line belongs to the worker whose task or thread logs it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lines: dict[WorkerId, deque[str]] = {}
 
     def install(self) -> None:
-        """See every finished line from now on."""
+        """Receive every formatted log line from now on."""
         structlog.configure(processors=[*structlog.get_config()["processors"], self])
 
     def __call__(self, _: Any, __: str, line: Any) -> Any:
@@ -30,14 +30,14 @@ class LogLines:
         return line
 
     def begin(self, worker_id: WorkerId) -> None:
-        """Collect the lines of a further worker."""
+        """Collect the lines of another worker."""
         self._lines[worker_id] = deque(maxlen=MAX_LOG_LINES)
 
     def end(self, worker_id: WorkerId) -> tuple[str, ...]:
-        """The last lines of the worker, oldest first; they are not collected any more."""
+        """Return the last lines of the worker, oldest first, and stop collecting them."""
         return tuple(self._lines.pop(worker_id, ()))
 
 
 def bind_worker(worker_id: WorkerId, key: str) -> None:
-    """Mark all that this task or thread logs from now on, and the tasks that it starts."""
+    """Mark all lines that this task or thread, and tasks that it starts, log from now on."""
     structlog.contextvars.bind_contextvars(**{_FIELD: worker_id, "key": key})

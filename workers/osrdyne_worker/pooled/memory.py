@@ -9,7 +9,7 @@ PROC = Path("/proc")
 
 
 def process_memory(root: int | None = None, *, proc: Path = PROC) -> tuple[int | None, int | None]:
-    """RSS and PSS in bytes of a process and all below it; None where the system does not tell."""
+    """RSS and PSS in bytes of a process and all its descendants; None if the system does not provide them."""
     tree = _tree(os.getpid() if root is None else root, proc)
     rss = [size for pid in tree if (size := _field(proc / str(pid) / "status", "VmRSS")) is not None]
     pss = [size for pid in tree if (size := _field(proc / str(pid) / "smaps_rollup", "Pss")) is not None]

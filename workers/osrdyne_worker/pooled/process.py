@@ -1,8 +1,8 @@
-"""A pooled worker process: it gets its keys from the leader, and runs a worker for each. Run once by `main`.
+"""A pooled worker process: the leader assigns keys to it, and it runs a worker for each. `main` runs it once.
 
-The process has a connection of its own, over which it hears the leader's questions and reports its state. It touches no
-request: those are its workers', whose connections are theirs. If the process is killed, RabbitMQ requeues the requests
-of all its workers. Source: docs/reference/protocol/pooled.md.
+The process has its own connection, over which it receives the leader's questions and reports its state. It handles no
+requests: its workers do, each over its own connection. If the process is killed, RabbitMQ requeues the requests of all
+its workers. Source: docs/reference/protocol/pooled.md.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ from osrdyne_worker.runtime.waiting import at_most, first_of, loss_of
 CLOSING_TIME = 5.0
 """Seconds of `stop_grace` that the process needs for itself, after its workers."""
 CUT_OFF_DELAY = 0.5
-"""Seconds after the grace period of a worker: it needs all of that for its requests and its last reports."""
+"""Seconds between the end of a worker's grace period and its cut-off: the worker uses the whole grace period for its
+requests and last reports."""
 MAX_LEFT_BEHIND = 8
-"""Threads of ended workers that may run on. A process with more takes no further assignments."""
+"""The number of threads of ended workers that may still run. A process with more accepts no further assignments."""
 
 log = get_logger("pooled")
 
 
 class HostedWorker(Protocol):
-    """What the process knows of a worker; see `AssignedWorker`."""
+    """A worker as the process sees it; see `AssignedWorker`."""
 
     @property
     def in_flight(self) -> int: ...
@@ -74,7 +75,7 @@ class HostedWorker(Protocol):
 
 
 class Host(Protocol):
-    """What makes the workers; see `WorkerHost`."""
+    """Creates the workers; see `WorkerHost`."""
 
     async def start(self) -> None: ...
     def make_worker(self, environment: WorkerEnvironment) -> HostedWorker: ...
@@ -107,11 +108,11 @@ class PooledProcess:
         self._started_at = clock.time()
         self._assignments = Assignments()
         self._workers: dict[WorkerId, HostedWorker] = {}
-        """The workers that have not exited, once they run."""
+        """The running workers that have not exited."""
         self._ended: list[HostedWorker] = []
-        """Those of the exited workers that have left threads behind."""
+        """The exited workers whose threads still run."""
         self._waiting: dict[WorkerId, asyncio.Event] = {}
-        """For the workers that wait for the session below theirs: set when they are released."""
+        """For each worker that waits for the shared session: an event that is set when the worker is released."""
         self._served = 0
         self._term = 0
         self._sequence = 0
@@ -130,7 +131,7 @@ class PooledProcess:
         self._exiting = False
 
     async def run(self, exit_process: Callable[[ExitReason], None]) -> None:
-        """Work until there is a reason to exit, end all workers, and call `exit_process`, which ends the process."""
+        """Work until an exit is requested, end all workers, and call `exit_process`, which ends the process."""
         async with asyncio.TaskGroup() as self._tasks:
             watchdog = LoopWatchdog(
                 limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
@@ -159,16 +160,16 @@ class PooledProcess:
     # -- questions of the leader -------------------------------------------------------------------------------------
 
     def handle(self, message: ControlMessage) -> None:
-        """Take a control message. If the process dies before its report is sent, the leader repeats the question, and
-        learns from the driver that the process is gone."""
+        """Handle a control message. If the process dies before it sends its report, the leader repeats the question
+        until the driver lists the process as ended."""
         now = self._clock.time()
         if not is_plausible(message, now=now):
             self._count_forged()
             return
         if not is_plausible_term(self._term, now=now):
-            self._term = 0  # it was accepted while this machine's clock was wrong
+            self._term = 0  # the old term was accepted while this machine's clock was wrong
         if message.generation.term < self._term:
-            return  # from a leader that was deposed
+            return  # from a deposed leader
         self._term = message.generation.term
         try:
             question = question_of_control(message)
@@ -196,7 +197,7 @@ class PooledProcess:
         self._report_soon()
 
     def _refuse_malformed(self, message: ControlMessage, reason: str) -> None:
-        """Let the leader know, if the message says which worker it is about."""
+        """Report the refusal to the leader, if the message names its worker."""
         worker, question = message.details.get("worker"), message.details.get("id")
         worker_id = worker.get("worker_id") if isinstance(worker, dict) else None
         if message.command is Command.ASSIGN and isinstance(worker_id, str) and worker_id and isinstance(question, str):
@@ -205,7 +206,7 @@ class PooledProcess:
             self._report_soon()
 
     def _closed(self) -> str | None:
-        """Why no further worker is taken; None if one is."""
+        """Why the process accepts no more workers; None if it does."""
         if self._exit_reason is not None:
             return "the process ends"
         return "the process takes no more assignments" if self._draining else None
@@ -226,7 +227,7 @@ class PooledProcess:
         self._tasks.create_task(self._run_worker(environment), name=f"assignment {environment.worker_id}")
 
     async def _run_worker(self, environment: WorkerEnvironment) -> None:
-        """Run a worker to its end. It waits until the session below its own is up."""
+        """Run a worker to its end. It waits until the shared session is ready."""
         worker_id = environment.worker_id
         how = AssignmentExit(ExitCode.UNRECOVERABLE, "the worker could not be made")
         try:
@@ -241,10 +242,10 @@ class PooledProcess:
         finally:
             self._record_end(worker_id, how)
         if how.code == ExitCode.UNRECOVERABLE:
-            await self._check_session()  # it may have failed for all
+            await self._check_session()  # the cause may be the shared session
 
     async def _may_run(self, worker_id: WorkerId) -> bool:
-        """Wait for the session below the worker's; False if the worker was released, or the process ends."""
+        """Wait for the shared session; False if the worker was released, or the process is ending."""
         released = self._waiting[worker_id] = asyncio.Event()
         if not self._ready.is_set():
             await first_of(self._ready.wait(), released.wait())
@@ -285,7 +286,8 @@ class PooledProcess:
                 log.exception("worker could not be cut off", worker_id=worker_id)
 
     def _check_left_behind(self) -> None:
-        """Take no more assignments if too many threads of ended workers run on: they hold memory and processor time."""
+        """Accept no more assignments if too many threads of ended workers still run: they use memory and processor
+        time."""
         self._ended = [worker for worker in self._ended if worker.left_behind]
         left = sum(worker.left_behind for worker in self._ended)
         if left > MAX_LEFT_BEHIND and not self._draining:
@@ -308,7 +310,7 @@ class PooledProcess:
         options = ConnectionOptions(environment.amqp_uri, name=f"osrdyne-worker {environment.worker_id}")
         connection = self._connection = await connect(options)
         log.info("connected to RabbitMQ")
-        # Not the routing key of the group: a key of the pool may have the same name.
+        # Do not bind the routing key of the group: a key of the pool may have the same name.
         routing_key = PoolNames(environment.pool).control_worker_routing_key(environment.worker_id)
         listening = listen(
             connection,
@@ -349,7 +351,7 @@ class PooledProcess:
             await self._clock.sleep(STATE_INTERVAL)
 
     def _report_soon(self) -> None:
-        """Report the state after what happens now: one report answers the questions that arrive together."""
+        """Schedule one report for the next loop iteration: it answers all questions that arrive together."""
         if not self._report_due:
             self._report_due = True
             asyncio.get_running_loop().call_soon(self._report)
@@ -405,7 +407,7 @@ class PooledProcess:
             await self._check_session()
 
     async def _check_session(self) -> None:
-        """Exit if the shared session is gone or does not answer: no worker of this process can work then."""
+        """Exit if the shared session is lost or does not answer: then no worker of this process can work."""
         if not self._ready.is_set():
             return
         try:
@@ -437,14 +439,14 @@ class PooledProcess:
         await at_most(0.3 * reserve, self._reporter.flushed())
         if self._connection is not None:
             await at_most(0.2 * reserve, self._connection.close())
-        # Last: it may take long, and a session that is cut off here ends with the process.
+        # Last, because it may take long; if the time is over, the session ends with the process.
         try:
             await at_most(0.5 * reserve, self._host.close())
         except Exception:
             log.warning("session could not be closed", exc_info=True)
 
     async def _end_workers(self, reason: ExitReason, limit: float) -> None:
-        """Let all workers exit; cut off those that have not within `limit` seconds."""
+        """Make all workers exit; cut off those that have not exited within `limit` seconds."""
         for worker in self._workers.values():
             worker.request_exit(reason)
         if self._ready.is_set():  # otherwise no worker runs yet

@@ -1,8 +1,8 @@
 """The class data sharing archive: parsed and verified classes, which a JVM maps instead of loading them from jars.
 
-`session` uses an archive that fits; without one a JVM starts as before, only slower. `pipelines.training` makes one:
-its JVM records the classes that it loads, and writes them at its exit. The JVM itself refuses an archive that was made
-by another Java or from other jars (`-Xshare:auto`). Imports no pyspark.
+`session` uses an archive that fits; without an archive a JVM only starts more slowly. `pipelines.training` creates one:
+its JVM records the classes that it loads, and writes them when it exits. With `-Xshare:auto` the JVM itself refuses an
+archive from another Java or from other jars. Imports no pyspark.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 ABANDONED_AFTER = 3600.0
 _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
-"""A JVM would write a warning to the log of the worker when it refuses an archive."""
+"""Options that suppress the JVM's warning in the worker's log about a refused archive."""
 _OWN_CHOICE = ("-Xshare", "-XX:SharedArchiveFile", "-XX:ArchiveClassesAtExit", "AutoCreateSharedArchive")
 
 
 def system_directory() -> Path:
-    """Where an image has the archives: below the Python environment of the worker."""
+    """The directory of archives in an image: below the Python environment of the worker."""
     return Path(sys.prefix) / "share" / "osrdyne" / "class-data"
 
 
 def user_directory() -> Path:
-    """Where archives of this user are, below the cache directory."""
+    """The directory of this user's archives, below the cache directory."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "osrdyne" / "class-data"
 
 
 def archive_stem(conf: Mapping[str, str]) -> str | None:
-    """The beginning of an archive's name: for this Java, this Spark and the class path. None without Java or Spark.
+    """The beginning of an archive's name, from this Java, this Spark and the class path. None without Java or Spark.
 
-    The name goes on with the size in bytes: a JVM crashes on an archive that was cut off.
+    The rest of the name is the size in bytes, because a JVM crashes on a truncated archive.
     """
     java, spark = _java_home(), _spark_home()
     if java is None or spark is None:
@@ -69,7 +69,7 @@ def find_archive(conf: Mapping[str, str]) -> Path | None:
 
 
 def archive_in(directory: Path, stem: str) -> Path | None:
-    """The archive in a directory, if it is whole, and if no other user could have written it: it is code."""
+    """The archive in a directory, if it is complete and no other user could have written it: an archive is code."""
     for path in sorted(directory.glob(f"{stem}.*.jsa")):
         with suppress(OSError):
             found = path.stat()
@@ -84,28 +84,28 @@ def _name(stem: str, size: int) -> str:
 
 
 def with_archive(conf: Mapping[str, str]) -> dict[str, str]:
-    """`conf` with the options of the JVM that use the archive, if there is one. The user's own options win."""
+    """`conf` with the JVM options that use the archive, if there is one. The user's own options take precedence."""
     options = conf.get(DRIVER_OPTIONS, "")
     archive = None if any(choice in options for choice in _OWN_CHOICE) else find_archive(conf)
-    if archive is None or " " in str(archive):  # the options are one text, which is split at blanks
+    if archive is None or " " in str(archive):  # Spark splits this text at blanks
         return dict(conf)
     return {**conf, DRIVER_OPTIONS: f"-Xshare:auto -XX:SharedArchiveFile={archive} {_QUIET} {options}".strip()}
 
 
 def recording(conf: Mapping[str, str], target: Path) -> dict[str, str]:
-    """`conf` with the option of the JVM that writes the archive when it exits."""
+    """`conf` with the JVM option that writes the archive when the JVM exits."""
     options = conf.get(DRIVER_OPTIONS, "")
     return {**conf, DRIVER_OPTIONS: f"-XX:ArchiveClassesAtExit={target} {_QUIET} {options}".strip()}
 
 
 @contextmanager
 def written_aside(directory: Path, stem: str) -> Iterator[Path]:
-    """A path that becomes the archive at the end, if it exists then. No JVM sees a part of an archive.
+    """A temporary path. If a file exists there at the end, it becomes the archive; no JVM sees an incomplete archive.
 
-    A former archive of the same name is removed; JVMs that have mapped it keep it until they end.
+    An earlier archive of the same name is removed; JVMs that have mapped it can use it until they end.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    for left in directory.glob(".*.unfinished"):  # by a training run that was killed
+    for left in directory.glob(".*.unfinished"):  # left by a training run that was killed
         if time.time() - left.stat().st_mtime > ABANDONED_AFTER:
             left.unlink(missing_ok=True)
     unfinished = directory / f".{stem}.{os.getpid()}.unfinished"
@@ -143,7 +143,7 @@ def _text(path: Path) -> str:
 
 
 def _modified(path: Path) -> int:
-    """In whole seconds: layers of an image have no more."""
+    """The modification time in whole seconds: image layers store no fractions."""
     with suppress(OSError):
         return int(path.stat().st_mtime)
     return 0

@@ -1,9 +1,10 @@
-"""Spark on a cluster: the settings that keep one worker from taking all of it, and the probe that it gives executors.
+"""Spark on a cluster: settings that limit the cores of one worker, and a probe that checks that the cluster starts
+executors.
 
 A cluster without free cores accepts an application and starts no executor for it: Spark only logs "Initial job has not
-accepted any resources", and each request would wait until its deadline. So a worker runs one task of the JVM and one of
-Python before it is ready, and a worker whose jobs get no executors for long exits and is replaced.
-Used by `session`. Source: docs/reference/workers/clusters.md.
+accepted any resources", and each request would wait until its deadline. So a worker runs one JVM task and one Python
+task before it is ready. A worker whose jobs have no executors for a long time exits and is replaced. Used by `session`.
+Source: docs/reference/workers/clusters.md.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ log = get_logger(__name__)
 DEFAULT_CORES = 4
 DEFAULT_START_TIMEOUT = 300.0
 PROBE_SHARE = 0.8
-"""The probe ends after this share of `start_timeout`: its reason must reach the controller before the controller stops
-the worker as overdue."""
+"""The probe ends after this share of `start_timeout`, so that its error reaches the controller before the controller
+stops the worker for missing `start_timeout`."""
 LEAST_PROBE = 5.0
 REACH_TIMEOUT = 5.0
 PROBE_GROUP = "osrdyne start probe"
@@ -48,18 +49,18 @@ EXECUTOR_POD: Mapping[str, object] = {
         "containers": [
             {
                 "name": EXECUTOR_CONTAINER,
-                # Images of workers have this command. Spark's own images have an entry point instead.
+                # Worker images contain this command. Spark's own images use an entry point instead.
                 "command": ["osrdyne-spark-executor"],
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             }
         ],
     },
 }
-"""The template to which Spark adds image, resources, variables and owner."""
+"""The pod template; Spark adds image, resources, variables and owner."""
 
 _EXECUTOR_IDLE = {
-    # Executors go when they have run nothing for a minute. Those with cached tables or shuffle files stay for five: a
-    # key in use would compute them again.
+    # Executors end after a minute without a task. Those with cached tables or shuffle files stay for five minutes:
+    # otherwise a key in use would have to compute these again.
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.minExecutors": "0",
@@ -72,14 +73,15 @@ _PYTHON_MISMATCH = re.compile(r"Python in worker has different version: \(?'?(\d
 
 @dataclass(frozen=True, slots=True)
 class ClusterLimits:
-    """`cores`: that the worker may use at once. `start_timeout`: seconds for the whole start of the worker."""
+    """`cores`: the maximum that the worker may use at once. `start_timeout`: seconds for the whole start of the
+    worker."""
 
     cores: int
     start_timeout: float
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> ClusterLimits:
-        """From the `spark` part of `WORKER_CONFIG`. Raises `ConfigurationError`."""
+        """Parse the `spark` part of `WORKER_CONFIG`. Raises `ConfigurationError`."""
         cores = settings.get("cores", DEFAULT_CORES)
         if not isinstance(cores, int) or isinstance(cores, bool) or cores < 1:
             raise ConfigurationError(f"WORKER_CONFIG.spark.cores must be a number of cores, not {cores!r}.")
@@ -98,7 +100,7 @@ def read_master(text: str) -> SparkMaster:
 
 
 def cluster_defaults(master: SparkMaster, limits: ClusterLimits) -> dict[str, str]:
-    """Settings of Spark for a worker on this cluster, unless `worker.spark_conf` has others."""
+    """Spark settings for a worker on this cluster; `worker.spark_conf` takes precedence."""
     if not master.is_shared:
         return {}
     # One core for each executor: every host with a free core can start one. Without the setting an executor of a
@@ -111,10 +113,10 @@ def cluster_defaults(master: SparkMaster, limits: ClusterLimits) -> dict[str, st
 
 
 def kubernetes_defaults(variables: Mapping[str, str], directory: Path) -> dict[str, str]:
-    """Settings of Spark for a worker in a pod of the Kubernetes driver, which asks for pods as executors (client mode).
+    """Spark settings for a worker in a pod of the Kubernetes driver, which runs its executors as pods (client mode).
 
-    `variables`: what the driver tells the pod about itself; without them (a worker elsewhere) `{}`. The template of the
-    executors' pods is written to `directory`.
+    `variables`: the environment variables in which the driver describes the pod. Without them (a worker elsewhere) the
+    result is `{}`. Writes the template of the executor pods to `directory`.
     """
     pod, address = variables.get("OSRDYNE_POD"), variables.get("OSRDYNE_POD_IP")
     if not pod or not address:
@@ -127,7 +129,7 @@ def kubernetes_defaults(variables: Mapping[str, str], directory: Path) -> dict[s
         "spark.driver.bindAddress": "0.0.0.0",  # nosec B104 - a pod has an address of its own
         "spark.driver.port": str(DRIVER_PORT),
         "spark.driver.blockManager.port": str(BLOCK_MANAGER_PORT),
-        # Owner of the executors: Kubernetes deletes them with the worker, however it ends.
+        # The worker's pod owns the executors, so Kubernetes deletes them with the worker, however it ends.
         "spark.kubernetes.driver.pod.name": pod,
         "spark.kubernetes.namespace": variables["OSRDYNE_NAMESPACE"],
         EXECUTOR_IMAGE: variables["OSRDYNE_IMAGE"],
@@ -137,7 +139,8 @@ def kubernetes_defaults(variables: Mapping[str, str], directory: Path) -> dict[s
 
 
 def require_reachable(master: SparkMaster) -> None:
-    """Raise `StartFailedError` if nothing answers at the master's addresses: Spark itself tries for a minute."""
+    """Raise `StartFailedError` at once if the master's addresses accept no connection: Spark itself would try for a
+    minute."""
     if not master.addresses or master.kind is MasterKind.CONNECT:
         return
     failure = find_reachable(master.addresses, timeout=REACH_TIMEOUT)
@@ -146,8 +149,8 @@ def require_reachable(master: SparkMaster) -> None:
 
 
 def probe(session: Any, master: SparkMaster, *, timeout: float) -> None:
-    """Run one task of the JVM and one of Python on the cluster. Raises `StartFailedError` with the reason if they fail
-    or do not finish within `timeout` seconds."""
+    """Run one JVM task and one Python task on the cluster. Raises `StartFailedError` with the reason if they fail or do
+    not finish within `timeout` seconds."""
     since = time.monotonic()
     # Not as a context manager: that would wait for a thread whose tasks never run.
     threads = ThreadPoolExecutor(1, thread_name_prefix="start-probe")
@@ -163,7 +166,7 @@ def probe(session: Any, master: SparkMaster, *, timeout: float) -> None:
 
 
 def _run_tasks(session: Any) -> None:
-    """The functions come from Python itself: executors need no package of ours."""
+    """The task uses functions of Python only, so executors need no package of osrdyne."""
     context = session.sparkContext
     context.setJobGroup(PROBE_GROUP, "osrdyne start probe", interruptOnCancel=True)
     session.range(0, 1, 1, 1).collect()
@@ -171,7 +174,7 @@ def _run_tasks(session: Any) -> None:
 
 
 def executors(session: Any) -> int:
-    """The number of executors that the worker has now. The driver is not one of them."""
+    """The number of executors that the worker has now, without the Spark driver."""
     return int(session.sparkContext._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
@@ -206,24 +209,25 @@ def _why(error: Exception) -> str:
 
 
 class StarvationWatch:
-    """Notices that jobs get no executors for long, although the worker once had some: the master was restarted and has
-    forgotten the application, or other applications hold all cores. Called every few seconds from one thread."""
+    """Detects jobs that have had no executors for a long time although the worker had some before: the master was
+    restarted and no longer knows the application, or other applications hold all cores. Called every few seconds from
+    one thread."""
 
     def __init__(self, master: SparkMaster, *, limit: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
-        """Why the session is useless; None while it is not."""
+        """Why the session can no longer run jobs; None if it can."""
         self._master = master
         self._limit = limit
         self._monotonic = monotonic
         self._since: float | None = None
 
     def is_starved(self, session: Any) -> bool:
-        """Ask Spark."""
+        """Query Spark and check."""
         jobs = len(session.sparkContext.statusTracker().getActiveJobsIds())
         return self.note(jobs=jobs, executors=executors(session) if jobs else 0)
 
     def note(self, *, jobs: int, executors: int) -> bool:
-        """Whether jobs have waited for the limit without any executor."""
+        """Whether jobs have waited without any executor for the time limit."""
         now = self._monotonic()
         if not jobs or executors:
             self._since = None

@@ -1,7 +1,7 @@
-"""The command `osrdyne-spark-executor`: what an executor pod of Kubernetes runs in an image of workers.
+"""The command `osrdyne-spark-executor`, which an executor pod on Kubernetes runs in a worker image.
 
-Spark's own images start executors in their entry point; an image of workers has none. Spark describes the executor in
-the variables `SPARK_…` of the pod. Source: docs/reference/workers/clusters.md.
+Spark's own images start executors in their entry point; a worker image has no such entry point. Spark describes the
+executor in the variables `SPARK_…` of the pod. Source: docs/reference/workers/clusters.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> NoReturn:
             "of its executors.\n"
         )
         sys.exit(INVALID_ENVIRONMENT)
-    # Tasks in Python run in the Python of this image.
+    # Python tasks use the Python interpreter of this image.
     environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(home), **os.environ}
     os.execve(java, command, environment)
 

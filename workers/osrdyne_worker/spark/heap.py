@@ -1,8 +1,8 @@
 """Watches the heap of the worker's JVM, and cancels a request before memory is exhausted.
 
-A JVM without memory fails in any of its threads, also in those that Spark depends on. So one request is cancelled while
-the others still work. `SparkSessions` starts a watch for each session with a JVM of its own. The watch is a thread that
-polls the JVM every half second while a request runs.
+A JVM without memory may fail in any thread, including threads that Spark depends on. So the watch cancels one request
+while the others still work. `SparkSessions` starts a watch for each session that has its own JVM. The watch is a thread
+that polls the JVM every half second while a request runs.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class JvmHeap:
 
 
 class LiveHeap:
-    """The use of a heap without its garbage: it is collected first when half of the heap seems to be in use, at most
-    once in `LIVE_INTERVAL` seconds and for `LIVE_SHARE` of the time."""
+    """The use of a heap without its garbage. Triggers a collection first if half of the heap seems to be in use, at
+    most once in `LIVE_INTERVAL` seconds and for at most `LIVE_SHARE` of the time."""
 
     def __init__(self, heap: Any, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._heap = heap
@@ -75,7 +75,7 @@ class LiveHeap:
         self._live: HeapUse | None = None
 
     def use(self) -> HeapUse:
-        """The smaller of the use now and, for so long, that after the last collection."""
+        """The smaller of the current use and the use after the last collection, if that is recent enough."""
         now: HeapUse = self._heap.use()
         since = self._monotonic()
         if now.share >= 0.5 and since >= self._not_before:

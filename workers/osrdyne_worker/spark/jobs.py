@@ -1,7 +1,7 @@
 """Facts about groups of jobs from Spark's status tracker: their progress, their memory, and their stray tasks.
 
-A stray task runs on although its group is over. Used by `session`; Spark Connect has no status tracker. Spark's events
-about tasks may be late, and Spark drops some under load.
+A stray task continues although its group has ended. Used by `session`; Spark Connect has no status tracker. Spark's
+events about tasks may be late, and Spark drops some under load.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ log = get_logger(__name__)
 
 REMEMBERED_LINES = 200
 RECENT = 60.0
-"""Seconds for which a line of the JVM can be the cause of its end: it may live on for long after other errors."""
+"""The maximum age in seconds of a log line that may name the cause of the JVM's end: a JVM may run on for long after
+other errors."""
 LONGEST_LINE = 64 * 1024
 _END_TIMEOUT = 10.0
 _LAST_OUTPUT_TIMEOUT = 1.0
@@ -49,7 +50,7 @@ _REMEDY = "raise spark.driver.memory, or let requests use less data at once"
 
 
 class JvmOutput:
-    """What the JVM writes to its output and errors: passed on to standard error; the last lines are remembered."""
+    """Copies the JVM's standard output and standard error to our standard error, and stores the last lines."""
 
     def __init__(self, *, sink: int = 2, monotonic: Callable[[], float] = time.monotonic) -> None:
         source, self.end = os.pipe()
@@ -64,7 +65,7 @@ class JvmOutput:
         os.close(self.end)
 
     def recent(self) -> list[str]:
-        """The last lines. Waits a moment for those of a JVM that is just ending."""
+        """The last lines. Waits briefly for the last output of a JVM that is ending."""
         self._thread.join(_LAST_OUTPUT_TIMEOUT)
         since = self._monotonic() - RECENT
         return [line for at, line in list(self._lines) if at >= since]
@@ -92,7 +93,7 @@ class Jvm:
         return self._process is None or self._process.poll() is None
 
     def why_ended(self) -> str | None:
-        """Why it ended, or why Spark stopped in it; None if unknown."""
+        """Why the JVM ended, or why Spark stopped in it; None if unknown."""
         code = None
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):  # its connections close a moment before the process ends
@@ -128,7 +129,7 @@ def last_error(lines: Sequence[str]) -> str | None:
 
 
 def root_message(java_exception: Any) -> str:
-    """The class and message of the deepest cause of a Java exception, in one line; Spark's own error wins.
+    """The class and message of the deepest cause of a Java exception, in one line; prefers an error of Spark itself.
 
     Asks the JVM, which must be running.
     """
@@ -176,7 +177,7 @@ def launch(conf: Any) -> Jvm:
 
 
 class JvmStartError(Exception):
-    """The JVM exited while it started; the message is its own."""
+    """The JVM exited while it started; the message comes from the JVM."""
 
 
 def process() -> subprocess.Popen[bytes] | None:

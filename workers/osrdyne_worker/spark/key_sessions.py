@@ -1,7 +1,8 @@
-"""The sessions of several keys in one Spark: the session factory of each key of a pooled process.
+"""Sessions of several keys in one Spark application: the session factory of each key of a pooled process.
 
 Sessions share the SparkContext, the executors, the heap, cached data of equal plans, and the tables and global views of
-the catalog. Temporary views, functions and the configuration belong to one session, the scheduler's pool to one key.
+the catalog. Temporary views, functions and the configuration belong to one session; each key has its own scheduler
+pool.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ log = get_logger(__name__)
 OWNER = "spark.osrdyne.worker"
 """Setting of a key's session: the worker id. Spark copies it to the sessions in which it plans cached data."""
 FAIR_SCHEDULER = {"spark.scheduler.mode": "FAIR"}
-"""Required of a Spark that several keys share: in turns, jobs of each key's pool get executor slots."""
+"""Required setting if several keys share Spark: it gives executor slots to the jobs of each key's pool in turn."""
 _POOL = "spark.scheduler.pool"
 WARM_UP = (
     "select count(*), sum(id) from range(1000) where id % 2 = 0",
     "select id, count(*) from range(100) group by id",
 )
-"""Queries that load Spark's classes, before the first key is there."""
+"""Queries that load Spark's classes before the first key arrives."""
 
 _thread = threading.local()
 
 
 def warm_up(session: Any) -> None:
     """Run a few queries as the pipelines do."""
-    with suppress(Exception):  # Spark would warn once for each key that its pool has no configuration
+    with suppress(Exception):  # otherwise Spark warns once for each key that its pool has no configuration
         log4j = session._jvm.org.apache.logging.log4j
         log4j.core.config.Configurator.setLevel("org.apache.spark.scheduler.FairSchedulableBuilder", log4j.Level.ERROR)
     for query in WARM_UP:
@@ -44,7 +45,8 @@ def warm_up(session: Any) -> None:
 
 
 class KeySparkSessions(SparkSessions):
-    """The sessions of one key (there is one) in the Spark of `shared`, a session that no key uses."""
+    """The session factory of one key, which builds one session. `shared`: a session of the same Spark that no key
+    uses."""
 
     def __init__(self, parent: SparkSessions, shared: Any, keys: LivingKeys) -> None:
         super().__init__(required=parent._required)
@@ -52,7 +54,7 @@ class KeySparkSessions(SparkSessions):
         self._keys = keys
         self._session: Any = None
         self._owner = self._pool = ""
-        # One watch and its reasons for the heap of all keys; groups of different keys have different names.
+        # All keys share one heap watch and its cancel reasons; groups of different keys have different names.
         self._heap_watch, self._out_of_memory = parent._heap_watch, parent._out_of_memory
         self._starvation = parent._starvation
         patch_active_session()
@@ -61,13 +63,14 @@ class KeySparkSessions(SparkSessions):
         _thread.sessions = self
 
     def build(self, context: Context) -> Any:
-        """A new session with the key's `spark.sql` settings, as far as they may differ between sessions."""
+        """Build a session with those of the key's `spark.sql` settings that may differ between sessions."""
         session = self._shared.newSession()
         settings = context.worker_config.get("spark") or {}
         for name, value in (settings.get("conf") or {}).items():
             if name.startswith("spark.sql.") and name not in self._required and session.conf.isModifiable(name):
                 session.conf.set(name, str(value).lower() if isinstance(value, bool) else str(value))
-        # A pool for each key: Spark removes no pool. The prefix keeps a key apart from Spark's pool "default".
+        # One pool for each key and not for each session, because Spark never removes a pool. The prefix prevents a
+        # clash with Spark's pool "default".
         self._owner, self._pool = context.worker_id, f"key {context.key}"
         session.conf.set(OWNER, self._owner)
         self._session = session
@@ -80,25 +83,26 @@ class KeySparkSessions(SparkSessions):
         return super().run_in_group(session, group_id, function)
 
     def close(self, session: Any) -> None:
-        """Drop the key's views, and the cached data that no other key uses. The shared Spark goes on."""
+        """Drop the key's views, and the cached data that no other key uses. The shared Spark continues."""
         self._keys.remove(self._owner)
         if not self.is_alive(session):
             return
         catalog = session._jsparkSession.sessionState().catalog()
         for table in session.catalog.listTables():
-            if table.isTemporary:  # not by the public method: it removes equal cached data of other keys
+            if table.isTemporary:  # the public method would also remove equal cached data of other keys
                 catalog.dropTempView(table.name)
         self._keys.uncache_unused()
 
     def _use_pool(self) -> None:
-        """Let the jobs of this thread run in the pool of the key. A property of the thread, in Python and the JVM."""
+        """Run the jobs of this thread in the pool of the key. The property belongs to the thread, in Python and in the
+        JVM."""
         if getattr(_thread, "pool", None) != self._pool:
             self._session.sparkContext.setLocalProperty(_POOL, self._pool)
             _thread.pool = self._pool
 
 
 class LivingKeys:
-    """The sessions of the keys in one Spark, and what remains of keys that are gone. Thread-safe."""
+    """The sessions of the keys in one Spark, and the cached data of released keys. Thread-safe."""
 
     def __init__(self, shared: Any) -> None:
         self._shared = shared
@@ -114,9 +118,9 @@ class LivingKeys:
             self._sessions.pop(owner, None)
 
     def uncache_unused(self) -> None:
-        """Remove cached data of keys that are gone, unless a living key reads it: data of equal plans is cached once.
+        """Remove cached data of released keys, unless another key still reads it: data of equal plans is cached once.
 
-        Spark has no public list of cached data: a Spark that has none of these methods keeps the data.
+        Spark has no public list of cached data: with a version of Spark that lacks these methods, the data stays.
         """
         with self._lock:
             living = dict(self._sessions)
@@ -141,13 +145,13 @@ def _cached_data(session: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def _is_read(manager: Any, cached: Any, living: Mapping[str, Any]) -> bool:
-    """Whether a view of a living key has this data; by the name of the view, so that few views are compared."""
+    """Whether a view of another key uses this data. Compares only views of the same name, so that few are compared."""
     name = cached.cachedRepresentation().cacheBuilder().tableName()
     return bool(name.isDefined()) and any(_reads(manager, cached, session, name.get()) for session in living.values())
 
 
 def _reads(manager: Any, cached: Any, session: Any, name: str) -> bool:
-    with suppress(Exception):  # the key has no such view, or its worker has just dropped it
+    with suppress(Exception):  # the key has no such view, or has just dropped it
         found = manager.lookupCachedData(session.table(name)._jdf)
         identity = session._jvm.java.lang.System.identityHashCode
         return bool(found.isDefined()) and identity(found.get()) == identity(cached)
@@ -155,10 +159,10 @@ def _reads(manager: Any, cached: Any, session: Any, name: str) -> bool:
 
 
 def patch_active_session() -> None:
-    """Let PySpark's questions for the present session, in threads of a key, answer with the key's session.
+    """Make PySpark's functions for the current session return the key's session in threads of a key.
 
-    PySpark has one active and one default session for all threads of a process: the former is that of whichever thread
-    made a DataFrame from Python values last, the latter the shared one.
+    PySpark has one active and one default session for all threads of a process: the active one is the session in which
+    any thread last created a DataFrame from Python values; the default one is the shared session.
     """
     from pyspark.sql import SparkSession
 

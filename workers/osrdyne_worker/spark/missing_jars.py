@@ -1,4 +1,5 @@
-"""What to set when Spark lacks the jar of a data source, a file system or a class. Reads text only; imports no pyspark.
+"""Names the setting to change when Spark lacks the jar of a data source, file system or class. Reads text only; imports
+no pyspark.
 
 Used by `errors` for requests, by `session` for the start, and by the SQL pipeline for its views.
 """
@@ -65,7 +66,7 @@ def installed_versions() -> Versions:
 
 
 def remedy(text: str, versions: Versions | None = None) -> str | None:
-    """What to set when a message of Spark says that a jar is missing; None if it does not."""
+    """The remedy for a message of Spark about a missing jar; None for any other message."""
     name = next((found[1].replace("/", ".") for pattern in _MISSING if (found := pattern.search(text))), None)
     if name is None:
         return None

@@ -1,7 +1,7 @@
 """Values for the parameters of a query (`:name`, `?`) as literals of Spark. Used by pipelines.
 
-Spark's parser puts the literals in the place of the parameters: the plan is that of the query with the values written
-out, and every check of a plan sees them.
+Spark's parser replaces the parameters by the literals: the plan equals that of the query with the values written out,
+and every check of a plan sees them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Parameters = Mapping[str, Parameter] | tuple[Parameter, ...]
 
 
 class ParametersNotSupportedError(Exception):
-    """This version of PySpark cannot put literals in the place of parameters."""
+    """This version of PySpark cannot replace parameters by literals."""
 
 
 def parse_with_parameters(session: Any, parser: Any, query: str, parameters: Parameters) -> Any:

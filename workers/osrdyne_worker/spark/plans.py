@@ -59,7 +59,8 @@ def analyzed_plan(frame: Any, *, views: frozenset[str] = frozenset()) -> str | N
 
 
 def is_repeatable(frame: Any, analyzed: str) -> bool:
-    """Whether running the analysed plan (`analyzed` is its description) again equals running the text again.
+    """Whether running the analysed plan again (`analyzed` is its description) gives the same result as running the text
+    again.
 
     It does not if Spark has drawn a random seed: for `rand()` during analysis, for TABLESAMPLE during parsing. Current
     times are evaluated later. Plans with evaluated rows (VALUES) are excluded because of their size.

@@ -38,8 +38,8 @@ class PreparedQuery:
     def _collect(self, frame: Any) -> pa.Table:
         """The rows of `frame`.
 
-        A third of the calls of `toArrow` to the JVM return the same each time. So `toArrow` runs once, and later runs
-        call the method of pyspark below it, if this pyspark has it.
+        A third of the calls that `toArrow` makes to the JVM return the same result each time. So `toArrow` runs once,
+        and later runs call the lower-level method of pyspark, if this version has it.
         """
         collect = getattr(frame, "_collect_as_arrow", None)
         if self._schema is None or collect is None:
@@ -70,7 +70,8 @@ def _needs_text(kind: DataType) -> bool:
 
 
 def _with_text(frame: Any, fields: list[Any]) -> Any:
-    """The same columns, those without an exact Arrow type as text. Selected by position, because names may repeat."""
+    """The same columns, with those without an exact Arrow type cast to text. Selected by position, because names may
+    repeat."""
     places = [f"c{place}" for place in range(len(fields))]
     columns = [
         (F.col(place).cast("string") if _needs_text(field.dataType) else F.col(place)).alias(field.name)

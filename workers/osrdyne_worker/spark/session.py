@@ -128,7 +128,7 @@ class SparkSessions:
         if master.is_cluster:
             self._probe_cluster(session, master, PROBE_SHARE * limits.start_timeout - (time.monotonic() - since))
             self._starvation = StarvationWatch(master, limit=limits.start_timeout)
-        # With the probe: a cluster that gives its executors late belongs to the session's time.
+        # Includes the probe: the wait for executors of a slow cluster counts as time for the session.
         self._start_times = {"jvm": self._jvm.started_at - since, "session": time.monotonic() - self._jvm.started_at}
         if limit > 0:
             self._heap_watch = HeapWatch(
@@ -144,12 +144,12 @@ class SparkSessions:
         try:
             probe(session, master, timeout=timeout)
         except BaseException:
-            # Ends the JVM too: the application would go on asking the cluster for cores.
+            # Ends the JVM too: otherwise the application would continue to request cores from the cluster.
             self.close(session)
             raise
 
     def build_shared(self, context: Context) -> Any:
-        """Build the Spark that several keys share, and run a few queries in it. Raises what `build` raises."""
+        """Build the session that several keys share, and run a few queries in it. Raises the errors of `build`."""
         from osrdyne_worker.spark.key_sessions import FAIR_SCHEDULER, LivingKeys, warm_up
 
         master = str((context.worker_config.get("spark") or {}).get("master") or "")
@@ -165,7 +165,7 @@ class SparkSessions:
         return shared
 
     def for_key(self, shared: Any) -> KeySessions:
-        """The session factory of a further key."""
+        """The session factory of one more key."""
         from osrdyne_worker.spark.key_sessions import KeySparkSessions
 
         assert self._living is not None, "build_shared comes first"
@@ -179,7 +179,7 @@ class SparkSessions:
         return use.used, use.maximum
 
     def start_times(self) -> Mapping[str, float]:
-        """Seconds that the JVM and the session took to start; empty without a JVM of its own."""
+        """Seconds that the JVM and the session took to start; empty if this process started no JVM."""
         return self._start_times
 
     def run_in_group(self, session: Any, group_id: str, function: Callable[[], ResultT]) -> ResultT:
@@ -242,9 +242,10 @@ class SparkSessions:
         return {**progress, "jobs_without_executors": progress["jobs"] if waits else 0}
 
     def request_session(self, session: Any) -> Any:
-        """A copy of `session` with its views, functions and settings; changes to the copy stay in it.
+        """A copy of `session` with its views, functions and settings; changes to the copy do not affect `session`.
 
-        Takes about a millisecond. With Spark Connect `session` itself: the tags that cancel a request belong to it.
+        Takes about a millisecond. With Spark Connect, returns `session` itself: the tags that cancel a request belong
+        to it.
         """
         if _is_connect_session(session):
             return session
@@ -309,7 +310,8 @@ class SparkSessions:
 def session_conf(
     master: str, configured: Mapping[str, Any], required: Mapping[str, str], java_options: str = ""
 ) -> dict[str, str]:
-    """The settings of the session: the application's required ones before configured ones before defaults."""
+    """The settings of the session. Required settings of the application override configured ones, which override
+    defaults."""
     local = _LOCAL_DEFAULTS if master.startswith("local") else {}
     conf = {**DEFAULTS, **local, **{name: _text(value) for name, value in configured.items()}, **required}
     if java_options:
@@ -375,7 +377,7 @@ def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
     except JvmStartError as error:
         raise StartFailedError(f"Spark's Java process could not be started: {error}") from None
     except Exception as error:
-        # Before the JVM is ended: an exception of Java is text only while the JVM can be asked.
+        # Before the JVM ends: py4j can get the text of a Java exception only from a running JVM.
         failure = start_failure(error, conf)
         jvm.end()
         raise StartFailedError(failure) from None
@@ -385,11 +387,11 @@ def _start(master: str, conf: dict[str, str]) -> tuple[Any, Jvm]:
 
 
 def start_failure(error: Exception, conf: Mapping[str, str]) -> str:
-    """Why a session could not be built: Spark's own message, and the settings whose class it names."""
+    """Why the session could not be built: Spark's own message, and the settings whose value is a class named in it."""
     try:
         java_exception = getattr(error, "java_exception", None)
         text = describe_error(error) if java_exception is None else jvm.root_message(java_exception)
-    except Exception:  # the JVM that would give the message has ended
+    except Exception:  # the JVM that holds the message has ended
         text = type(error).__name__
     named = [name for name, value in conf.items() if _CLASS_NAME.fullmatch(value) and value in text]
     where = f" Check worker.spark_conf: {', '.join(named)}." if named else ""
