@@ -102,7 +102,7 @@ def test_wrong_configuration_of_the_application_is_found_before_anything_starts(
     assert_sentence(done, 2, "worker.config.datasets.0.tables.0.cash: Extra inputs are not permitted")
 
 
-def test_application_looks_at_its_configuration_with_its_own_model(tmp_path: Path) -> None:
+def test_application_validates_its_configuration_with_its_own_model(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from pydantic import BaseModel\nfrom osrdyne_worker import App\n"
         "class Config(BaseModel):\n    threshold: int\n"

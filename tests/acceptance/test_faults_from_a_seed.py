@@ -15,7 +15,7 @@ LENGTH, INTERVAL = 10.5, 1.5
 
 
 @pytest.mark.timeout(900)
-async def test_pool_survives_every_family_of_faults_one_upon_the_other(tmp_path: Path) -> None:
+async def test_pool_survives_faults_of_all_kinds_in_sequence(tmp_path: Path) -> None:
     faults = make_schedule(SEED, LENGTH, interval=INTERVAL)
     verdict, done = await Run(SEED, faults, tmp_path).execute()
     assert verdict.passed, report(verdict, done, seed=SEED)

@@ -30,7 +30,7 @@ async def test_worker_killed_in_a_request_is_replaced_and_the_request_answered(
     assert len(daemon.workers()) == 1
 
 
-async def test_worker_that_stands_still_is_replaced_and_its_request_answered(
+async def test_hanging_worker_is_replaced_and_its_request_answered(
     make_daemon: MakeDaemon, caller: DurableCaller, tmp_path: Path
 ) -> None:
     daemon, gate = make_daemon(worker={"silence_timeout": "6s", "stop_grace": "1s"}), tmp_path / "gate"

@@ -109,14 +109,14 @@ def test_versions_are_those_that_clusters_run():
 
 @pytest.mark.parametrize("version", CURRENT)
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["least", "everything"])
-def test_objects_of_a_group_are_what_this_kubernetes_takes(version, options):
+def test_kubernetes_accepts_the_objects_of_a_group(version, options):
     made, spec = manifests(**options), make_spec()
     for document in (made.deployment(spec), made.deployment(spec, uid="uid"), made.secret(spec, owner="uid")):
         kubernetes_validate.validate(document, version, strict=True)
 
 
 @pytest.mark.parametrize("version", CURRENT)
-def test_autoscalers_are_what_this_kubernetes_takes(version):
+def test_kubernetes_accepts_the_autoscalers(version):
     made = manifests(autoscaling={"mode": "hpa"})
     for served in ("v1", "v2", "v2beta2") if version == OLDEST else ("v1", "v2"):
         document = made.autoscaler(make_spec(), owner="uid", version=served)

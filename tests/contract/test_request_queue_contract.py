@@ -214,7 +214,7 @@ class TestDelete:
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.DELETED
         assert await leader.listing.list_request_queues() == []
 
-    async def test_queue_with_a_request_is_kept_with_it(self, leader: Leader) -> None:
+    async def test_queue_with_a_request_is_kept(self, leader: Leader) -> None:
         await leader.queues.declare(A)
         await leader.queues.bind(A)
         await leader.publish("a")
@@ -228,7 +228,7 @@ class TestDelete:
         assert await leader.queues.delete_if_proven_empty(A) is DeleteOutcome.IN_USE
 
     @pytest.mark.parametrize("way", ["consumer", "cancelled consumer", "get"])
-    async def test_request_held_by_anybody_keeps_the_queue(self, leader: Leader, way: str) -> None:
+    async def test_unacknowledged_request_of_any_consumer_keeps_the_queue(self, leader: Leader, way: str) -> None:
         """[ev1_ready, ev6_drain] also of a worker that has cancelled its consumer, or never had one."""
         await leader.queues.declare(A)
         await leader.queues.bind(A)
@@ -329,7 +329,7 @@ class TestPriorityClasses:
         consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
         assert (await consumer.get()).body == b"1"
 
-    async def test_class_that_came_later_is_there_after_the_next_bind(self, leader: Leader) -> None:
+    async def test_queue_of_a_new_priority_level_exists_after_the_next_bind(self, leader: Leader) -> None:
         leader = await self.managed(leader)
         await leader.queues.declare(A)
         await leader.queues.bind(A)
@@ -338,9 +338,7 @@ class TestPriorityClasses:
         await self.publish(leader, 3, b"1")
         assert await leader.drain(leader.names.request_queue(A, 3)) == [b"1"]
 
-    async def test_queue_that_a_killed_leader_had_not_come_to_is_there_after_the_next_bind(
-        self, leader: Leader
-    ) -> None:
+    async def test_queue_that_a_killed_leader_had_not_declared_exists_after_the_next_bind(self, leader: Leader) -> None:
         """It declares the stores first: a group may be listed that has no queue of the default class."""
         before = await self.managed(leader, 3)
         await before.queues.declare(A)
@@ -396,24 +394,24 @@ class TestPriorityClasses:
         await after.queues.bind(A)
         return after
 
-    async def test_nothing_comes_into_a_store_that_is_not_used_any_more(self, leader: Leader) -> None:
+    async def test_no_message_enters_an_unused_priority_queue(self, leader: Leader) -> None:
         leader = await self.unused(leader)
         await self.publish(leader, 5, b"1")
         consumer = await (await leader.channel()).consume(leader.names.orphan_queue)
         assert (await consumer.get()).body == b"1"
 
-    async def test_empty_store_that_is_not_used_any_more_goes_alone(self, leader: Leader) -> None:
+    async def test_empty_priority_queue_that_is_unused_is_deleted_alone(self, leader: Leader) -> None:
         leader = await self.unused(leader)
         assert await leader.queues.delete_level(A, 5) is DeleteOutcome.DELETED
         assert await leader.queues.exists(A)
         assert await leader.listing.list_level_totals() == {}
 
-    async def test_store_with_a_request_is_kept_with_it(self, leader: Leader) -> None:
+    async def test_priority_queue_with_a_request_is_kept(self, leader: Leader) -> None:
         leader = await self.unused(leader, holding=b"1")
         assert await leader.queues.delete_level(A, 5) is DeleteOutcome.NOT_EMPTY
         assert await leader.drain(leader.names.request_queue(A, 5)) == [b"1"]
 
-    async def test_class_that_is_not_used_any_more_goes_with_its_group(self, leader: Leader) -> None:
+    async def test_queue_of_an_unused_priority_level_is_deleted_with_its_group(self, leader: Leader) -> None:
         before = await self.managed(leader, 5)
         await before.queues.declare(A)
         after = await self.managed(leader)

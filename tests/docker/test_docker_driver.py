@@ -115,7 +115,7 @@ async def test_options_shape_the_container(driver_with, tmp_path):
         assert docker("exec", started.instance_id, "ls", "/mnt") == "data"
 
 
-async def test_worker_that_takes_too_much_memory_is_said_to_be_out_of_memory(driver_with):
+async def test_worker_that_takes_too_much_memory_is_reported_as_out_of_memory(driver_with):
     async with driver_with(memory="64MiB") as driver:
         started = await driver.start(make_spec(behaviour=Behaviour.GREEDY))
         ended = await exited(driver, started)
@@ -137,7 +137,7 @@ async def test_worker_that_takes_too_much_memory_is_said_to_be_out_of_memory(dri
         pytest.param({"pull": "always"}, r"cannot be pulled", id="always"),
     ],
 )
-async def test_start_that_the_engine_refuses_leaves_nothing_and_shows_what_to_look_at(driver_with, options, message):
+async def test_start_that_the_engine_refuses_leaves_nothing_and_names_the_option(driver_with, options, message):
     async with driver_with(**options) as driver:
         with pytest.raises(StartFailedError, match=message) as raised:
             await driver.start(make_spec())
@@ -226,7 +226,7 @@ async def test_stop_of_an_unfinished_start_removes_it(driver_with, container, co
         pytest.param({"registry_config_file": "/no/file"}, "registry credentials", "Correct", id="credentials"),
     ],
 )
-async def test_doctor_names_what_is_wrong(driver_with, options, subject, message):
+async def test_doctor_names_the_fault(driver_with, options, subject, message):
     async with driver_with(**options) as driver:
         [wrong] = [finding for finding in await driver.check() if not finding.ok]
         assert wrong.subject == subject

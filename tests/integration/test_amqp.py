@@ -208,7 +208,7 @@ class TestConsumer:
         with pytest.raises(BrokerUnavailableError):
             await doomed.channel()
 
-    async def test_cancelled_consumer_hands_out_what_has_come_and_ends_plainly(
+    async def test_cancelled_consumer_delivers_what_has_arrived_and_ends_without_an_error(
         self, channel: Channel, pool_id: str
     ) -> None:
         queue = await declared(channel, pool_id)
@@ -419,7 +419,7 @@ class TestConnection:
         with pytest.raises(BrokerUnavailableError, match=r"127\.0\.0\.1"):
             await amqp.connect(ConnectionOptions(uri="amqp://u:s3cret@127.0.0.1:1/"))
 
-    async def test_listener_that_says_nothing_is_given_up_in_time(self) -> None:
+    async def test_silent_listener_is_given_up_in_time(self) -> None:
         gone = asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

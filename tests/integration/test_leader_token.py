@@ -228,7 +228,7 @@ class TestAcquire:
                 assert not keeping.done()
             assert await tokens(leader, channel) == 1
 
-    async def test_leader_queue_of_a_pool_that_was_led_does_not_begin_anew(self, settings: Settings) -> None:
+    async def test_deleted_leader_queue_does_not_restart_the_terms(self, settings: Settings) -> None:
         """The term that was announced may still be in use, or a later one."""
         began = int(time.time())
         for announced in (7, began + 1000):
@@ -237,7 +237,7 @@ class TestAcquire:
                 assert own.term > max(announced, began)
                 await delete_leader_queue(session)
 
-    async def test_token_that_is_gone_is_replaced_by_those_who_wait(
+    async def test_missing_token_is_replaced_by_a_standby(
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The leader queue was purged while there was no leader."""
@@ -354,9 +354,7 @@ class TestKeep:
                 with pytest.raises(LeadershipLostError):
                     await leader.token.do(lambda t: t.ping())
 
-    async def test_next_leader_outwaits_one_that_does_not_notice_that_the_queue_was_deleted(
-        self, settings: Settings
-    ) -> None:
+    async def test_next_leader_waits_for_a_hanging_leader_after_the_queue_was_deleted(self, settings: Settings) -> None:
         """As one does that stands still: RabbitMQ carries out what it sends, until its connection is closed.
 
         Until then RabbitMQ 3.10 may also hold the consumer of the earlier leader for one of the new queue.

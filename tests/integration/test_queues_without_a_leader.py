@@ -121,7 +121,7 @@ async def test_queue_without_a_leader_holds_up_no_other(node: EmbeddedBroker) ->
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_queue_that_was_not_written_down_is_made_anew_before_it_is_bound(
+async def test_queue_that_was_not_persisted_is_declared_again_before_it_is_bound(
     node: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take requests and never confirm them."""

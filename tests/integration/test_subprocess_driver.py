@@ -211,7 +211,7 @@ async def test_unwritten_worker_is_found_and_not_its_child_that_leads_a_session(
     assert [item.instance_id for item in found] == [instance.instance_id]
 
 
-async def test_end_of_a_child_once_written_down_as_a_worker_kills_nothing(family, state):
+async def test_end_of_a_child_that_was_once_recorded_as_a_worker_kills_nothing(family, state):
     driver, instance, inner, outer = family
     record = replace(state.records()[NAME], pid=outer, ticks=start_ticks(outer))
     state.write(f"{NAME}.{instance.worker_id}", record)
@@ -369,7 +369,7 @@ async def test_end_of_an_adopted_worker_is_seen_through_events(killed_controller
     assert str(ended.exit) == "ended (exit code unknown: it was started by an earlier controller)"
 
 
-async def test_worker_whose_start_was_not_written_down_is_found_by_its_environment(driver, state, tmp_path):
+async def test_worker_whose_start_was_not_recorded_is_found_by_its_environment(driver, state, tmp_path):
     earlier = make_driver(tmp_path)
     instance = await earlier.start(make_spec())
     await is_ready(earlier, instance)

@@ -127,7 +127,7 @@ async def test_queue_that_never_comes_ends_the_worker(broker: EmbeddedBroker, po
         assert await worker.wait() == 3
 
 
-async def test_queue_that_goes_and_comes_back_is_served_again(pool: Stage) -> None:
+async def test_queue_that_is_deleted_and_declared_again_is_served_again(pool: Stage) -> None:
     worker = await pool.start()
     await pool.channel.delete_queue(pool.names.request_queue(pool.key))
     await worker.until_line("request queue missing")

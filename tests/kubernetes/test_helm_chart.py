@@ -66,7 +66,7 @@ def test_api_server_accepts_every_object(admin, namespace, values):
 
 @pytest.mark.parametrize("version", [OLDEST, *KUBERNETES[-4:]])
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
-def test_objects_are_what_this_kubernetes_takes(values, version):
+def test_kubernetes_accepts_the_objects(values, version):
     for item in rendered(**values):
         if item["kind"] != "PodMonitor":
             kubernetes_validate.validate(item, version, strict=True)

@@ -108,7 +108,7 @@ async def test_update_of_the_template_rolls_the_pods(changed, admin, namespace):
     await eventually(only_new_pods, what="all pods have the new image")
 
 
-async def test_update_leaves_alone_what_the_autoscaler_has_set(changed, admin, namespace):
+async def test_update_does_not_change_the_number_that_the_autoscaler_has_set(changed, admin, namespace):
     scaling = {"autoscaling": {"mode": "hpa", "max_replicas": 5}}
     started, _ = await changed(scaling, scaling | {"environment": {"NEW": "yes"}}, scaled_to=4)
     assert deployment_of(admin, namespace, started).spec.replicas == 4

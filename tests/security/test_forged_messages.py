@@ -129,9 +129,7 @@ async def test_echoing_handler_cannot_be_made_to_command_another_keys_worker(att
     assert await attack.who_answers() == attack.victim
 
 
-async def test_request_that_is_to_be_answered_into_the_pools_own_queues_is_not_run(
-    attack: Attack, channel: Channel
-) -> None:
+async def test_request_whose_reply_to_is_a_queue_of_the_pool_is_not_run(attack: Attack, channel: Channel) -> None:
     names = attack.names
     places = [
         names.poison_queue, names.dead_letter_queue, names.cancel_queue, names.activity_queue, names.orphan_queue,

@@ -60,7 +60,7 @@ def test_tpch_query_passes_both_nets_and_runs(call: Call, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", load("accepted.yaml"))
-def test_accepted_query_passes_both_nets_and_runs(call: Call, name: str) -> None:
+def test_accepted_query_passes_both_checks_and_runs(call: Call, name: str) -> None:
     assert answer(call, load("accepted.yaml")[name], limit=3)["columns"]
 
 
@@ -148,7 +148,7 @@ def test_query_asked_again_by_several_at_once_is_right_each_time(call: Call) -> 
         assert [found["row_count"] for found in answers] == [0, 1, 2, 5] * 3
 
 
-def test_query_asked_again_looks_at_the_time_anew(call: Call) -> None:
+def test_repeated_query_reads_the_current_time(call: Call) -> None:
     query = "select current_timestamp() as t"
     assert answer(call, query)["rows"] != answer(call, query)["rows"]
 

@@ -65,7 +65,7 @@ def test_failed_start_gives_the_message_of_spark(conf: dict[str, str], expected:
 
 
 @pytest.mark.timeout(500)
-def test_jvm_that_ended_for_want_of_memory_is_said_to_have_run_out_of_it() -> None:
+def test_jvm_that_ended_without_memory_is_reported_as_out_of_memory() -> None:
     said = outcome({"options": "-XX:+ExitOnOutOfMemoryError"})
     assert said.startswith("False Spark's Java process ran out of memory (java.lang.OutOfMemoryError: Java heap space)")
 

@@ -161,7 +161,7 @@ async def test_question_for_an_address_does_no_harm(bench: Bench, address: str, 
     assert await bench.direct.knows(address) is known
 
 
-async def test_callers_that_are_gone_cost_no_connection_each(bench: Bench) -> None:
+async def test_each_absent_caller_costs_no_connection(bench: Bench) -> None:
     for number in range(3):
         assert not await bench.direct.knows(f"{CALLER}{number}")
     await bench.direct.publish(Message(b"x"), CALLER)

@@ -26,7 +26,7 @@ def broker(clock: VirtualClock) -> FakeBroker:
     return broker
 
 
-async def test_queue_that_never_got_a_leader_is_made_anew(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queue_that_never_got_a_leader_is_declared_again(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
         await stack.publish("b", b"2")
@@ -45,7 +45,7 @@ async def test_queue_that_gets_its_leader_in_time_is_kept(clock: VirtualClock, b
         assert (stack.waiting("a"), broker.count("delete", QUEUE)) == ([b"1"], 0)
 
 
-async def test_queue_with_a_node_away_is_waited_for(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_leader_waits_for_a_queue_whose_node_is_down(clock: VirtualClock, broker: FakeBroker) -> None:
     broker.queues[QUEUE].is_leaderless = False
     async with leading(clock, broker=broker) as stack:
         await stack.publish("a", b"1")
@@ -53,7 +53,9 @@ async def test_queue_with_a_node_away_is_waited_for(clock: VirtualClock, broker:
         assert broker.count("delete", QUEUE) == 0
 
 
-async def test_queue_that_was_bound_is_never_made_anew(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queue_that_was_bound_is_never_deleted_and_declared_again(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     """It may hold requests."""
     for exchange in pool_topology(POOL).exchanges:
         broker.declare_exchange(exchange.name, exchange.kind, exchange.arguments)
@@ -63,7 +65,7 @@ async def test_queue_that_was_bound_is_never_made_anew(clock: VirtualClock, brok
         assert broker.count("delete", QUEUE) == 0
 
 
-async def test_unwanted_stillborn_queue_is_deleted_in_the_end(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_unused_leaderless_queue_is_deleted(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker) as stack:
         await clock.advance(3600.0)
         assert (stack.has_queue("a"), stack.term.state.tracker.keys()) == (False, [])

@@ -62,7 +62,7 @@ def register_over(scratch: Any) -> QueueDurability:
     return QueueDurability(PoolNames("p"), scratch, term=lambda: 1, clock=VirtualClock())
 
 
-async def test_queue_that_comes_and_goes_makes_the_broker_write() -> None:
+async def test_durability_queue_makes_the_broker_persist_other_queues() -> None:
     """A name that RabbitMQ remembers from a moment ago would not; an earlier leader may have left either of them."""
     scratch = Scratch()
     register = register_over(scratch)
@@ -95,7 +95,7 @@ async def test_queue_that_came_goes_a_moment_later() -> None:
     running.cancel()
 
 
-async def test_single_key_is_declared_and_written_down_over_one_channel() -> None:
+async def test_single_key_is_declared_and_persisted_over_one_channel() -> None:
     scratch, clock = Scratch(), VirtualClock()
     register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
     running = asyncio.create_task(register.run())
@@ -108,7 +108,7 @@ async def test_single_key_is_declared_and_written_down_over_one_channel() -> Non
     running.cancel()
 
 
-async def test_single_key_gets_a_turn_again_after_a_refused_one() -> None:
+async def test_single_key_is_persisted_after_a_refused_declaration() -> None:
     scratch, clock = Scratch(), VirtualClock()
     register = QueueDurability(PoolNames("p"), cast("ChannelPool", scratch), term=lambda: 1, clock=clock)
     running = asyncio.create_task(register.run())
@@ -131,14 +131,14 @@ async def begun(scratch: Any) -> QueueDurability:
     return register
 
 
-async def test_queues_that_are_new_while_one_is_written_down_share_the_next_turn() -> None:
+async def test_queues_declared_while_one_is_persisted_share_the_next_durability_declaration() -> None:
     scratch = Scratch()
     register = await begun(scratch)
     await asyncio.gather(*(register.written(Key(f"{number}")) for number in range(10)))
     assert scratch.asked == ONE_AGAIN
 
 
-async def test_queue_declared_while_it_runs_needs_the_next_turn() -> None:
+async def test_queue_declared_during_a_durability_declaration_needs_the_next_one() -> None:
     scratch = Scratch()
     register = await begun(scratch)
     scratch.go_on.clear()
@@ -152,7 +152,7 @@ async def test_queue_declared_while_it_runs_needs_the_next_turn() -> None:
     assert scratch.asked == [*ONE_AGAIN, *TWO]
 
 
-async def test_queue_that_is_written_down_needs_no_other_turn() -> None:
+async def test_persisted_queue_needs_no_further_durability_declaration() -> None:
     scratch = Scratch()
     register = await begun(scratch)
     register.note(A)
@@ -162,7 +162,7 @@ async def test_queue_that_is_written_down_needs_no_other_turn() -> None:
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) -> None:
+async def test_new_queue_is_bound_only_when_it_is_persisted(failures: int) -> None:
     """A refused turn is repeated, together with the declaration before it."""
     clock = VirtualClock()
     broker = FakeBroker(clock)
@@ -180,7 +180,7 @@ async def test_new_queue_is_bound_only_when_it_is_written_down(failures: int) ->
     assert done == [*["pool-req-a"] * failures, "pool-req-a", "pool-register-4", "pool-req-a"]
 
 
-async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down() -> None:
+async def test_worker_of_a_new_key_is_requested_while_its_queue_is_persisted() -> None:
     clock = VirtualClock()
     broker = FakeBroker(clock)
 
@@ -195,7 +195,7 @@ async def test_worker_of_a_new_key_is_asked_for_while_its_queue_is_written_down(
         assert (stack.running("a"), stack.is_bound("a")) == (1, False)
 
 
-async def test_deletion_of_a_queue_is_written_down() -> None:
+async def test_deletion_of_a_queue_is_persisted() -> None:
     clock = VirtualClock()
     async with leading(clock) as stack:
         stack.term.state.tracker.require_worker_group(A)
@@ -206,7 +206,7 @@ async def test_deletion_of_a_queue_is_written_down() -> None:
     assert ("declare", "pool-register-2") in commands[commands.index(("delete", "pool-req-a")) :]
 
 
-async def test_queue_that_an_earlier_leader_made_a_moment_ago_is_written_down_before_it_is_bound() -> None:
+async def test_queue_that_an_earlier_leader_just_declared_is_persisted_before_it_is_bound() -> None:
     clock = VirtualClock()
     broker = FakeBroker(clock)
     async with leading(clock, broker=broker) as stack:

@@ -143,7 +143,9 @@ async def test_queue_without_a_leader_holds_up_no_other(clock: VirtualClock, nod
     assert set(callers.errors) == {b"1", b"2"}
 
 
-async def test_trials_leave_half_of_the_channels_that_the_broker_allows(clock: VirtualClock, node: Node) -> None:
+async def test_isolated_publishes_leave_half_of_the_channels_that_the_broker_allows(
+    clock: VirtualClock, node: Node
+) -> None:
     node.max_channels = 8  # the ninth would end the connection
     async with asyncio.TaskGroup() as group:
         callers = Callers(node.publisher(), group)
@@ -156,7 +158,7 @@ async def test_trials_leave_half_of_the_channels_that_the_broker_allows(clock: V
             task.cancel()
 
 
-async def test_message_that_finds_no_channel_for_its_trial_fails_and_those_behind_it(
+async def test_message_without_a_free_isolation_channel_fails_with_those_behind_it(
     clock: VirtualClock, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isolation, "PLACE_TIMEOUT", 0.0)
@@ -240,7 +242,7 @@ async def test_refused_message_leaves_its_channel_to_the_next(node: Node) -> Non
     assert (node.taken, len(node.channels)) == ([("a", b"2")], 1)
 
 
-async def test_trial_waits_while_an_alarm_blocks_the_connection(clock: VirtualClock, node: Node) -> None:
+async def test_isolated_publish_waits_while_an_alarm_blocks_the_connection(clock: VirtualClock, node: Node) -> None:
     async with asyncio.TaskGroup() as group:
         callers = Callers(node.publisher(), group)
         node.blocks_at_open = True

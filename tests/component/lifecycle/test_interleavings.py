@@ -146,7 +146,7 @@ async def live_through(history: History, event: Callable[[World], None], number:
 
 
 @pytest.mark.parametrize(("history", "event"), CASES, ids=[f"{one.__name__}-{two.__name__}" for one, two in CASES])
-async def test_nothing_is_lost_whatever_happens_at_any_step(history: History, event: Callable[[World], None]) -> None:
+async def test_no_request_is_lost_with_any_event_at_any_step(history: History, event: Callable[[World], None]) -> None:
     for number in itertools.count(1):
         if not await live_through(history, event, number):
             break

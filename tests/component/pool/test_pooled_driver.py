@@ -406,7 +406,7 @@ class TestProcessEnds:
             assert {one.state for one in listed.values()} == {InstanceState.EXITED}
             assert listed.keys() == {A, B}
 
-    async def test_silent_process_is_killed_when_a_worker_in_it_is_to_stop(self, clock: VirtualClock) -> None:
+    async def test_silent_process_is_killed_when_a_worker_in_it_must_stop(self, clock: VirtualClock) -> None:
         with world_of(clock) as world:
             instance = await world.start(A)
             world.process_of(instance).mute = True
@@ -477,7 +477,9 @@ class TestProcessEnds:
 
 class TestReplacement:
     @pytest.mark.parametrize("rule", [{"max_requests": 100}, {"max_age": 600.0}])
-    async def test_worn_process_is_replaced(self, clock: VirtualClock, rule: dict[str, float]) -> None:
+    async def test_process_beyond_its_age_or_requests_is_replaced(
+        self, clock: VirtualClock, rule: dict[str, float]
+    ) -> None:
         with world_of(clock, replace(RULES, **rule)) as world:
             instance = await world.start(A)
             process = world.process_of(instance)

@@ -269,7 +269,7 @@ async def test_least_recently_used_idle_key_ends_while_the_heap_is_full(
         assert stack.metrics.memory_relief._value.get() == 1
 
 
-async def test_worn_process_is_replaced_without_a_gap(clock: VirtualClock) -> None:
+async def test_process_beyond_its_age_or_requests_is_replaced_without_a_gap(clock: VirtualClock) -> None:
     processes = Processes(clock, FakeBroker(clock), pooled_settings(max_requests=100))
     async with led(processes) as stack:
         stack.term.state.tracker.pin(A)

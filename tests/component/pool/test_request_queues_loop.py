@@ -310,7 +310,7 @@ class TestEnd:
             await clock.advance(60.0)
             assert (stack.running("a"), stack.waiting("a")) == (1, [b"1"])
 
-    async def test_message_found_by_the_cheap_look_brings_the_group_back(self, clock: VirtualClock) -> None:
+    async def test_message_found_by_the_passive_declare_reactivates_the_group(self, clock: VirtualClock) -> None:
         """lifecycle: ready-brings-back [noreact]: ready > 0 and the group is not wanted: it is required."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)
@@ -321,7 +321,9 @@ class TestEnd:
             await clock.settle()
             assert (stack.term.state.tracker.status(A), stack.running("a")) == (GroupStatus.ACTIVE, 1)
 
-    async def test_message_that_reached_the_probe_is_given_back_and_the_queue_kept(self, clock: VirtualClock) -> None:
+    async def test_message_that_reached_the_probe_is_published_again_and_the_queue_kept(
+        self, clock: VirtualClock
+    ) -> None:
         """lifecycle: probe, delete-under-probe."""
         async with leading(clock, settings=quick()) as stack:
             await require(stack)

@@ -160,7 +160,7 @@ async def test_worker_that_dies_while_it_finishes_is_noted_with_what_it_ran(
         assert [worker.instance for worker in driver.workers_of(A)] == [new.instance]
 
 
-async def test_worker_that_its_driver_does_not_mark_is_left_alone_by_who_started_it(
+async def test_leader_does_not_replace_a_worker_that_it_started_and_the_driver_does_not_mark(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     driver = ForgetfulDriver(clock, pool=POOL)

@@ -51,7 +51,9 @@ async def serve(stack: Stack) -> FakeChannel:
     return channel
 
 
-async def test_store_that_no_route_uses_goes_once_it_is_empty(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_priority_queue_that_no_route_uses_is_deleted_once_it_is_empty(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
         await change(stack, rest=REST)
@@ -62,7 +64,7 @@ async def test_store_that_no_route_uses_goes_once_it_is_empty(clock: VirtualCloc
         assert (own_queues(broker), announced_queues(broker)) == (["pool-req-a"], ["pool-req-a"])
 
 
-async def test_store_stays_until_its_workers_have_let_go(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_priority_queue_stays_until_its_workers_stop_consuming(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
         await change(stack, rest=REST)
@@ -74,7 +76,7 @@ async def test_store_stays_until_its_workers_have_let_go(clock: VirtualClock, br
         assert own_queues(broker) == ["pool-req-a"]
 
 
-async def test_request_that_was_on_its_way_into_an_unused_store_is_served_from_there(
+async def test_request_on_its_way_into_an_unused_priority_queue_is_served_from_there(
     clock: VirtualClock, broker: FakeBroker
 ) -> None:
     """It comes back as an orphan, and its class is used again, for a while."""
@@ -91,7 +93,7 @@ async def test_request_that_was_on_its_way_into_an_unused_store_is_served_from_t
         assert own_queues(broker) == ["pool-req-a"]
 
 
-async def test_store_whose_priority_is_used_again_stays(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_queue_of_a_priority_that_is_used_again_stays(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
         await change(stack, rest=REST)
@@ -117,7 +119,7 @@ async def test_totals_from_before_the_settle_time_prove_nothing(clock: VirtualCl
         assert clock.monotonic() - bound_at >= stack.settings.lifecycle.settle_delay + TOTALS_MAX_AGE
 
 
-async def test_store_that_was_not_empty_after_all_is_served_again(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_priority_queue_that_was_not_empty_is_served_again(clock: VirtualClock, broker: FakeBroker) -> None:
     """Nothing could come into it; should something be there anyway, it is not left there."""
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
@@ -130,7 +132,9 @@ async def test_store_that_was_not_empty_after_all_is_served_again(clock: Virtual
         assert (waiting(stack, 0), announced_queues(broker)) == ([b"2"], [STORE, "pool-req-a"])
 
 
-async def test_pool_that_becomes_a_direct_one_serves_its_stores_first(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_pool_that_becomes_a_direct_one_serves_its_priority_queues_first(
+    clock: VirtualClock, broker: FakeBroker
+) -> None:
     async with managing(clock, broker, alerts=ALERTS, rest=REST) as stack:
         await with_an_alert(stack)
     async with leading(clock, broker=broker) as stack:

@@ -160,7 +160,7 @@ class TestStart:
 
 
 class TestEnds:
-    async def test_crash_of_a_ready_worker_is_made_good_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
+    async def test_crashed_ready_worker_is_replaced_at_once(self, clock: VirtualClock, driver: FakeDriver) -> None:
         """[edge]: remembering "started" would leave the request waiting endlessly."""
         async with leading(clock, driver=driver) as stack:
             await require(stack)
@@ -300,7 +300,7 @@ class TestOverdue:
             assert (driver.count("stop"), stack.waiting("a")) == (0, [b"1", b"2"])
 
     @pytest.mark.parametrize("said_ready", [False, True])
-    async def test_worker_that_passed_for_ready_beside_a_dead_consumer_is_replaced_once_requests_wait(
+    async def test_worker_counted_as_ready_because_of_a_dead_consumer_is_replaced_once_requests_wait(
         self, clock: VirtualClock, driver: FakeDriver, said_ready: bool
     ) -> None:
         """Of a host that died: RabbitMQ keeps its connection until heartbeats are missed."""
@@ -359,7 +359,7 @@ class TestOverdue:
             await clock.advance(320.0)
             assert driver.count("stop") == 0
 
-    async def test_queue_without_a_leader_says_nothing_of_who_passed_for_ready(
+    async def test_queue_without_a_leader_does_not_disprove_that_a_worker_is_ready(
         self, clock: VirtualClock, broker: FakeBroker, driver: FakeDriver
     ) -> None:
         async with leading(clock, broker=broker, driver=driver) as stack:
@@ -627,7 +627,7 @@ class TestDriverFaults:
             assert (stack.running("a"), driver.count("start")) == (1, 2)
 
 
-async def test_worker_groups_look_at_nothing_while_nothing_happens(clock: VirtualClock, driver: FakeDriver) -> None:
+async def test_worker_groups_loop_checks_nothing_while_nothing_happens(clock: VirtualClock, driver: FakeDriver) -> None:
     """Idle daemon with many groups: nothing polls faster than every few seconds."""
     lists = 0
     list_instances = driver.list_instances

@@ -79,7 +79,7 @@ async def test_worker_that_speaks_part_of_the_protocol_is_left_alone(stack: Stac
     assert stack.driver.count("stop") == 0
 
 
-async def test_untaken_requests_replace_the_worker_that_says_it_is_idle(stack: Stack, clock: VirtualClock) -> None:
+async def test_worker_that_reports_idle_while_requests_wait_is_replaced(stack: Stack, clock: VirtualClock) -> None:
     answering(stack, Event.READY, in_flight=0)
     await stack.publish("a", b"1")
     await clock.advance(300.0)
@@ -151,12 +151,12 @@ async def test_quiet_worker_is_asked_now_and_then(stack: Stack, clock: VirtualCl
     assert (questions(stack) - asked, stack.driver.count("stop")) == (1, 0)
 
 
-async def test_idle_worker_that_stands_still_is_replaced(stack: Stack, clock: VirtualClock) -> None:
+async def test_hanging_idle_worker_is_replaced(stack: Stack, clock: VirtualClock) -> None:
     await clock.advance(QUIET_AFTER + LONG_ENOUGH)
     assert (stack.driver.count("stop"), stack.running("a")) == (1, 1)
 
 
-async def test_unknown_worker_is_forgotten_when_it_says_nothing(stack: Stack, clock: VirtualClock) -> None:
+async def test_unknown_worker_that_sends_no_reports_is_forgotten(stack: Stack, clock: VirtualClock) -> None:
     """Started by hand, replaced by hand: nothing else shows that it is gone."""
     answering(stack, Event.READY, in_flight=0)
     await stack.report("a", Event.READY, "by-hand", in_flight=0)

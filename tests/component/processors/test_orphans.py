@@ -180,7 +180,7 @@ class TestForward:
             targets = [command.target for command in stack.broker.commands if command.name == "publish"]
             assert (targets.count("pool-req-xchg"), "pool-req-a" in targets) == (2, False)
 
-    async def test_orphan_whose_queue_was_unbound_meanwhile_comes_round_again(self, clock: VirtualClock) -> None:
+    async def test_orphan_whose_queue_was_unbound_meanwhile_becomes_an_orphan_again(self, clock: VirtualClock) -> None:
         async with leading(clock) as stack:
 
             async def unbind_once(command: Command) -> None:
@@ -553,7 +553,7 @@ class TestReturned:
             assert stack.broker.count("bind", "pool-req-a") == 1
             assert repairs(stack, "request_queue") == repairs(stack, "request_binding") == 0.0
 
-    async def test_deleted_store_of_a_returned_request_is_declared_again(self, clock: VirtualClock) -> None:
+    async def test_deleted_priority_queue_of_a_returned_request_is_declared_again(self, clock: VirtualClock) -> None:
         broker = FakeBroker(clock)
         async with managing(clock, broker, all={"route": REST, "priority": 3}) as stack:
             await stack.publish("a", b"0")

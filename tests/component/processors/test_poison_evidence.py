@@ -37,7 +37,9 @@ BESIDE = replace(ALONE, others=2)
     ],
     ids=["foreign", "innocent", "alone", "mixed", "reason", "beside"],
 )  # fmt: skip
-def test_finding_shows_what_the_evidence_is_worth(deliveries: int | None, deaths: list[WorkerDeath], says: str) -> None:
+def test_finding_shows_the_quality_of_the_evidence(
+    deliveries: int | None, deaths: list[WorkerDeath], says: str
+) -> None:
     assert says in finding(deliveries, deaths)
 
 

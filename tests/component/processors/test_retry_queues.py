@@ -270,7 +270,7 @@ class TestQueues:
             "off for routes plain. The queue pool-retry-1000 exists with other arguments"
         )
 
-    async def test_retries_are_on_again_once_the_queue_in_the_way_is_gone(
+    async def test_retries_work_again_once_the_foreign_queue_is_deleted(
         self, clock: VirtualClock, broker: FakeBroker
     ) -> None:
         async with managing(clock, broker, plain=PLAIN):

@@ -151,7 +151,7 @@ async def test_cancel_of_a_request_that_waits_is_answered_when_it_comes_back(
     assert bench.statuses() == ["cancelled"]
 
 
-async def test_cancel_sent_to_a_worker_that_was_not_there_counts_when_the_request_comes_back(
+async def test_cancel_sent_to_an_absent_worker_counts_when_the_request_comes_back(
     bench: RetryBench,
 ) -> None:
     bench.processor.cancel("c", REPLIES, keep_for=600.0)

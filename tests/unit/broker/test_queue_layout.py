@@ -21,7 +21,7 @@ def test_direct_group_has_one_queue_and_no_exchange_of_its_own() -> None:
     assert layout.exchanges.declarations == ()
 
 
-def test_direct_group_keeps_the_stores_of_its_time_in_a_managed_pool() -> None:
+def test_group_of_a_direct_pool_keeps_the_priority_queues_from_a_managed_pool() -> None:
     layout = QueueLayout(NAMES)
     layout.note(A, 3)
     assert [(queue.priority, queue.used) for queue in layout.queues(A)] == [(3, False), (None, True)]
@@ -42,7 +42,7 @@ def test_what_a_class_cannot_route_becomes_an_orphan() -> None:
     assert {exchange.arguments["alternate-exchange"] for exchange in exchanges} == {"p-orphan-xchg"}
 
 
-def test_group_keeps_a_store_that_is_not_used_any_more() -> None:
+def test_group_keeps_an_unused_priority_queue() -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, 1)
     layout.use([2])
@@ -50,7 +50,7 @@ def test_group_keeps_a_store_that_is_not_used_any_more() -> None:
     assert [queue.priority for queue in layout.queues(Key("b"))] == [2, None]
 
 
-def test_workers_let_go_of_an_unused_store_until_it_is_used_again() -> None:
+def test_workers_do_not_consume_an_unused_priority_queue_until_it_is_used_again() -> None:
     layout = QueueLayout(NAMES, managed=True)
     layout.note(A, 1)
     layout.stop_serving(A, 1)
@@ -68,7 +68,7 @@ def test_deleted_queue_is_new_again(priority: int | None) -> None:
     assert layout.is_new(A, priority)
 
 
-def test_base_queue_is_new_although_a_store_is_there() -> None:
+def test_base_queue_is_new_although_a_priority_queue_exists() -> None:
     layout = QueueLayout(NAMES, managed=True, priorities=[1])
     layout.note(A, 1)
     assert layout.is_new(A, None)

@@ -86,7 +86,7 @@ def test_body_that_is_not_json_is_printed_as_it_is(
     assert capfdbinary.readouterr().out == printed
 
 
-def test_answer_that_is_not_arrow_is_refused_where_arrow_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_that_is_not_arrow_is_refused_if_arrow_was_requested(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as raised:
         print_answer(reply({}), CallOutput.ARROW)
     assert (raised.value.exit_code, "no Arrow" in capsys.readouterr().err) == (1, True)

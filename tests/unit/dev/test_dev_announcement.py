@@ -32,7 +32,7 @@ def test_announcement_is_a_private_configuration_file_while_the_stack_runs() -> 
     assert not file.exists()
 
 
-def test_announcement_of_a_process_that_is_gone_is_not_believed() -> None:
+def test_announcement_of_an_ended_process_is_ignored() -> None:
     file = announcement_file()
     file.parent.mkdir(parents=True)
     file.write_text(f"# process {NO_PROCESS}\npool: {{id: x}}\n")

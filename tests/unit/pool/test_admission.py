@@ -41,7 +41,7 @@ def test_asking_again_changes_nothing() -> None:
     assert places.waiting() == keys("c")
 
 
-def test_a_free_place_goes_to_who_has_waited_longest() -> None:
+def test_a_free_place_goes_to_the_group_that_has_waited_longest() -> None:
     places = admission()
     for key in keys("abcd"):
         places.request(key)

@@ -93,7 +93,7 @@ class TestInstanceInventory:
         changed, vanished = inventory.apply_listing([instance("2", B)], now=1.0)
         assert (changed, [entry.instance for entry in vanished], inventory.of_key(A)) == ({A}, [instance("1")], [])
 
-    def test_listing_says_nothing_of_keys_that_were_acted_upon_meanwhile(self) -> None:
+    def test_listing_is_ignored_for_keys_that_changed_meanwhile(self) -> None:
         inventory = InstanceInventory()
         inventory.note(instance("new"), now=0.0)
         assert inventory.apply_listing([instance("old")], now=1.0, ignoring={A}) == (set(), [])
@@ -134,7 +134,7 @@ class TestQueueStatuses:
         status.update(A, binding=Binding.BOUND)
         await asyncio.gather(*waiting)
 
-    async def test_newcomers_do_not_overtake_those_who_waited(self) -> None:
+    async def test_new_waiters_do_not_overtake_earlier_ones(self) -> None:
         status, gone = QueueStatuses(), list[int]()
 
         async def go(number: int) -> None:

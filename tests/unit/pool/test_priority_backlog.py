@@ -28,7 +28,7 @@ def test_arrivals_from_before_the_log_are_unknown() -> None:
     assert log.oldest_at(2) is None
 
 
-def test_age_is_never_reported_too_low_however_few_marks_are_kept() -> None:
+def test_reported_age_is_never_too_low_with_any_number_of_marks() -> None:
     log = ArrivalLog()
     for number in range(20 * MAX_MARKS):
         log.note(float(number))

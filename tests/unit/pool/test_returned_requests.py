@@ -24,7 +24,7 @@ def test_request_comes_back_to_its_class_alone() -> None:
     assert not returned.may_have_come(B, since=100.0)
 
 
-def test_what_is_over_takes_no_memory() -> None:
+def test_memory_of_returned_requests_is_bounded() -> None:
     returned = ReturnedRequests()
     for number in range(3 * MAX_KNOWN):
         returned.note_sent((Key(str(number)), None), at=float(number), delay=1.0)

@@ -30,7 +30,7 @@ async def test_pool_has_no_manifest_at_first() -> None:
     assert (await store.current(), await store.history()) == (None, [])
 
 
-async def test_latest_version_is_in_force_and_earlier_ones_are_kept() -> None:
+async def test_latest_version_is_active_and_earlier_ones_are_stored() -> None:
     parameters = Parameters()
     for number in range(3):
         await RouteStore(parameters, pool="p").save(manifest(f"r{number}"), author=f"a{number}", at=float(number))

@@ -88,7 +88,7 @@ def test_concurrent_requests_need_fewer_workers() -> None:
     assert simulate(4.0, 1.0, seconds=1800, rules=rules).desired < simulate(4.0, 1.0, seconds=1800).desired
 
 
-def test_what_a_leader_finds_is_taken_for_right() -> None:
+def test_number_of_workers_that_a_leader_finds_is_the_desired_one() -> None:
     assert begin(Sample(0.0, 0, 0, 0, 3, 0), RULES, alive=3).desired == 3
 
 

@@ -98,7 +98,7 @@ async def spin() -> None:
 
 
 @pytest.mark.parametrize(("never_ending", "why"), [(wait_endlessly, "Every task waits"), (spin, "spins")])
-def test_what_never_ends_is_an_error_and_spoils_nothing(
+def test_endless_coroutine_is_an_error_and_leaves_no_task(
     loop: MemoryLoop,
     monkeypatch: pytest.MonkeyPatch,
     never_ending: Callable[[], Coroutine[None, None, None]],
