@@ -158,7 +158,7 @@ def test_link_out_of_the_base_directory_is_not_followed(make_call: Any, tmp_path
     assert (refusal(call).code, refusal(call).error_code) == (403, "invalid_key")
 
 
-def test_key_that_climbs_is_not_a_path(make_call: Any, tmp_path: Path) -> None:
+def test_key_with_parent_directories_is_not_a_path(make_call: Any, tmp_path: Path) -> None:
     call = make_call(one_table("k={part:.*}", path=f"{tmp_path}/{{part}}"), "k=../../etc")
     assert (refusal(call).code, refusal(call).error_code) == (400, "invalid_key")
 

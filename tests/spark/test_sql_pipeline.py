@@ -55,7 +55,7 @@ def test_count_is_answered_with_names_types_and_rows(call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", load("tpch.yaml"))
-def test_tpch_query_passes_both_nets_and_runs(call: Call, name: str) -> None:
+def test_tpch_query_passes_both_checks_and_runs(call: Call, name: str) -> None:
     assert answer(call, load("tpch.yaml")[name])["columns"]
 
 

@@ -376,7 +376,7 @@ class TestRoutes:
     async def test_pool_without_a_manifest_reports_it(self, api: httpx.AsyncClient) -> None:
         assert (await api.get("/v1/routes")).json() == {"pool": "fake", "version": 0, "current": None}
 
-    async def test_manifest_is_put_in_force_with_its_author(self, api: httpx.AsyncClient) -> None:
+    async def test_manifest_is_activated_with_its_author(self, api: httpx.AsyncClient) -> None:
         answer = await api.put("/v1/routes", json=self.MANIFEST, params={"author": "me"})
         assert answer.json() == {
             "pool": "fake",
@@ -500,7 +500,7 @@ class TestRoutes:
 class TestSplitter:
     RULES = {"b.*": {"postfixFromStatic": ["x"]}, "ba": {"postfixFromStatic": ["y"]}}  # noqa: RUF012 - never changed
 
-    async def test_rules_are_put_in_force_in_their_order_with_warnings(self, api: httpx.AsyncClient) -> None:
+    async def test_rules_are_activated_in_their_order_with_warnings(self, api: httpx.AsyncClient) -> None:
         answer = (await api.put("/v1/splitter", json=self.RULES, params={"author": "me"})).json()
         assert (answer["version"], len(answer["warnings"])) == (1, 1)
         current = (await api.get("/v1/splitter")).json()["current"]

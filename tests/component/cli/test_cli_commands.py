@@ -334,7 +334,7 @@ def test_change_names_the_version_that_it_expects(monkeypatch: pytest.MonkeyPatc
     assert [given["if_match"] for _, _, given in daemon.asked] == [4, 4, 4]  # type: ignore[index]
 
 
-def test_explain_uses_the_manifest_in_force_for_the_one_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_uses_the_active_manifest_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("m.json").write_text(MANIFEST)
     monkeypatch.setattr("osrdyne.cli.explain.remote", lambda *_: Daemon(CURRENT | {"manifest": json.loads(RULES)}))
     shown = CliRunner().invoke(app, ["explain", "kx", "/p", "--routes", "m.json"]).stdout

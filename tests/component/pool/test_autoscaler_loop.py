@@ -86,7 +86,9 @@ async def test_workers_that_are_not_needed_finish_and_go_after_the_cooldown(stac
     assert stack.driver.count("stop") == 0
 
 
-async def test_worker_that_went_is_not_a_crash_and_is_not_started_again(stack: Stack, clock: VirtualClock) -> None:
+async def test_surplus_worker_that_exited_is_no_crash_and_is_not_started_again(
+    stack: Stack, clock: VirtualClock
+) -> None:
     await flood(stack)
     await all_ready(stack)
     stack.broker.queues[stack.names.request_queue(A)].ready.clear()

@@ -32,7 +32,7 @@ async def test_queues_keep_what_a_former_route_accepted(clock: VirtualClock, bro
         assert queue_ttl(stack) == DAY * 1000
 
 
-async def test_next_leader_keeps_them_too(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_next_leader_applies_the_longer_time_to_live(clock: VirtualClock, broker: FakeBroker) -> None:
     async with managing(clock, broker, long=LONG):
         pass
     async with leading(clock, broker=broker, settings=managed()) as stack:

@@ -331,7 +331,7 @@ class TestOverdue:
             await clock.advance(320.0)
             assert driver.count("stop") == (0 if consumes else 1)
 
-    async def test_worker_that_passed_is_replaced_when_another_has_several_consumers(
+    async def test_worker_counted_as_ready_is_replaced_when_another_has_several_consumers(
         self, clock: VirtualClock, driver: FakeDriver
     ) -> None:
         async with leading(clock, driver=driver, settings=two_workers()) as stack:

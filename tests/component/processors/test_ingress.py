@@ -332,7 +332,7 @@ class TestChange:
             await clock.settle()
             assert waiting(stack, 0) == [b"1"]
 
-    async def test_routes_that_cannot_be_compared_stay_in_force(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_routes_that_cannot_be_compared_stay_active(self, clock: VirtualClock, broker: FakeBroker) -> None:
         async with managing(clock, broker, alerts=ALERTS) as stack:
             stack.management.available = False
             await clock.advance(FOLLOW_INTERVAL + 1)

@@ -144,7 +144,7 @@ async def test_change_leaves_requests_where_they_are(clock: VirtualClock, broker
         assert (waiting(stack, "camera-A"), waiting(stack, "camera")) == ([b"1"], [b"2"])
 
 
-async def test_new_leader_finds_the_splitter_in_force(clock: VirtualClock, broker: FakeBroker) -> None:
+async def test_new_leader_finds_the_active_splitter(clock: VirtualClock, broker: FakeBroker) -> None:
     async with leading(clock, broker=broker, settings=managed()) as stack:
         await split_by(stack, TURNS)
         await stack.kill()

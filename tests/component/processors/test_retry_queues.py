@@ -78,7 +78,7 @@ class TestAcceptance:
             assert headers_of(stack, 3)[CLASS_HEADER] == "3"
 
     @pytest.mark.parametrize("routes", [{"rest": REST}, {}], ids=["route without retries", "no routes"])
-    async def test_caller_has_no_say_in_them(
+    async def test_retry_headers_of_callers_are_removed(
         self, clock: VirtualClock, broker: FakeBroker, routes: dict[str, object]
     ) -> None:
         async with managing(clock, broker, **routes) as stack:
@@ -303,7 +303,9 @@ class TestQueues:
             written = [commands.index(("declare", name)) for name in names if ("declare", name) in commands]
             assert commands.index(("declare", WAIT)) < min(written) < commands.index(("bind", WAIT))
 
-    async def test_unusable_register_stops_no_worker(self, clock: VirtualClock, broker: FakeBroker) -> None:
+    async def test_unusable_durability_queue_does_not_prevent_retries(
+        self, clock: VirtualClock, broker: FakeBroker
+    ) -> None:
         for name in NAMES.register_queues(1):
             broker.declare_queue(name, {"x-queue-type": "classic"})
         async with managing(clock, broker, plain=PLAIN):

@@ -18,7 +18,7 @@ from osrdyne.broker.queues.safe_delete import DeleteOutcome, judge_cheaply, judg
     ],
     ids=["nothing: the probe must decide", "ready", "ready and consumed", "consumed"],
 )
-def test_cheap_look(info: QueueInfo, outcome: DeleteOutcome | None) -> None:
+def test_judgement_of_a_passive_declare(info: QueueInfo, outcome: DeleteOutcome | None) -> None:
     assert judge_cheaply(info) is outcome
 
 

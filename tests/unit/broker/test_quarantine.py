@@ -102,7 +102,7 @@ async def test_keys_of_a_refused_answer_are_bound_alone(clock: VirtualClock) -> 
     assert token.shared == [True, False]
 
 
-async def test_key_that_cost_the_token_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
+async def test_key_that_ended_the_token_channel_twice_gets_a_fault_and_no_third_command(clock: VirtualClock) -> None:
     layout = QueueLayout(PoolNames("pool"))
     layout.note(A, None)
     commands = commands_over(RefusingToken(), layout, clock)

@@ -146,7 +146,7 @@ async def test_user_is_kept_while_its_worker_starts_and_lives(scene: Scene) -> N
     assert list(scene.api.users) == [f"{PREFIX}me"]
 
 
-async def test_user_of_a_start_that_never_was_goes_in_the_end(scene: Scene) -> None:
+async def test_user_of_a_start_that_never_happened_is_deleted(scene: Scene) -> None:
     await scene.credentials.uri_for(KEY, ME)
     await scene.clock.advance(301.0)
     await scene.credentials.tidy()

@@ -92,7 +92,7 @@ def test_source_matches_by_whole_segments(source: str, *, matches: bool) -> None
     assert bool(passages({"r": f"FROM {source} INTO $upstream"}, arrival())) == matches
 
 
-def test_without_a_manifest_everything_goes_upstream_in_the_default_class() -> None:
+def test_without_a_manifest_every_request_goes_upstream_at_the_default_level() -> None:
     found = accept(arrival(), None, limits=LIMITS)
     assert found == [RoutedRequest("a", "/sql", None, Deadline(NOW_MS + 600_000, Limiter.POOL), None)]
 

@@ -206,6 +206,6 @@ async def test_group_due_while_another_waits_is_judged_in_its_time(setting: Sett
     assert (setting.tracker.status(A), setting.tracker.status(B)) == (None, GroupStatus.UNBOUND)
 
 
-async def test_judge_that_has_nothing_to_judge_waits(setting: Setting) -> None:
+async def test_idle_reaper_without_groups_sets_no_timer(setting: Setting) -> None:
     await setting.clock.advance(1.0)
     assert setting.clock.pending == []

@@ -53,7 +53,7 @@ class TestStartRecord:
         record = restart_backoff.retry_allowed(ended(ended(RestartBackoff())))
         assert (record.failures, record.failure, record.rounds) == (0, None, 1)
 
-    def test_first_crash_is_made_good_at_once(self) -> None:
+    def test_first_crash_causes_no_back_off(self) -> None:
         assert ended(RestartBackoff(), served=True, now=7.0).back_off_until == 7.0
 
     def test_crash_loop_backs_off_longer_each_time(self) -> None:
@@ -159,7 +159,7 @@ class TestQueueStatuses:
         await second
         assert first.cancelled()
 
-    async def test_fault_is_raised_to_who_waits_and_to_who_comes_later(self) -> None:
+    async def test_fault_is_raised_to_present_and_later_waiters(self) -> None:
         status = QueueStatuses()
         waiting = asyncio.create_task(status.wait_bound(A))
         await asyncio.sleep(0)
@@ -199,7 +199,7 @@ class TestQueueStatuses:
         assert changes.take() == []
 
 
-def test_worker_board_forgets_groups_without_facts() -> None:
+def test_worker_statuses_forget_groups_without_facts() -> None:
     status = WorkerStatuses()
     changes = status.feed.subscribe()
     status.set(A, ObservedWorkers(starting=True))

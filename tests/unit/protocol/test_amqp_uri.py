@@ -34,7 +34,7 @@ def test_given_authority_replaces_the_one_of_the_uri() -> None:
     assert with_tls("amqps://h/?cafile=/old.pem", TlsFiles(ca_file="/new.pem")) == "amqps://h/?cacertfile=/new.pem"
 
 
-def test_cafile_means_the_same() -> None:
+def test_parameter_cafile_is_an_alias() -> None:
     assert tls_of("amqps://h/?cafile=/ca.pem") == TlsFiles(ca_file="/ca.pem")
 
 

@@ -72,7 +72,7 @@ def test_virtual_time_passes_in_order(loop: MemoryLoop) -> None:
     assert woken == [1.0, 3.0, 5.0]
 
 
-def test_two_who_let_things_settle_go_on_one_after_the_other(loop: MemoryLoop) -> None:
+def test_two_tasks_that_wait_for_the_loop_to_settle_continue_one_after_the_other(loop: MemoryLoop) -> None:
     said: list[str] = []
 
     async def settle(name: str) -> None:

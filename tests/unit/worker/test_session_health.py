@@ -12,7 +12,7 @@ def test_stray_tasks_are_tolerated_for_a_while_only() -> None:
     assert "still runs 2 tasks" in (reasons[3] or "")
 
 
-def test_busy_worker_bears_them_longer() -> None:
+def test_busy_worker_tolerates_stray_tasks_for_longer() -> None:
     watch = SessionHealth(30.0)
     reasons = [watch.answered(strays={"g": 1}, idle=False, now=now) for now in (0.0, 5.0, 119.0, 120.0)]
     assert [text is None for text in reasons] == [True, True, True, False]
