@@ -1,8 +1,8 @@
 """The messages between the leader and a pooled worker process. Source: docs/reference/protocol/pooled.md.
 
 A process hosts the workers of many keys; one worker in it is an *assignment*. The leader sends questions, which are
-control messages to the process; the process answers each with a report of its state. Both may be lost, doubled and
-reordered: the leader repeats a question with the same id, and a process acts once on each worker id.
+control messages to the process; the process answers each with a report of its state. Both may be lost, duplicated and
+reordered: the leader repeats a question with the same id, and a process acts only once on each worker id.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from osrdyne.protocol.environment import URI_FILE_VARIABLE, WorkerEnvironment
 from osrdyne.protocol.names import Key, WorkerId
 
 PROCESS_KEY = Key("pooled")
-"""The key of the group of processes, and the routing key of their reports. A pool may have a key of the same name:
-the event and the worker id tell them apart."""
+"""The key of the group of processes, and the routing key of their reports. A pool may have a key of the same name: the
+event and the worker id distinguish them."""
 STATE_INTERVAL = 5.0
 """Seconds between two reports of a process whose state does not change."""
 MAX_LOG_LINES = 20
@@ -34,9 +34,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Start the worker of `environment`, unless its worker id was known to the process before.
+    """Start the worker of `environment`, unless the process already knows or knew its worker id.
 
-    `slot`, `spec_hash` and `started_at` (seconds since the epoch) are the leader's and come back in every report.
+    The leader chooses `slot`, `spec_hash` and `started_at` (seconds since the epoch); every report contains them
+    unchanged.
     """
 
     question: str
@@ -48,7 +49,8 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """End the worker within `grace` seconds. A worker id that is not known yet is refused from then on."""
+    """End the worker within `grace` seconds. If the process does not know the worker id yet, it refuses the id from
+    then on."""
 
     question: str
     worker_id: WorkerId
@@ -72,7 +74,7 @@ class ReportState:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more assignments, and end after the last one."""
+    """Accept no more assignments, and exit after the last one has ended."""
 
     question: str
 
@@ -88,7 +90,7 @@ class AssignmentState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AssignmentExit:
-    """How an assignment ended: an exit code of a worker, and why in a sentence."""
+    """How an assignment ended: the exit code of the worker, and the reason in one sentence."""
 
     code: int | None = None
     reason: str | None = None
@@ -96,8 +98,9 @@ class AssignmentExit:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One worker in a process. `generation` is that of the message that assigned it; `in_flight` counts its requests,
-    `last_used` is when it had one last (seconds since the epoch), at first when it was assigned."""
+    """One worker in a process. `generation` is that of the `assign` message; `in_flight` counts its requests;
+    `last_used` is the time of its last request or, before the first one, of its assignment (seconds since the
+    epoch)."""
 
     worker_id: WorkerId
     key: Key
@@ -114,7 +117,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A worker that was not started, and why. `taken_by`: the worker that has its key and slot."""
+    """A worker that the process did not start, and why. `taken_by`: the worker that holds its key and slot."""
 
     worker_id: WorkerId
     taken_by: WorkerId | None
@@ -133,7 +136,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """The whole state of a process, at one moment.
+    """The complete state of a process at one moment.
 
     `sequence` grows by one with each report. `term` is the highest term of a message that the process has accepted;
     `answers` are the questions that this report answers: their effects are in it. `requests` counts the requests
@@ -152,7 +155,7 @@ class ProcessState:
     started_at: _Seconds = 0.0
 
     def is_newer_than(self, other: ProcessState) -> bool:
-        """Whether the process has sent this one after `other`; a process that started again counts anew."""
+        """Whether the process has sent this report after `other`; a restarted process counts from the beginning."""
         return (self.started_at, self.sequence) > (other.started_at, other.sequence)
 
     def to_report(self, process: WorkerId) -> ActivityReport:
@@ -186,7 +189,7 @@ def process_state_of(report: ActivityReport) -> ProcessState:
 
 
 def question_to_control(question: Question, generation: Generation) -> ControlMessage:
-    """The control message for the routing key of the process. That of `Assign` contains the AMQP URI."""
+    """The control message for the routing key of the process. For `Assign` it contains the AMQP URI."""
     match question:
         case Assign(environment=environment):
             worker = _AssignedWorker(
@@ -208,7 +211,8 @@ def question_to_control(question: Question, generation: Generation) -> ControlMe
 
 
 def question_of_control(message: ControlMessage) -> Question | None:
-    """Read a question; None if the message is of another command. `drain` has no id where the leader does not wait.
+    """Parse a question; None if the message has another command. `drain` has no id if the leader does not wait for an
+    answer.
 
     Raises `InvalidMessageError` that names the field, and never a value: `assign` contains a password.
     """

@@ -1,6 +1,7 @@
-"""The term's side of pooled workers: the link over RabbitMQ to their processes, and what runs while the term lasts.
+"""The part of a leader's term that serves pooled workers: the link over RabbitMQ to their processes, and the tasks that
+run during the term.
 
-The driver of pooled workers outlives the term. `PooledTerm` gives it the link at the beginning, and takes it away at
+The pooled driver outlives the term. `PooledTerm` gives it a link at the beginning of the term and removes the link at
 the end. The activity processor passes the reports of the processes to the driver.
 """
 
@@ -24,7 +25,7 @@ from osrdyne.protocol.pooled import PROCESS_KEY, Question
 
 
 class PooledLink:
-    """Implements `ProcessLink`: questions are control messages, and each process has credentials of its own."""
+    """Implements `ProcessLink`: questions are control messages, and each process has its own credentials."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class PooledLink:
 
     async def make_process(self, slot: int) -> WorkerSpec:
         environment = process_environment(self._settings)
-        # A leader that dies before the process is started leaves a user without a process, which the next one removes.
+        # If the leader dies before the process starts, a user without a process remains; the next leader removes it.
         uri = await self._credentials.uri_for_process(environment.worker_id)
         return WorkerSpec(
             environment=replace(environment, amqp_uri=uri), generation=self._tracker.generation, slot=slot
@@ -68,7 +69,7 @@ class PooledLink:
 
 
 def process_environment(settings: Settings) -> WorkerEnvironment:
-    """The environment of a new process, with a worker id of its own and without request queues."""
+    """The environment of a new process, with a new worker id and without request queues."""
     names = PoolNames(settings.pool.id)
     return WorkerEnvironment(
         worker_id=new_worker_id(),
@@ -94,7 +95,7 @@ class PooledTerm:
 
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[None]:
-        """Give the driver its link for the length of the term."""
+        """Give the driver its link during the term."""
         self.driver.begin_term(self._link)
         try:
             yield

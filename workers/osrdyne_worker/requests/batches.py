@@ -1,8 +1,8 @@
 """Batches: requests of one path and priority level that one call of a batch handler answers together.
 
-Each request remains a request of its own: its task waits here for its answer, and the processor gives it its deadline,
-its cancel, its retry, its reply and its acknowledgement. So the death of the worker at any point means for each request
-what it means for a request that runs by itself.
+Each request stays separate: its task waits here for its answer, and the processor handles its deadline, cancel, retry,
+reply and acknowledgement. So if the worker dies at any point, the effect on each request is the same as for a request
+that runs by itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Batch:
     opened_at: float
     full: Wakeup
     members: dict[InFlight, asyncio.Future[Response]] = field(default_factory=dict)
-    """Without those that were interrupted."""
+    """The requests that were not interrupted, each with the future of its answer."""
     running: asyncio.Task[list[Response | None]] | None = None
 
     @property
@@ -78,8 +78,8 @@ class Batches:
         except asyncio.CancelledError:
             batch.members.pop(job, None)
             if batch.running is not None and not batch.members:
-                # No request of the batch needs its answer any more. The last one ends when the handler has ended, so
-                # that a handler that does not end is noticed; those before have left the batch to the others.
+                # No request of the batch needs its answer any more. The last request ends only when the handler has
+                # ended, so that the worker detects a handler that does not end; the others have already left the batch.
                 batch.running.cancel()
                 await asyncio.wait({batch.running})
             raise
@@ -102,8 +102,8 @@ class Batches:
     async def _serve(self, batch: Batch) -> None:
         """Wait for a slot, then for further requests; run the batch.
 
-        The slot comes first: a batch of a lower level must not begin while this one waits for further requests. Under
-        load the batch fills while it waits for its slot, and nothing else is waited for.
+        It waits for the slot first, because no batch of a lower level may begin while this one waits for further
+        requests. Under load the batch fills while it waits for its slot, so there is no further wait.
         """
         await self._slots.acquire(batch.kind[2])
         try:
@@ -139,7 +139,7 @@ class Batches:
 
 
 def _resolve(batch: Batch, jobs: list[InFlight], outcome: list[Response | None] | BaseException) -> None:
-    """Give each request that still waits its answer, or the exception."""
+    """Give each waiting request its answer, or the exception."""
     for place, job in enumerate(jobs):
         answer = batch.members.get(job)
         if answer is None or answer.done():
