@@ -27,10 +27,13 @@ _PREFIX = "osrdyne_cached_"
 
 def cache_now(session: Any, view: str, frame: Any) -> None:
     """Put a view into memory before this returns, under the name that `cached_name` gives."""
+    # Another plan than that of the view: queries would otherwise wait for partitions that are just being cached.
     marked = frame.where(F.lit(True))
     marked.createOrReplaceTempView(f"{_PREFIX}{view}")
     session.catalog.cacheTable(f"{_PREFIX}{view}")
+    # Spark caches at the first use: this reads all rows now, and no request has to.
     session.table(f"{_PREFIX}{view}").count()
+    # Last: until the data is in memory, queries go on reading the files.
     marked.createOrReplaceTempView(view)
 
 
@@ -89,12 +92,14 @@ class BackgroundCaching:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        # A request that comes first has all processors: caching would only delay its answer.
         self._may_start.wait(START_DELAY)
         for view, frame in self._frames.items():
             if self._closed:
                 return
             try:
                 if hasattr(self._session, "_jsparkSession"):  # Spark Connect has no groups
+                    # A property of the thread: without it the jobs of this key would run outside of its share.
                     use_pool(self._session, self._pool)
                     self._session.sparkContext.setJobGroup(self._group, "osrdyne caching", interruptOnCancel=True)
                 cache_now(self._session, view, frame)
@@ -103,4 +108,5 @@ class BackgroundCaching:
                     log.warning("view not cached, queries read its files", view=view, error=type(error).__name__)
                 continue
             log.info("view cached", view=view)
+            # Prepared queries hold plans that read the files: they are prepared again, and find the cached data.
             self._on_cached()

@@ -44,6 +44,7 @@ def checked_query(
     try:
         check_query(query, views=views, limits=limits, parameters=parameters or ())
     except QueryNotReadError as error:
+        # Not refused yet: Spark's own parser decides about a text that sqlglot cannot read.
         not_read = error
     try:
         parsed = parse_query(session, query, parameters)
@@ -53,6 +54,7 @@ def checked_query(
         if not_read is not None and not_read.error_code == "syntax_error":
             raise not_read from None  # neither parser accepts the text; this message has the position
         raise
+    # Without a plan only the text was checked, which is not enough: two parsers may read one text in two ways.
     if parsed is None:  # Spark Connect: only the first check is possible
         if not allow_unguarded:
             raise QueryRefusedError("The plan of the query cannot be checked.", error_code="statement_not_allowed")
@@ -61,10 +63,12 @@ def checked_query(
         if parameters is not None:
             raise _no_parameters("Spark Connect")
         return CheckedQuery(session.sql(query), None)
+    # Before the analysis: analysing a plan may already read files or call functions.
     check_parsed(parsed.description, views=views)
     if check_plan is not None:
         check_plan(parsed)
     frame = frame_of(session, parsed)
+    # Checked a second time: the analysis replaces names by what they stand for.
     analyzed = analyzed_plan(frame, views=views)
     assert analyzed is not None
     check_analyzed(analyzed)

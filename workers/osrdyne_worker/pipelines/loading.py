@@ -78,6 +78,7 @@ def _load_dataset(session: Any, dataset: ResolvedDataset) -> tuple[View, ...]:
     pool = pool_of_thread(session)
 
     def open_table(table: ResolvedTable) -> View:
+        # Each thread has its own properties: a new one runs its jobs in Spark's default pool.
         use_pool(session, pool)
         try:
             return _load_table(session, table)
@@ -93,6 +94,7 @@ def _load_dataset(session: Any, dataset: ResolvedDataset) -> tuple[View, ...]:
 
 def _load_table(session: Any, table: ResolvedTable) -> View:
     spec = table.spec
+    # Before anything is read: a link must not lead one key to the files of another.
     _check_directory(table)
     frame = _filtered(_read(session, table), table, session)
     frame.createOrReplaceTempView(spec.view)
@@ -139,10 +141,13 @@ def _filtered(frame: Any, table: ResolvedTable, session: Any) -> Any:
                 f"The view {table.spec.view} has a filter on {column!r}, which is not one of its columns: "
                 f"{', '.join(types)}."
             )
+        # Cast to the type of the column, never the other way: a cast of the column could match other values.
         literal = F.lit(value).try_cast(types[column.lower()])
+        # A value that is not of this type would be null, and the filter would hide every row without an error.
         if session.range(1).select(literal.isNull()).first()[0]:
             kind = types[column.lower()].simpleString()
             raise InvalidValueError(f"The key contains {column}={value!r}, which is not a valid {kind}.")
+        # The key is data: as a literal it cannot become SQL, whatever characters it has.
         frame = frame.where(F.col(f"`{column.replace('`', '``')}`") == literal)
     return frame
 
@@ -187,5 +192,6 @@ def _translated(table: ResolvedTable, error: Exception) -> Exception:
             can_change=True,
         )
     if failure.is_query:
+        # Not a problem of the data: the start of the worker fails with it.
         return ConfigurationError(f"The configuration of the view {view} is invalid: {failure.message}")
     return error

@@ -40,6 +40,7 @@ def length_of(query: str, parameters: Parameters | None) -> int:
     if not isinstance(parameters, Mapping):
         return len(query) + sum(_length(parameter) for parameter in parameters)
     colons, text = query.count(":"), query.lower()
+    # An upper bound without a parser: too many places refuse a query, too few could exhaust Spark.
     places = {name: min(colons, text.count(name.lower())) for name in parameters}
     return len(query) + sum(places[name] * _length(parameter) for name, parameter in parameters.items())
 
@@ -59,6 +60,7 @@ def cache_key(parameters: Parameters | None) -> object:
     if parameters is None:
         return None
     if isinstance(parameters, Mapping):
+        # `repr` tells values apart that are equal and hash alike: a cached plan has the literal in it.
         return tuple(sorted((name, one.kind, repr(one.value)) for name, one in parameters.items()))
     return tuple((one.kind, repr(one.value)) for one in parameters)
 
@@ -67,6 +69,7 @@ def _parameter(where: str, value: Any) -> Parameter:
     match value:
         case None:
             return Parameter("void", None)
+        # Before `int`: in Python a bool is an int, and `true` would become 1.
         case bool():
             return Parameter("boolean", value)
         case int():

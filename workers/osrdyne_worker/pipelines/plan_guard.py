@@ -71,6 +71,7 @@ def check_parsed(description: str, *, views: Collection[str]) -> None:
     """Check the plan of Spark's parser; `views` in lower case. Raises `QueryRefusedError`."""
     nodes: list[Node] = json.loads(description)
     scopes = _Scopes(nodes)
+    # A list of what is allowed: a function that a later Spark adds is refused until it was looked at.
     functions = ALLOWED_FUNCTIONS | TABLE_FUNCTIONS
     for index, node in enumerate(nodes):
         _check_node(node)
@@ -154,6 +155,7 @@ def _check_node(node: Node) -> None:
     kind = node["kind"]
     if kind == "tree":
         _check_class(str(node["class"]))
+        # A null in place of a node cannot be checked, and what cannot be checked is refused.
         if node["nulls"]:
             raise _refused(
                 "statement_not_allowed", f"{_short_class(node)}.{node['nulls'][0]} is null and cannot be checked"
@@ -168,6 +170,7 @@ def _check_class(full: str) -> None:
     package, _, name = full.removeprefix(_CATALYST).rpartition(".")
     name = name.rstrip("$")
     if full.startswith(_CATALYST):
+        # By class, not by text: whatever syntax leads to a node, the node is what Spark would run.
         if package == "plans.logical" and name in _PLAN_NODES:
             return
         if package == "analysis" and name in _UNRESOLVED_NODES:

@@ -123,6 +123,7 @@ class SqlData:
         self._tried_at = self._monotonic()
         try:
             self._views, self._problem = load(self.session, self.config, self.key), None
+            # The views are new: a thread that still caches the former ones would fill the memory with unused data.
             self.caching.close()
             to_cache = {view.name: view.to_cache for view in self._views if view.to_cache is not None}
             self.caching = BackgroundCaching(self.session, self.key, to_cache, self._remembered.clear)
@@ -134,6 +135,7 @@ class SqlData:
         """The views. Raises `RequestError` if there are none. Tries again to open data that was missing."""
         with self._lock:
             waited = self._monotonic() - self._tried_at
+            # At most once in the interval: each attempt lists files, and every request of the key waits for it.
             if self._problem and self._problem.can_change and waited >= self.config.retry_missing_interval:
                 self.load()
             if self._problem:
@@ -167,6 +169,7 @@ class SqlData:
             check_limits(str(parsed.plan.toJSON()), self._plan_limits, views=columns)
             check_named_windows(parsed.description)
 
+        # With the values in their places: the limit must hold for the text that Spark gets to plan.
         length = length_of(query, parameters)
         if parameters is not None and length > self.config.max_query_length:
             raise QueryRefusedError(
@@ -219,6 +222,7 @@ def sql(call: Call, request: SqlRequest) -> Answer:
     try:
         rows = _guarded(data.session, lambda: data.prepared(request.query, parameters).run(limit=limit))
     finally:
+        # Also after a refusal: caching waits for the end of the first request, however that ends.
         data.caching.request_ended()
     return rows.answer(Answer(), accept=call.accept)
 
@@ -314,6 +318,7 @@ def _guarded(session: Any, run: Callable[[], ValueT]) -> ValueT:
             raise
         if not failure.is_query and not failure.exhausted:
             if not sessions.is_alive(session):
+                # The session is gone: the runtime must see this, reject the request and end the worker.
                 raise
             log.warning("query failed in Spark", condition=failure.condition, reason=failure.message)
         raise failure.refusal() from None
@@ -352,6 +357,7 @@ class Remembered(Generic[ValueT]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key][0]
+        # Without the lock: an analysis takes long, and other queries must not wait for it.
         value, size = make()
         with self._lock:
             if key not in self._values and size * LARGEST_SHARE <= self._max_bytes:

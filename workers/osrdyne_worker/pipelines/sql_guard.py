@@ -77,6 +77,7 @@ def check_query(
     `parameters` has the values of its parameters by name, or by position.
     """
     limits = limits or Limits()
+    # Before the length and the parser: what one parser takes for a comment the other would run.
     if _COMMENT_READ_TWO_WAYS.search(text):
         raise QueryRefusedError(
             "The query is refused: a line with a comment may not end in a backslash or a lone carriage return.",
@@ -86,6 +87,7 @@ def check_query(
         raise _too_complex(f"The query has {len(text)} characters; the limit is {limits.length}.")
     try:
         root = _parse_one(text, limits)
+        # Every node, also those of subqueries: each may read a table or call a function.
         for node in root.walk():
             _check_node(node, views)
         _check_parameters(list(root.find_all(exp.Placeholder)), parameters)
@@ -104,6 +106,7 @@ def _parse_one(text: str, limits: Limits) -> exp.Expr:
         raise QueryNotReadError(
             "The query cannot be read: a quote or a comment is not closed.", error_code="syntax_error", code=400
         ) from None
+    # Before the parser, which recurses: a text that is nested too deeply would exhaust its stack.
     _check_tokens(tokens, limits)
     try:
         statements = [statement for statement in dialect.parser().parse(tokens, text) if statement is not None]
