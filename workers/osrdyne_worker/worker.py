@@ -86,9 +86,11 @@ class Worker:
                 self._watchdog = LoopWatchdog(
                     limit=self._settings.blocked_timeout, on_blocked=lambda reason: exit_process(Unrecoverable(reason))
                 )
+            # Queued before there is a connection: the leader learns of the worker as soon as one is open.
             self._reporter.report(Event.STARTED)
             group.create_task(endless("connection", self._stay_connected()), name="connection")
             group.create_task(endless("busy-reports", self._report_busy()), name="busy-reports")
+            # Beside the connection: heartbeats and control messages go on while the application loads.
             group.create_task(self._load(), name="loading")
             await self._exit_requested.wait()
             assert self._exit_reason is not None
@@ -101,6 +103,7 @@ class Worker:
 
     def request_exit(self, reason: ExitReason) -> None:
         """Shut down and exit. The first reason counts, but a stop with a limit replaces one without."""
+        # A drain has no limit: a stop that comes later must be able to end it.
         if self._exit_reason is None or self._exit_reason == Stop(None):
             self._exit_reason = reason
         self._exit_requested.set()
@@ -122,10 +125,12 @@ class Worker:
             if self._settings.debug:
                 log.exception("application start failed")
             self._loading_done = True
+            # Loading has ended, though without success: the session may have been built, and is closed at the exit.
             self.request_exit(StartFailed(describe_with_place(error)))
             return
         self._loading_done = self._ready = True
         if self._watchdog is not None:
+            # Not before: loading may block the loop for long without being a fault.
             self._watchdog.start()
         cold_start = self._parts.start_times.milliseconds()
         log.info("ready", seconds=round(self._clock.monotonic() - since, 3), cold_start_ms=cold_start)
@@ -154,7 +159,10 @@ class Worker:
     async def _serve(self, broker: BrokerConnection) -> None:
         """Serve on one connection until it is lost. Raises `BrokerError` then."""
         if self._broker is not None:
+            # A connection after the first one: reports may have been lost with the last one, and the leader may be
+            # another.
             self._report_state()
+        # Set before the tasks begin: a shutdown that comes now must find the connection that it has to close.
         self._broker = broker
         lost: ExceptionGroup[BrokerError]
         try:
@@ -188,6 +196,7 @@ class Worker:
 
     async def _run_intakes(self, broker: BrokerConnection, group: asyncio.TaskGroup) -> None:
         """Start one intake for each queue when it is first desired; the intake pauses while its queue is not."""
+        # One intake for each queue and connection, also while it pauses: two would share a level and count twice.
         started: set[QueueName] = set()
         while True:
             for queue in self._queues.value:
@@ -200,6 +209,7 @@ class Worker:
     def _update_queues(self) -> None:
         """Consume the desired queues, or none while the worker must not take requests."""
         taking = self._ready and not self._desired.paused and self._exit_reason is None
+        # A suspect runs: what is consumed now would die with it, and count as a failed delivery.
         taking = taking and not self._processor.runs_alone
         self._queues.set(self._desired.queues if taking else ())
 
@@ -210,6 +220,7 @@ class Worker:
         if not is_plausible(message, now=now):
             self._count_forged()
             return
+        # Otherwise this worker would ignore its leader until the clock reaches that term.
         self._desired = without_implausible_generation(self._desired, now=now)
         match message.command:
             case Command.CANCEL:
@@ -220,6 +231,7 @@ class Worker:
             case Command.POISON:
                 self._processor.refused_texts.add(message.details.get("texts"))
             case Command.DRAIN:
+                # An old drain may be on its way from a leader that was deposed; a cancel is harmless at any age.
                 if message.generation >= self._desired.generation:
                     self.request_exit(Stop(None))
             case _:
@@ -288,6 +300,7 @@ class Worker:
 
     async def _shut_down(self, reason: ExitReason) -> None:
         """Finish or requeue the requests, stop the application, publish the last reports."""
+        # First: a platform must not count on a worker that takes no more requests.
         self._parts.ready_file.delete()
         if isinstance(reason, Stop):
             log.info("stopping", in_flight=self._processor.in_flight)
@@ -297,6 +310,7 @@ class Worker:
         reserve = CLOSING_TIME
         if isinstance(reason, Stop):
             reserve = min(CLOSING_TIME, (self._settings.stop_grace if reason.grace is None else reason.grace) / 2)
+        # Before the session is closed, which may take long: other workers get the requeued requests now.
         await self._finish_requests(reserve)
         if self._loading_done:
             await at_most(0.5 * reserve, self._parts.loader.stop(started=self._ready))
@@ -317,5 +331,7 @@ class Worker:
             # A drain has no limit, but another reason to exit ends it.
             self._exit_requested.clear()
             await first_of(self._processor.until_idle(), self._exit_requested.wait())
+        # Requeued and not left to the closing connection: on 4.3 only the latter counts as a failed delivery (broker:
+        # count-failures-by-reject).
         self._processor.requeue(also_running=True)
         await at_most(0.4 * reserve, self._processor.until_idle())

@@ -116,6 +116,7 @@ class AssignedWorker:
         self._life = asyncio.create_task(self._live(), name=f"worker {self._environment.worker_id}")
         how = await asyncio.shield(self._ended)
         if self._threads is not None:
+            # Never waited for: a handler that hangs would keep the worker from ever being reported as exited.
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._tidying = asyncio.create_task(self._tidy(), name=f"tidy {self._environment.worker_id}")
         return how
@@ -135,6 +136,7 @@ class AssignedWorker:
         """
         self._failure = AssignmentExit(ExitCode.UNRECOVERABLE, reason)
         if self._life is not None:
+            # Before the connection is closed: the worker must not open another one.
             self._life.cancel()
         if self._worker is not None:
             await self._worker.disconnect()
@@ -176,6 +178,7 @@ class AssignedWorker:
             loop = asyncio.get_running_loop()
             self._parts = await loop.run_in_executor(self.side_threads, self._build)
             self._worker = Worker(self._parts)
+            # The release came while the worker was being built.
             if self._reason is not None:
                 self._worker.request_exit(self._reason)
             await self._worker.run(self._exit)
@@ -203,11 +206,13 @@ class AssignedWorker:
         else:
             log.error("worker failed", reason=reason.reason, exit_code=int(reason.code))
             self._end(AssignmentExit(reason.code, reason.reason))
+        # `run` must end here: in a process of its own the worker would end the process.
         raise _WorkerExitedError
 
     def _end(self, how: AssignmentExit) -> None:
         """The first end counts."""
         if not self._ended.done():
+            # A cut-off and an exit may come together; what was reported first must not change.
             self._ended.set_result(how)
 
     async def _tidy(self) -> None:
@@ -218,6 +223,7 @@ class AssignedWorker:
         if (sessions := self._sessions) is not None:
             loop = asyncio.get_running_loop()
             try:
+                # Last of all: views that a thread makes after the session was closed would stay in the shared Spark.
                 close = partial(sessions.close_last, filled_since=filled_since)
                 await loop.run_in_executor(self.side_threads, close)
             except Exception:

@@ -54,8 +54,10 @@ class Assignments:
         workers."""
         environment = question.environment
         worker_id = environment.worker_id
+        # A copy of the message, or one that arrives after the release (lifecycle: pooled-ids-once).
         if worker_id in self._assigned or worker_id in self._used:
             return False
+        # The leader never asks for it; a second safeguard (lifecycle: pooled-one-slot).
         taken_by = self._holder_of(question)
         if closed is not None or taken_by is not None:
             reason = closed or "a worker of this key and slot runs here"
@@ -93,6 +95,8 @@ class Assignments:
         """Remove an exited worker or a refusal. A worker that has not exited stays."""
         assigned = self._assigned.get(question.worker_id)
         if assigned is not None and assigned.state is not AssignmentState.EXITED:
+            # A worker that runs is never forgotten: the leader would start a second one (lifecycle:
+            # pooled-forget-after-exit).
             return
         self._assigned.pop(question.worker_id, None)
         self._refused.pop(question.worker_id, None)

@@ -170,6 +170,8 @@ class PooledProcess:
             self._term = 0  # the old term was accepted while this machine's clock was wrong
         if message.generation.term < self._term:
             return  # from a deposed leader
+        # From the report on that carries this term, earlier leaders can change nothing here (lifecycle:
+        # pooled-older-terms).
         self._term = message.generation.term
         try:
             question = question_of_control(message)
@@ -193,6 +195,8 @@ class PooledProcess:
             case ReportState():
                 pass
         if question.question:
+            # Answered also if nothing was to be done: a repeated question must get its answer, too (lifecycle:
+            # pooled-repeat).
             self._answers.append(question.question)
         self._report_soon()
 
@@ -229,6 +233,7 @@ class PooledProcess:
     async def _run_worker(self, environment: WorkerEnvironment) -> None:
         """Run a worker to its end. It waits until the shared session is ready."""
         worker_id = environment.worker_id
+        # What is reported if nothing below says better: every assigned worker must get an end.
         how = AssignmentExit(ExitCode.UNRECOVERABLE, "the worker could not be made")
         try:
             if not await self._may_run(worker_id):
@@ -240,6 +245,8 @@ class PooledProcess:
             log.exception("worker could not be run", worker_id=worker_id)
             how = AssignmentExit(ExitCode.UNRECOVERABLE, describe_with_place(error))
         finally:
+            # After `run`, with the connection closed: until then the worker may hold a request (lifecycle:
+            # pooled-exit-when-closed).
             self._record_end(worker_id, how)
         if how.code == ExitCode.UNRECOVERABLE:
             await self._check_session()  # the cause may be the shared session
@@ -258,6 +265,7 @@ class PooledProcess:
         if worker is not None:
             self._served += worker.requests
             self._ended.append(worker)
+        # Only workers that have not exited count: exited ones are listed until the leader forgets them.
         if not self._assignments.active:
             self._all_ended.set()
         self._check_left_behind()
@@ -358,6 +366,7 @@ class PooledProcess:
 
     def _report(self) -> None:
         self._report_due = False
+        # Rises with each report, so that the leader can ignore one that arrives late (lifecycle: pooled-sequence).
         self._sequence += 1
         state = ProcessState(
             sequence=self._sequence,
@@ -371,6 +380,7 @@ class PooledProcess:
             requests=self._served + sum(worker.requests for worker in self._workers.values()),
             started_at=self._started_at,
         )
+        # Taken into this report. If it is lost, the leader repeats the question and gets another answer.
         self._answers = []
         self._reporter.report(Event.PROCESS_STATE, **state.to_report(self._environment.worker_id).details)
 

@@ -70,12 +70,15 @@ class Batches:
         """The answer to one request, which runs in a batch. Raises what the dispatcher raises for the whole batch."""
         batch = self._batch_for(job, options)
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        # A member until it has its answer or is interrupted: what is not a member is never resolved.
         batch.members[job] = answer
         if batch.is_full:
             self._close(batch)
+        # Waits beside the other requests of the batch; only the cancellation of this request ends the wait early.
         try:
             return await answer
         except asyncio.CancelledError:
+            # The others go on without it. Its call is marked as cancelled, and the dispatcher leaves it out.
             batch.members.pop(job, None)
             if batch.running is not None and not batch.members:
                 # No request of the batch needs its answer any more. The last request ends only when the handler has
@@ -90,12 +93,14 @@ class Batches:
         batch = self._open.get(kind)
         if batch is None:
             batch = self._open[kind] = Batch(kind, options, self._clock.monotonic(), Wakeup(self._clock))
+            # One task for each batch, not for the request that opened it: that one may be cancelled first.
             self._spawn(self._serve(batch))
         return batch
 
     def _close(self, batch: Batch) -> None:
         """Take no further requests into the batch."""
         if self._open.get(batch.kind) is batch:
+            # Only if it is still this batch: a later batch of the same kind may be open by now.
             del self._open[batch.kind]
         batch.full.set()
 
@@ -105,12 +110,15 @@ class Batches:
         It waits for the slot first, because no batch of a lower level may begin while this one waits for further
         requests. Under load the batch fills while it waits for its slot, so there is no further wait.
         """
+        # One slot for all requests of the batch: its handler has one call at a time, in one thread.
         await self._slots.acquire(batch.kind[2])
         try:
+            # Counted from the first request: the wait for the slot uses `max_wait` up.
             until = batch.opened_at + batch.options.max_wait
             if not batch.is_full and batch.members:
                 await batch.full.wait(max(0.0, until - self._clock.monotonic()))
             self._close(batch)
+            # Closed without an await before the run: no request can join a batch whose handler has its calls already.
             await self._run(batch)
         except Exception as error:  # every request must get an outcome
             _resolve(batch, list(batch.members), error)
@@ -118,19 +126,23 @@ class Batches:
             self._slots.release()
 
     async def _run(self, batch: Batch) -> None:
+        # Copied: an interruption during the run removes members, and answers are matched by position.
         jobs = list(batch.members)
         if not jobs:
             return  # all were interrupted while they waited
         group_id = jobs[0].group_id
         for job in jobs:
+            # The group of the first request names the Spark jobs of all: a cancel of the whole batch has to find them.
             self._begin(job, group_id, len(jobs))
         if any(job.request.redelivered for job in jobs):  # one of them may have ended an earlier worker
             await self._confirm_running()
         if not batch.members:
+            # All were interrupted during the confirm: the handler must not run for nothing.
             return
         running = self._dispatcher.run_batch([job.call for job in jobs], group_id=group_id)
         batch.running = asyncio.ensure_future(running)
         try:
+            # `wait` and not `await`: an error of the handler belongs to the requests, not to this task.
             await asyncio.wait({batch.running})
         finally:
             batch.running.cancel()  # no effect unless this task itself was cancelled
@@ -142,6 +154,7 @@ def _resolve(batch: Batch, jobs: list[InFlight], outcome: list[Response | None] 
     """Give each waiting request its answer, or the exception."""
     for place, job in enumerate(jobs):
         answer = batch.members.get(job)
+        # Interrupted meanwhile: it was settled by the interruption, and must not be answered a second time.
         if answer is None or answer.done():
             continue
         response = None if isinstance(outcome, BaseException) else outcome[place]

@@ -34,9 +34,12 @@ class Cancellations:
         if not correlation_id or not reply_to:
             return
         name, now = (correlation_id, reply_to), self._clock.monotonic()
+        # A cancel that crossed the answer on its way is dropped: the next request of this name was never cancelled.
         if not self._is_recent(self._completed.get(name)):
             self._put(self._cancelled, name, now)
             if keep_for > 0:
+                # Kept for longer, and used only for a request with earlier attempts: it comes back after a wait of
+                # known length.
                 self._put(self._cancelled_between, name, now + keep_for)
 
     def completed(self, correlation_id: str | None, reply_to: str | None) -> None:
@@ -49,12 +52,14 @@ class Cancellations:
         if not correlation_id or not reply_to:
             return False
         name = (correlation_id, reply_to)
+        # Popped: a client may use a correlation id again, and the new request must run.
         was_cancelled = self._is_recent(self._cancelled.pop(name, None))
         until = self._cancelled_between.pop(name, -math.inf)  # also used up by a new request of an old name
         return was_cancelled or (tried_before and self._clock.monotonic() <= until)
 
     def _put(self, times: OrderedDict[Name, float], name: Name, moment: float) -> None:
         times[name] = moment
+        # Kept in the order of time, so that the entry that is dropped is the oldest.
         times.move_to_end(name)
         if len(times) > MAX_REMEMBERED:
             times.popitem(last=False)

@@ -77,6 +77,8 @@ class Dispatcher:
         default = app.default_route()
         self._default = None if default is None else Target(default, decoder_for(default))
         self._sessions: SessionFactory | None = app.sessions
+        # Handlers and questions never share threads: a health check behind stuck handlers would make the worker look
+        # dead.
         self._threads = threads
         self._side_threads = side_threads
         self._debug = debug
@@ -109,12 +111,14 @@ class Dispatcher:
         self._attach_session(call)
         try:
             if target is None:
+                # Raised inside the `try`, so that an unknown path is answered like any error of the request.
                 raise self._unknown_path(call.path)
             route = target.route
             if not route.is_async:
                 return await self._in_thread(
                     lambda: self._respond(route, call, route.function(*_arguments(target, call))), call, group_id
                 )
+            # On the event loop: an asynchronous handler must not block, and the watchdog ends the worker if it does.
             result = await route.function(*_arguments(target, call))
             if not may_hold_rows(result):
                 return answer_to_response(result)
@@ -137,11 +141,14 @@ class Dispatcher:
         for call in calls:
             self._attach_session(call)
             try:
+                # Decoded before the handler runs: an invalid body fails its own call and never the batch.
                 ready.append((call, None if target.decode is None else decode_body(target.decode, call)))
             except RequestError as error:
                 found[call] = error_response(error, path=call.path)
+        # A stack of parts: halving finds one failing call among n in about 2 * log2(n) runs of the handler.
         parts = [ready]
         while parts:
+            # Checked for each part: a call may be cancelled while an earlier part runs.
             part = [one for one in parts.pop() if not one[0].cancelled]
             if not part:
                 continue
@@ -149,11 +156,16 @@ class Dispatcher:
             try:
                 results = await self._answer_batch(target, part, group_id)
             except InvalidBatchError as error:
+                # The handler ran and its answers cannot be matched to calls: running halves would repeat the side
+                # effects.
                 results = [error] * len(part)
             except Exception as error:
                 if len(part) > 1:
+                    # Without a session every half would fail too: the worker ends instead, and all requests return to
+                    # the queue.
                     await self._check_alive(error, part[0][0])
                     log.warning("batch failed", path=calls[0].path, calls=len(part), reason=describe(error))
+                    # The second half goes below the first: calls run in the order in which they arrived.
                     parts += [part[len(part) // 2 :], part[: len(part) // 2]]
                     continue
                 results = [error]
@@ -198,6 +210,7 @@ class Dispatcher:
 
     def _attach_session(self, call: Call) -> None:
         if self._sessions is not None:
+            # Attached and not created: a request that never asks for its Spark session costs none.
             call.attach_session(partial(self._sessions.request_session, call.context.session))
 
     def _respond(self, route: Route, call: Call, result: Any) -> Response:
@@ -207,6 +220,7 @@ class Dispatcher:
     async def _in_thread(self, answer: Callable[[], T], call: Call, group_id: str) -> T:
         future = asyncio.get_running_loop().run_in_executor(self._threads, self._work, answer, call, group_id)
         try:
+            # Shielded: cancelling the future would report the thread as free while it still runs the handler.
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
             while not future.done():  # the slot is free only when the thread is
@@ -227,6 +241,7 @@ class Dispatcher:
         except Exception as error:
             return error
         except BaseException as error:  # a handler called sys.exit
+            # SystemExit must not pass: in a thread it ends nothing, and on the loop it would end the worker.
             return HandlerExitError(f"The handler ended with {describe(error)}.")
 
     async def _cancel_group(self, call: Call, group_id: str) -> None:
@@ -285,6 +300,7 @@ class Dispatcher:
 
     async def _failure(self, error: Exception, call: Call) -> Response:
         await self._check_alive(error, call)
+        # The traceback goes to the log alone: a caller sees it only where the operator has set `debug`.
         log.error("handler failed", path=call.path, correlation_id=call.correlation_id, exc_info=error)
         refusal = await self._refusal(error) or RequestError(describe(error), code=500, error_code="internal_error")
         if self._debug:
@@ -293,6 +309,8 @@ class Dispatcher:
 
     async def _check_alive(self, error: Exception, call: Call) -> None:
         """Raise `SessionLostError` if the session is gone: that is the cause of `error` then."""
+        # Asked after every unexpected error of a handler: the error of the first request that hits a dead JVM is not
+        # its own fault.
         if not await self.is_alive(call.context.session):
             raise SessionLostError(await self.loss_reason(call.context.session)) from error
 
@@ -307,6 +325,7 @@ class Dispatcher:
             return None
 
     def _unknown_path(self, path: str) -> RequestError:
+        # The message lists some of them, the details of the answer all.
         known = sorted(self._targets)
         listed = ", ".join(known[:MAX_LISTED_PATHS]) or "none"
         fault = (

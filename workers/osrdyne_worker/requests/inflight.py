@@ -88,7 +88,9 @@ class InFlight:
         """Stop the work on it; False if it is being settled or was interrupted before."""
         if self.phase is Phase.SETTLING or self.interruption is not None:
             return False
+        # Set before the task is cancelled: the task tells by it a cancelled request from the end of the worker.
         self.interruption = reason
+        # The handler sees it at its next check; a thread cannot be interrupted in any other way.
         self.call.cancel()
         # A task that has not started is not cancelled, it would skip its clean-up: it checks `interruption` itself.
         if self.task is not None and self.started:
@@ -99,6 +101,7 @@ class InFlight:
         """Begin to settle it; False if another task has begun. It can no longer be interrupted."""
         if self.phase is Phase.SETTLING:
             return False
+        # No await between check and change: of two tasks, exactly one acknowledges the request.
         self.phase = Phase.SETTLING
         return True
 
@@ -111,6 +114,7 @@ class InFlight:
         """It has a slot."""
         self._end_wait()
         if self.held is not None:
+            # The prefetch may open a consumer for the next request, which then waits here for its slot.
             self.held.begin()
 
     def set_aside(self) -> None:
@@ -125,15 +129,18 @@ class InFlight:
         if self.held is not None:
             self.held.leave()
         if self.level is not None:
+            # A lower level that waits for this queue asks it again: RabbitMQ may deliver the next request now.
             self.level.settled()
 
     def _end_wait(self) -> None:
         if self.waits and self.level is not None:
+            # Once for each request: counted twice, the level would know of fewer waiting requests than it has.
             self.level.begun()
         self.waits = False
 
     async def ack(self) -> None:
         await self._make_room()
+        # After `_make_room`: the acknowledgement lets RabbitMQ send the next request at once.
         await self.delivery.ack()
 
     async def nack(self) -> None:

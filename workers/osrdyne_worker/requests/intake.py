@@ -70,6 +70,7 @@ class Intake:
         self._queue = queue
         self._queues = queues
         self._processor = processor
+        # One level for each queue, whichever connection consumes it: requests that still run go on counting in it.
         self._level = processor.levels.of(queue)
         self._channel: Channel | None = None
         self._failures = 0
@@ -93,13 +94,16 @@ class Intake:
     async def _take(self, share: Share) -> None:
         """Wait for the queue and consume it; wait a moment after a failure."""
         if not self._failures:
+            # Not after a failure: a queue that cannot be consumed must not block the levels below it.
             self._level.expect(share.priority)
         try:
             if await self._queue_exists():
                 await self._consume(share)
         except BrokerError as error:
             if self._broker.is_closed:
+                # The loss of the connection ends all intakes at once; only trouble with this one queue is retried here.
                 raise
+            # The other queues go on: they have channels of their own.
             self._failures += 1
             self._level.unreachable()
             log.warning("request queue cannot be consumed", queue=self._queue, reason=str(error))
@@ -114,9 +118,12 @@ class Intake:
             self._level.unreachable()
             missing_for = self._clock.monotonic() - since
             if self._share is None:
+                # The controller takes a queue out of the list before it deletes it: a missing queue is then no fault.
                 return False
             if missing_for >= timeout:
                 reason = f"The request queue {self._queue} was missing for {missing_for:.0f} s."
+                # The group has ended, or the worker was started for a queue that will not come: the controller decides
+                # what follows.
                 self._runtime.request_exit(QueueMissing(reason))
             if attempts == 1:
                 log.warning("request queue missing", queue=self._queue)
@@ -125,10 +132,12 @@ class Intake:
 
     async def _consume(self, share: Share) -> None:
         """Consume until the share changes. Loses the channel and raises `BrokerError` when a consumer fails."""
+        # Kept from one share to the next: running requests are acknowledged on the channel that delivered them.
         if self._channel is None or self._channel.is_closed:
             self._channel = await self._broker.connection.channel()
         channel, failures = self._channel, list[BrokerError]()
         log.info("taking requests", queue=self._queue)
+        # Counted until all consumers are cancelled: a suspect runs alone only when no queue can deliver any more.
         self._processor.intakes += 1
         try:
             async with asyncio.TaskGroup() as group:
@@ -137,6 +146,7 @@ class Intake:
                     while self._share == share:
                         await self._queues.changed()
                 finally:
+                    # Before the cancels: a request that begins now must not open one more consumer.
                     consumers.stop()
                 if self._share is None:
                     self._level.detach()
@@ -144,6 +154,7 @@ class Intake:
                     self._level.expect(self._share.priority)
                 # While RabbitMQ blocks the connection it would not read the cancel, and the answer would time out.
                 await self._broker.until_unblocked()
+                # Cancelled and not closed: running requests keep their deliveries and are acknowledged later.
                 await consumers.close()
         except* BrokerError as errors:
             failures += _flat(errors)
@@ -151,6 +162,7 @@ class Intake:
             self._processor.intakes -= 1
         if failures:
             self._lose_channel()
+            # One error is enough to log: the channel of all consumers of this queue is closed because of it.
             raise failures[0]
         # What was received and has not begun: another worker of the group, or the next share, gets it.
         self._processor.requeue(channel=channel)
@@ -159,6 +171,7 @@ class Intake:
     def _lose_channel(self) -> None:
         """Close the channel: RabbitMQ then requeues its unacknowledged requests."""
         self._level.detach()
+        # Taken before the close, so that a second call closes nothing and a new channel is opened next time.
         channel, self._channel = self._channel, None
         if channel is not None:
             # Before the close, which returns the requests to their queue: their handlers stop here.
@@ -192,6 +205,7 @@ class _Consumers:
         await asyncio.gather(*(self._close(consumer) for consumer in self._prefetch.open))
 
     def _open(self, opening: QueueConsumer) -> None:
+        # In the task group of the share: when one consumer fails, all of them end and the channel is replaced.
         self._group.create_task(self._hand_over(opening), name="intake-consumer")
 
     def _close_soon(self, closing: QueueConsumer) -> None:
@@ -213,9 +227,11 @@ class _Consumers:
         if intake._share == self._share and opening in self._prefetch.open:
             intake._level.attach(self._share.priority, self._count_ready)
         else:
+            # The share changed while RabbitMQ confirmed this consumer, or it is not needed any more.
             await self._close(opening)
         async for delivery in consumer:
             if intake._share is None:
+                # Never accepted: the worker has stopped taking requests of this queue, and another one gets it.
                 await delivery.nack(requeue=True)  # it arrived before the consumer was cancelled
                 continue
             intake._processor.accept(
@@ -232,6 +248,7 @@ class _Consumers:
         try:
             await self._channel.cancel(closing.consumer)
         except BrokerError as error:
+            # The reader of this consumer ends with the same error, and with it the share.
             closing.consumer.end(error)
 
     async def _count_ready(self) -> int | None:
@@ -243,6 +260,7 @@ class _Consumers:
         # RabbitMQ counts them as delivered, the processor has not seen them yet.
         buffered = sum(one.consumer.waiting() for one in self._prefetch.open if one.consumer is not None)
         waiting = queue.ready + buffered
+        # None of our own consumers is counted: the answer comes from a queue without a leader and proves nothing.
         return waiting if waiting or queue.consumers else None
 
 

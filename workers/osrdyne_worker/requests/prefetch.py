@@ -99,6 +99,7 @@ class Prefetch:
         self.open: list[QueueConsumer] = []
 
     def start(self) -> None:
+        # Without a limit one request of each queue, so that the worker holds the highest one of every level.
         self._open(1 if self._limit is None else self._limit)
 
     def stop(self) -> None:
@@ -120,6 +121,7 @@ class Prefetch:
     def change(self, request: HeldRequest, state: HeldState) -> None:
         """Change the state of a request, and open consumers for the requests that may come now."""
         request.state = state
+        # As many as are missing, each with a prefetch of 1: RabbitMQ cannot raise the prefetch of an open consumer.
         for _ in range(-self._surplus()):
             self._open(1)
 
@@ -131,7 +133,10 @@ class Prefetch:
         if self._limit is None and self._surplus() > 0:
             await asyncio.sleep(0)  # the request that has just been granted a slot has not begun yet
         if self._surplus() > 0 and (consumer := self._superfluous(request)) is not None:
+            # Removed before the await: a second request that settles meanwhile must not close the same consumer.
             self.open.remove(consumer)
+            # Cancelled before the acknowledgement is sent, so that RabbitMQ has no consumer to deliver the next request
+            # to.
             await self._close_consumer(consumer)
 
     def forget(self, request: HeldRequest) -> None:
@@ -143,6 +148,7 @@ class Prefetch:
     def _open(self, prefetch: int, *, for_batches: bool = False) -> QueueConsumer:
         consumer = QueueConsumer(prefetch, for_batches=for_batches)
         self.open.append(consumer)
+        # Counted as open although it is not: the sums stay true until the intake has ended.
         if not self._stopped:
             self._open_consumer(consumer)
         return consumer
@@ -162,12 +168,14 @@ class Prefetch:
 
     def _surplus(self) -> int:
         """How many requests too many can come, or wait, once the settling requests are settled; may be negative."""
+        # A request that was set aside blocks its consumer's prefetch without being one that could run.
         set_aside = self._count(HeldState.SET_ASIDE, open_consumer=True)
         can_come = sum(consumer.prefetch for consumer in self.open if not consumer.for_batches) - set_aside
         if self._limit is not None:
             return can_come - self._limit
         running = self._count(HeldState.RUNNING, open_consumer=True)
         waiting_of_closed = self._count(HeldState.WAITING, open_consumer=False)
+        # One may wait beside those that run; each free slot adds one that begins at once.
         return can_come - running + waiting_of_closed - 1 - self._free_slots()
 
     def _count(self, state: HeldState, *, open_consumer: bool) -> int:
@@ -184,5 +192,6 @@ class Prefetch:
         if self._limit is None or settling.consumer.prefetch == 1 != self._limit:
             return settling.consumer if settling.consumer in self.open else None
         aside = {request.consumer for request in self._requests if request.state is HeldState.SET_ASIDE}
+        # The first one has the large prefetch of the queue: without it the worker would fetch one request at a time.
         spare = [one for one in self.open[1:] if one not in aside and not one.for_batches]
         return spare[-1] if spare else None

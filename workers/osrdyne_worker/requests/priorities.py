@@ -48,6 +48,7 @@ class PriorityLevel:
     def expect(self, priority: int) -> None:
         """The queue is about to be consumed."""
         self.priority = priority
+        # Not known to be empty: from here the level blocks lower ones until RabbitMQ has answered.
         self._consumed, self._reachable, self._empty, self._count_ready = True, True, False, None
 
     def attach(self, priority: int, count_ready: Callable[[], Awaitable[int | None]]) -> None:
@@ -69,6 +70,7 @@ class PriorityLevel:
     def arrived(self) -> None:
         """A request of the queue has arrived: there may be more behind it."""
         self._waiting += 1
+        # A delivery proves that the queue has a leader, whatever its last answers were.
         self._silent_checks = 0
         self._reachable, self._empty = True, False
         self._changed.set()
@@ -83,6 +85,7 @@ class PriorityLevel:
 
     async def check(self) -> None:
         """Ask RabbitMQ whether the queue is empty, or wait for a change at most `DELIVERY_TIMEOUT`."""
+        # A request that waits here already proves that the queue is not empty: no question is needed.
         if self._waiting == 0 and self._count_ready is not None and await self._is_empty(self._count_ready):
             return
         await self._changed.wait(DELIVERY_TIMEOUT)
@@ -95,12 +98,15 @@ class PriorityLevel:
             ready = await count_ready()
         except BrokerError:
             self._reachable = False
+            # The level no longer blocks: a channel that is lost is opened again by its intake, which may take long.
             return True
         finally:
             self._checking = False
         self._silent_checks = self._silent_checks + 1 if ready is None else 0
+        # A queue without a leader may stay so for minutes; lower levels must not wait for that.
         self._reachable = self._silent_checks < MAX_SILENT_CHECKS
         if ready != 0:
+            # Unknown counts as not empty: strict priority may delay a lower level, and never overtakes a higher one.
             self._empty = False
         return self._empty or not self._reachable
 
@@ -123,6 +129,7 @@ class PriorityLevels:
         """Check the highest level that blocks `priority`."""
         blocking = [level for level in self._by_queue.values() if level.priority < priority and level.blocks]
         if blocking:
+            # One at a time, the highest first: while it holds requests the answers of the others change nothing.
             await min(blocking, key=lambda level: level.priority).check()
 
 
@@ -153,6 +160,7 @@ class Slots:
 
     def try_acquire(self, priority: int = 0) -> bool:
         """Take a slot if one is free, no request waits and no higher level blocks."""
+        # With waiters the order of the heap decides: a newcomer must not pass them.
         if self._free == 0 or self._waiting or self._is_blocked(priority):
             return False
         self._free -= 1
@@ -166,6 +174,7 @@ class Slots:
 
     async def acquire_all(self, priority: int, *, patience: float) -> None:
         """Take all slots once no request goes first. After `patience` seconds the waiter goes before all others."""
+        # Its own place in the order is drawn here, so that the timer can find the waiter again.
         timer = asyncio.get_running_loop().call_later(patience, self._promote, order := next(self._order))
         try:
             await self._wait_turn(priority, alone=True, order=order)
@@ -178,6 +187,7 @@ class Slots:
 
     async def _wait_turn(self, priority: int, *, alone: bool, order: int | None = None) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The counter breaks ties: requests of one level run in the order in which they arrived.
         heapq.heappush(self._waiting, (priority, next(self._order) if order is None else order, turn, alone))
         self._grant()
         try:
@@ -186,11 +196,13 @@ class Slots:
             if turn.done() and not turn.cancelled():  # granted in the same moment: pass the slot on
                 self.release(all_slots=alone)
             else:
+                # The heap keeps the entry until it comes to the top; `_grant` drops what is done.
                 turn.cancel()
                 self._grant()
             raise
 
     def _promote(self, order: int) -> None:
+        # Above every level: nothing arrives that could go before it any more.
         self._waiting = [(-1 if one[1] == order else one[0], *one[1:]) for one in self._waiting]
         heapq.heapify(self._waiting)
         self._grant()
@@ -205,15 +217,19 @@ class Slots:
             if turn.done():
                 heapq.heappop(self._waiting)
             elif alone and self._free < self._size:
+                # It stays at the head, and no waiter behind it is granted a slot: otherwise all slots would never be
+                # free at once.
                 return
             elif self._is_blocked(priority):
                 if not self._checking and self._spawn is not None:
                     self._checking = True
+                    # One such task at a time: it repeats until the first waiter may run, whichever that is by then.
                     self._spawn(self._check_levels())
                 return
             else:
                 heapq.heappop(self._waiting)
                 self._free -= self._size if alone else 1
+                # The slot is taken before the waiter runs: two grants in a row never give the same slot.
                 turn.set_result(None)
 
     async def _check_levels(self) -> None:

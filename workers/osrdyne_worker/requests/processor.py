@@ -82,6 +82,7 @@ class Processor:
         self._reporter = reporter
         self._replies = replies
         self._progress = ProgressSender(replies, runtime.spawn)
+        # Shared by all requests of the worker: one warning for each meaningless header, not one for each request.
         self._retries = retries
         self._addresses = addresses
         self._cancellations = Cancellations(self._clock)
@@ -144,6 +145,7 @@ class Processor:
         held: HeldRequest | None = None,
     ) -> None:
         """Take a delivery over; `priority` 0 is the highest. Never raises, whatever the delivery contains."""
+        # From here to the acknowledgement the request is unacknowledged: if the worker dies, RabbitMQ requeues it.
         request = delivery.to_request(now_ms=now_ms(self._clock))
         self._accepted += 1
         job = InFlight(
@@ -151,6 +153,7 @@ class Processor:
             request=request,
             call=Call(self.context, request, clock=self._clock),
             broker=broker,
+            # Unique in the life of this worker: cancelling the Spark jobs of one group must not hit another request.
             group_id=f"{self.context.worker_id}-{self._accepted}",
             priority=priority,
             received_at=self._clock.monotonic(),
@@ -158,37 +161,50 @@ class Processor:
             held=held,
         )
         if level is not None:
+            # Before the task runs: from now on no lower level may get a slot ahead of this request.
             level.arrived()
         if request.wants_progress:  # other clients take the first reply for the last one
             job.call.attach(partial(self._progress.send, job))
         self._jobs[self._accepted] = job
         self._idle.clear()
+        # A task for each request: `accept` never waits, so that a slow request keeps no intake from reading the next
+        # one.
         job.task = self._runtime.spawn(self._process(job, self._accepted))
         self._reporter.received()
 
     async def _process(self, job: InFlight, number: int) -> None:
         """Process one request until it is settled and its handler has ended."""
+        # An interruption before this line sets only the flag: cancelling a task that has not begun would skip its
+        # clean-up.
         job.started = True
         claimed = False
         try:
             result = await self._work(job)
+            # The handler is over: a deadline that fires from here on must not interrupt the publish of the answer.
             job.disarm()
             # An interrupted request was settled by `_settle_interrupted`, unless its handler ended at once.
             if claimed := job.claim():
                 await self._settle(job, result)
         except BrokerError as error:
+            # Not settled: RabbitMQ still has the request and delivers it again. Nothing may answer it from here.
             self._drop(job, error)
         except Exception:
             log.exception("request could not be processed")
+            # Returned as a failed delivery: a request on which this code fails each time must reach the delivery limit.
             if claimed or job.claim():
                 await self._reject(job)
         finally:
             job.disarm()
             if job.settling is not None:
+                # The entry stays until the interruption has settled the request: `until_idle` must not return before
+                # that.
                 await asyncio.wait({job.settling})
             if not job.is_reported:
+                # Every `received` is balanced by one `completed` or `dropped`, or the worker would report that it is
+                # never idle.
                 self._reporter.dropped()
             del self._jobs[number]
+            # Last of all: a lower level that waits for this queue checks it again from here.
             job.leave()
             if not self._jobs:
                 self._idle.set()
@@ -206,23 +222,30 @@ class Processor:
             if job.interruption is None or task is None or task.uncancel() > 0:
                 raise
         if job.interruption is not None:
+            # The handler may have returned in the same moment. The interruption wins: it may have settled the request
+            # already.
             return result_of(job.interruption)
         return result
 
     def _check(self, job: InFlight) -> Result | None:
         """The result of a request that must not run; None if it may. Arms the timer of its deadline."""
         request = job.request
+        # Before the other checks: their answers, `expired` for example, would go to an address that is not allowed.
         reason = self._addresses.refuse(request.reply_to)
         if reason is not None and job.interruption is None:
             self._log_reply_to(request, reason)
             return Outcome.REPLY_TO_REFUSED
         left = time_left(request, now_ms=now_ms(self._clock), settings=self._settings)
+        # In a direct pool a client writes these headers itself, so that they prove no earlier attempt.
         retried = self._retries.of_managed_pool and read_attempts(request.headers) > 0
+        # Taken even if the request ends for another reason: a cancel counts once, and never for a later request.
         was_cancelled = self._cancellations.take(request.correlation_id, request.reply_to, tried_before=retried)
         result = early_result(interruption=job.interruption, was_cancelled=was_cancelled, left=left)
+        # Set before the text is checked: a suspect with a refused text is dead-lettered instead of answered.
         job.is_suspect = is_suspect(request)
         if result is None:
             result = self._check_text(job)
+        # Armed while the request still waits for its slot: it must be answered `expired` at its deadline, not later.
         if result is None and left is not None:
             self._arm(job, left)
         return result
@@ -240,6 +263,7 @@ class Processor:
         if not seconds or (REPLAY_HEADER in job.request.headers and not job.is_suspect):
             return None  # an operator has replayed it
         log.warning("request refused, its text has ended workers", path=shown_path(job.request.path))
+        # A suspect has ended a worker before: dead-lettering keeps it for inspection, and the controller answers it.
         return Outcome.DEAD_LETTERED if job.is_suspect else refusal(job.request, seconds)
 
     async def _run_in_slot(self, job: InFlight) -> Result:
@@ -248,7 +272,10 @@ class Processor:
         job.classify(in_batch=batch is not None)
         if batch is not None:
             return await self._run_in_batch(job, batch)
+        # Cancelled while it waits here, the request has no slot to return; `acquire` passes on a slot granted
+        # meanwhile.
         await self._slots.acquire(job.priority)
+        # Set without an await after the grant, so that an interruption never leaves a slot that belongs to no request.
         job.has_slot = True
         job.begin()
         try:
@@ -261,6 +288,7 @@ class Processor:
         """Run the request together with others, in one slot for all of them."""
         try:
             if await self._is_abandoned(job):
+                # Before it joins a batch: an abandoned request would take a place from one whose caller still waits.
                 return Outcome.ABANDONED
             return await self._batches.run(job, options)
         except SessionLostError as error:
@@ -273,6 +301,7 @@ class Processor:
         job.begin()
         job.phase = Phase.RUNNING
         job.in_handler = True
+        # All requests of a batch share one Spark job group: the handler answers them together.
         job.group_id, job.batch_size = group_id, size
         left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
         self._arm(job, time_to_work(left, self._settings))
@@ -285,24 +314,33 @@ class Processor:
         runs. After a death in between, the request remains a suspect; RabbitMQ's delivery limit counts in any case.
         """
         await self._reporter.confirm_running()
+        # From here others may go first, also those that arrive later; the prefetch lets one more request come in its
+        # place.
         job.set_aside()
         if job.request.delivery_count >= 2:
+            # The controller needs this time to notice the death of the last worker and to send the text that it
+            # refuses.
             await self._clock.sleep(VERDICT_TIME)
+        # All slots: nothing else may run beside the suspect, or its death would prove nothing about it.
         await self._slots.acquire_all(SUSPECT_PRIORITY, patience=PATIENCE)
         try:
             job.phase = Phase.RUNNING
+            # Set before the callback: it makes the intakes stop, so that no further request enters the worker.
             self._alone = job
             self._on_alone()
             await self._until_alone()
             refused = self._check_text(job)  # the controller may have refused its text meanwhile
             if refused is not None:
                 return refused
+            # Not earlier: a worker that dies before this line must not be taken as proof against the suspect.
             self._evidence.alone = text_fingerprint(job.request.path, job.request.body)
             return await self._run_handler(job)
         finally:
             job.in_handler = False
             self._alone = None
+            # Cleared before the slots are released: the next request that ends the worker is not this one.
             self._evidence.alone = ""
+            # Before the intakes consume again, so that the first request that arrives finds its slot free.
             self._slots.release(all_slots=True)
             self._on_alone()
             # The suspect is not the cause of what happens from now on.
@@ -311,6 +349,7 @@ class Processor:
     async def _until_alone(self) -> None:
         """Wait until other requests that were set aside are requeued, and no queue is consumed."""
         until = self._clock.monotonic() + ALONE_TIMEOUT
+        # Polled, with a limit: a request whose handler never ends must not hold the suspect back without end.
         while (len(self._jobs) > 1 or self.intakes) and self._clock.monotonic() < until:
             await self._clock.sleep(0.01)
 
@@ -318,8 +357,10 @@ class Processor:
         try:
             job.phase = Phase.RUNNING
             job.in_handler = True
+            # Computed anew: the request may have waited for its slot, and the handler gets only what is left.
             left = time_left(job.request, now_ms=now_ms(self._clock), settings=self._settings)
             self._arm(job, time_to_work(left, self._settings))
+            # As late as possible: the caller may have gone while the request waited.
             if await self._is_abandoned(job):
                 return Outcome.ABANDONED
             if job.request.redelivered:  # it may have ended an earlier worker
@@ -329,9 +370,12 @@ class Processor:
             return self._session_lost(job, error)
 
     def _session_lost(self, job: InFlight, error: SessionLostError) -> Result:
+        # Recorded before the exit is requested: the last report has to name the requests that ran when the session
+        # ended.
         self._evidence.lost_session.append(job.fingerprint)
         if self._alone is job:
             self._evidence.lost_session_alone = self._evidence.alone
+        # No request can run here any more. The controller starts another worker, which builds a new session.
         self._runtime.request_exit(Unrecoverable(error.message))
         return Outcome.REJECTED
 
@@ -340,6 +384,7 @@ class Processor:
         reply_to = job.request.reply_to
         if not self._settings.skip_abandoned or reply_to is None or not reply_to.startswith(DIRECT_REPLY_TO):
             return False
+        # A passive declare of the address; a mandatory reply would not tell (broker: replies-are-never-mandatory).
         return await job.broker.caller_is_gone(reply_to)
 
     def _free_slot(self, job: InFlight) -> None:
@@ -349,43 +394,61 @@ class Processor:
 
     async def _settle(self, job: InFlight, result: Result) -> None:
         """Reply and acknowledge, or return the request to RabbitMQ. For the task that has claimed the request."""
+        # Returns after the confirm of the reply or of the copy. Until then the request stays unacknowledged.
         outcome = await self._answer(job, result) if isinstance(result, Response) else result
         match outcome:
             case Outcome.ANSWERED:
+                # Crash before: the request is delivered again, and its caller gets two answers. After: it is gone,
+                # answered.
                 await job.ack()
                 assert isinstance(result, Response)
                 self._completed(job, str(result.status))
             case Outcome.RETRIED:
+                # Crash before: the copy waits and the request is delivered again, a duplicate. After: the copy alone.
                 await job.ack()
                 self._report(job, RETRIED)
             case Outcome.ABANDONED:
+                # No caller is left to answer: a crash before it only repeats the check.
                 await job.ack()
                 self._completed(job, "abandoned")
             case Outcome.REPLY_TO_REFUSED:
+                # Acknowledged and not rejected: the request must neither be answered nor run on a later delivery.
                 await job.ack()
                 self._report(job, REPLY_TO_REFUSED)
             case Outcome.REQUEUED:
+                # RabbitMQ 4.3 does not count a nack as a failed delivery; 3.10 and 4.0 do (broker:
+                # count-failures-by-reject).
                 await job.nack()
             case Outcome.REJECTED:
+                # The delivery counts, so that a request that always fails here ends as poison and not in a circle.
                 await job.reject()
             case Outcome.DEAD_LETTERED:
+                # One step of RabbitMQ: at no moment is the request neither in this queue nor among the dead letters.
                 await job.reject(requeue=False)
             case Outcome.LOST:
+                # Its channel is closed: a frame on it would close the whole connection (broker: channel-ends).
                 pass
 
     async def _answer(self, job: InFlight, response: Response) -> Outcome:
         """Publish the retry of a failed request, or its reply. Returns when RabbitMQ has confirmed it."""
         if job.progress:  # the answer must be the last reply
             await asyncio.wait(job.progress)
+        # Decided here, after the handler: only now is the status code known that the route's terms name.
         retry = self._retries.plan(job.request, response, now_ms=now_ms(self._clock))
         if retry is not None:
+            # Before the publish: a cancel that arrives meanwhile is meant for the next attempt, and is remembered for
+            # it.
             job.will_be_retried = True
             if await self._retries.send(job.broker, job.delivery, job.request, retry):
                 return Outcome.RETRIED
             job.will_be_retried = False
         try:
+            # Over the connection that delivered the request, or one opened beside it: once the former is lost, the
+            # request is delivered again anyway.
             await self._replies.send(job.broker.replies, job.request, counted(job.request, response))
         except PublishRefusedError as error:
+            # The reply queue is full. Run again, its reply may fit; the delivery limit ends a request whose caller
+            # never reads.
             log.warning("reply refused by its queue", path=job.request.path, reason=str(error))
             return Outcome.REJECTED
         return Outcome.ANSWERED
@@ -399,14 +462,17 @@ class Processor:
     def _drop(self, job: InFlight, error: BrokerError) -> None:
         """Give up a request whose connection failed. RabbitMQ requeues it once it notices that: make it notice soon."""
         log.warning("request dropped, RabbitMQ delivers it again", path=job.request.path, reason=error.message)
+        # The channel is still open although a part of the connection failed: RabbitMQ requeues nothing until it closes.
         if not job.delivery.channel.is_closed:
             job.broker.fail()
 
     def _completed(self, job: InFlight, status: str) -> None:
+        # A cancel that comes after the answer must not be remembered: it would hit a later request of the same name.
         self._cancellations.completed(job.request.correlation_id, job.request.reply_to)
         self._report(job, status)
 
     def _report(self, job: InFlight, status: str) -> None:
+        # Set first: whatever fails below, the count of requests in flight must not be lowered twice.
         job.is_reported = True
         completion = Completion(
             status,
@@ -436,11 +502,13 @@ class Processor:
                 self._interrupt(job, Interruption.CANCELLED)
                 if not job.will_be_retried:
                     return
+        # Not here, or here and about to wait for its next attempt: the cancel may have overtaken the request.
         self._cancellations.remember(correlation_id, reply_to, keep_for=keep_for)
 
     def requeue(self, *, channel: Channel | None = None, also_running: bool = False) -> None:
         """Requeue the requests that wait, or all of them; with `channel`, only those that arrived through it."""
         for job in list(self._jobs.values()):
+            # A channel that is being closed returns only its own requests; those of other queues stay.
             if channel is not None and job.delivery.channel is not channel:
                 continue
             if also_running or job.phase is Phase.WAITING:
@@ -450,11 +518,14 @@ class Processor:
         """Stop the work on the requests of a closed channel: RabbitMQ has requeued them."""
         for job in list(self._jobs.values()):
             if job.delivery.channel is channel:
+                # Never settled from here: another worker may have the request by now, and its answer is the one that
+                # counts.
                 self._interrupt(job, Interruption.LOST)
 
     def _arm(self, job: InFlight, seconds: float) -> None:
         """Set the deadline of a request to `seconds` from now."""
         job.disarm()
+        # The handler sees the same limit as the timer, so that it can stop by itself before it is interrupted.
         job.call.set_timeout(seconds)
         job.timer = self._loop.call_later(seconds, self._expire, job)
 
@@ -466,10 +537,13 @@ class Processor:
         """Stop the work on a request, and settle it now: its handler may run on for a while, or never end."""
         if not job.interrupt(reason):
             return False
+        # A lost request keeps its timer: its deadline is then also the limit for its handler to end.
         if reason is not Interruption.LOST:
             self._watch_stuck(job)
         if job.in_handler:
+            # In a task of its own: the answer must not wait for a handler that may run on for minutes.
             job.settling = self._runtime.spawn(self._settle_interrupted(job, reason))
+            # Frees the slot, so that the next request need not wait for a handler that runs on.
             self._abandon(job)
         return True
 
@@ -486,6 +560,7 @@ class Processor:
 
     def _abandon(self, job: InFlight) -> None:
         """Free the slot of an interrupted handler while it runs on, if its application allows that."""
+        # Handlers that run on without a slot still hold a thread; the pool of threads has `max_abandoned` spare ones.
         abandoned = sum(
             other.in_handler and not other.has_slot and not other.batch_size for other in self._jobs.values()
         )
@@ -494,6 +569,7 @@ class Processor:
 
     def _watch_stuck(self, job: InFlight) -> None:
         job.disarm()
+        # The same timer slot as the deadline: an interrupted request has no deadline any more.
         job.timer = self._loop.call_later(self._settings.stuck_grace, self._stuck, job)
 
     def _stuck(self, job: InFlight) -> None:
@@ -503,8 +579,10 @@ class Processor:
         log.error("handler does not end", path=job.request.path, reason=str(job.interruption))
         # Further handlers may be stuck because of the first one; of a batch, any other request may be the cause.
         if not self._evidence.stuck and job.batch_size <= 1:
+            # Named in the last report: the controller refuses the text once it has ended a second worker this way.
             self._evidence.stuck = text_fingerprint(job.request.path, job.request.body)
         reason = f"The handler of {job.request.path!r} did not end when it was cancelled."
+        # A thread cannot be ended from outside in Python: only the end of the process frees what it holds.
         self._runtime.request_exit(Unrecoverable(reason))
 
     # -- reports -----------------------------------------------------------------------------------------------------
@@ -512,6 +590,7 @@ class Processor:
     def running_requests(self) -> list[str]:
         """Fingerprints of the requests whose handlers run now, settled or not, or ran when the session was lost."""
         running = [job.fingerprint for job in self._jobs.values() if job.in_handler]
+        # Bounded: the report must stay small however many requests run. Lost sessions come first, as the likely cause.
         return [*self._evidence.lost_session, *running][:MAX_NAMED_REQUESTS]
 
     def _evidence_fields(self) -> Mapping[str, object]:

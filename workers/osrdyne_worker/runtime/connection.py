@@ -63,6 +63,7 @@ class BrokerConnection:
         finally:
             for end in ends:
                 end.cancel()
+        # Ends all tasks of this connection: the parts of one that is half lost would wait for answers without end.
         raise BrokerUnavailableError("The connection to RabbitMQ was lost.")
 
     async def until_unblocked(self) -> None:
@@ -87,6 +88,7 @@ class BrokerConnection:
         """The channel with confirms for retries. A missing exchange closes it and no other channel."""
         async with self._retries_lock:
             if self._retries is None or self._retries.is_closed:
+                # Opened at the first retry: most workers never need it.
                 self._retries = await self.connection.channel(confirms=True)
             return self._retries
 

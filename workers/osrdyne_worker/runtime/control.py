@@ -46,6 +46,7 @@ def without_implausible_generation(state: DesiredState, *, now: float) -> Desire
 
 def apply_control(state: DesiredState, message: ControlMessage) -> DesiredState:
     """The state after `pause`, `resume` or `queues`; an older or malformed message changes nothing."""
+    # Equal is accepted: the leader repeats its state with the same generation (lifecycle: generations).
     if message.generation < state.generation:
         return state
     match message.command:
@@ -55,6 +56,7 @@ def apply_control(state: DesiredState, message: ControlMessage) -> DesiredState:
             return replace(state, paused=False, generation=message.generation)
         case Command.QUEUES:
             queues = parse_queues(message.details.get("queues"))
+            # An empty list would stop the worker without a pause that anything could see: it counts as malformed.
             return replace(state, queues=queues, generation=message.generation) if queues else state
         case _:
             return state
@@ -133,13 +135,16 @@ async def _listen_once(
     names = PoolNames(environment.pool)
     queue = names.control_queue(environment.worker_id)
     channel = await connection.channel()
+    # Exclusive: it goes with the connection, so that no control message waits for a worker that is gone.
     await channel.declare_queue(queue, exclusive=True, auto_delete=True)
     for routing_key in routing_keys:
         await channel.bind_queue(queue, environment.control_exchange, routing_key)
+    # Without acknowledgements: a lost control message is repeated, and a late one is of no use.
     consumer = await channel.consume(queue, no_ack=True)
     on_listening()
     async for delivery in consumer:
         if delivery.exchange != environment.control_exchange:
+            # Clients can reach this queue through the default exchange, and could otherwise drain or stop a worker.
             on_forged()
             continue
         message = control_from_wire(delivery.body)

@@ -37,6 +37,7 @@ def import_app(reference: str) -> App:
         raise ConfigurationError(f"The application must be given as module:attribute, not {reference!r}.")
     here = str(Path.cwd())
     if here not in sys.path:
+        # As `python -m` would: an application in the working directory needs no installation.
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
@@ -116,6 +117,7 @@ class Loader:
             # Of the parts of "session" that the factory measures, the worker reports each by its own name.
             for part, seconds in getattr(self._app.sessions, "start_times", dict)().items():
                 self._times.note(part, seconds)
+            # Before `on_start`, which may use the session; and known to `stop` even if the hook fails.
             self.context = replace(self.context, session=session)
             self._session_built = True
         if self._app.start_hook is not None:

@@ -35,11 +35,13 @@ async def stay_connected(
         try:
             await serve()
         except ConfigurationError as error:
+            # A further attempt would fail the same way: the URI of this worker does not change.
             request_exit(InvalidConfiguration(f"WORKER_AMQP_URI: {error.message}"))
         except BrokerError as error:
             failures = 1 if clock.monotonic() - since > STABLE_AFTER else failures + 1
             if not is_exiting():
                 log.warning("no connection to RabbitMQ", reason=error.message, failures=failures)
+            # Counted from the first refusal in a row: one that is followed by a connection was only temporary.
             refused_since = (refused_since or since) if isinstance(error, BrokerAccessError) else None
             if refused_since is not None and (refused_for := clock.monotonic() - refused_since) >= refused_timeout:
                 reason = f"RabbitMQ has refused the log-in for {refused_for:.0f} s: {error.message}"

@@ -152,6 +152,7 @@ class Reporter:
         self._running: Callable[[], list[str]] = list
         self._suspects: Callable[[], Mapping[str, object]] = dict
         self._last_requests: list[str] = []
+        # Bounded: without a connection the oldest reports are dropped, and requests go on.
         self._waiting: deque[Draft | asyncio.Future[None]] = deque(maxlen=MAX_WAITING_REPORTS)
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -188,6 +189,7 @@ class Reporter:
             return
         self.report(Event.BUSY, in_flight=self.in_flight)
         received: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Behind the report in the same buffer: it is resolved only after RabbitMQ has read the report.
         self._waiting.append(received)
         with suppress(TimeoutError):
             async with asyncio.timeout(CONFIRM_TIMEOUT):
@@ -245,6 +247,7 @@ class Reporter:
         self._sending = True
         try:
             while self._waiting:
+                # Taken out before the publish: a report that fails is lost, and never delays those behind it.
                 match self._waiting.popleft():
                     case Draft() as draft:
                         await channel.publish(self._message(draft), exchange=self._exchange, routing_key=self._key)
@@ -267,6 +270,8 @@ class Reporter:
         )
 
     def _add(self, draft: Draft) -> None:
+        # Named at the moment of the report, not of the publish: the worker may die in between, and this is the
+        # evidence.
         requests = self._last_requests or self._running()
         if requests:
             draft = replace(draft, details={**draft.details, REQUESTS_FIELD: requests})

@@ -154,6 +154,7 @@ class HeapWatch:
     def check(self) -> None:
         """Check the heap once, and cancel a request if it is nearly full after a collection."""
         now = self._monotonic()
+        # A collection stops all requests of the JVM: this bounds their share of the time.
         if now < self._not_before:
             return
         use = self._heap.use()
@@ -168,10 +169,12 @@ class HeapWatch:
             running = {group: since for group, since in self._started.items() if group not in self._cancelled}
         held = self._held(list(running)) if len(running) > 1 else {}
         with self._lock:
+            # Some may have ended while Spark was asked: cancelling those would free nothing.
             running = {group: since for group, since in running.items() if group in self._started}
             chosen = choose_group(running, held, minimum=MIN_EVIDENCE * after.maximum, now=now)
             if chosen is None:
                 return
+            # Never chosen twice: a request that does not react must not protect all others.
             self._cancelled.add(chosen)
             # Whether that was enough is known only after the request has ended.
             self._not_before = self._monotonic() + CANCEL_TIME

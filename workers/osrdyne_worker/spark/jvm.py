@@ -62,6 +62,7 @@ class JvmOutput:
 
     def started(self) -> None:
         """Close our end of the pipe: the JVM holds its own."""
+        # While this end is open the reading thread never sees the end of the JVM's output.
         os.close(self.end)
 
     def recent(self) -> list[str]:
@@ -73,6 +74,7 @@ class JvmOutput:
     def _pass_on(self, source: int) -> None:
         with open(source, "rb") as lines:
             while line := lines.readline(LONGEST_LINE):
+                # Remembered before it is passed on: the last words of a JVM are the reason that callers get.
                 self._lines.append((self._monotonic(), line.decode("utf-8", "replace").rstrip()))
                 rest = memoryview(line)
                 with suppress(OSError):  # a log that cannot be written must not block the JVM
@@ -208,6 +210,7 @@ def end() -> None:
     gateway, running = SparkContext._gateway, process()
     if gateway is None:
         return
+    # Reset first: if the JVM does not end, no later session may use it.
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = None
     if running is not None:

@@ -91,6 +91,7 @@ class SparkSessions:
     def __init__(self, *, required: Mapping[str, str] | None = None, java_options: str = "") -> None:
         self._required = dict(required or {})
         self._java_options = java_options
+        # Cancelled and failed groups are remembered: some of their tasks may run on after the job is over.
         self._ended = EndedGroups()
         self._jvm: Jvm | None = None
         self._starvation: StarvationWatch | None = None
@@ -122,6 +123,7 @@ class SparkSessions:
             return _connect(master.text, conf)
         limit = _heap_limit(conf)
         jvm.require_java()
+        # Before the JVM is started: Spark would try for a minute, and its start costs seconds.
         require_reachable(master)
         since = time.monotonic()
         session, self._jvm = _start(master.text, conf)
@@ -195,17 +197,20 @@ class SparkSessions:
             finally:
                 session.removeTag(tag)
         context = session.sparkContext
+        # The group belongs to the thread, in Python and in the JVM: it is cleared when the request leaves the thread.
         context.setJobGroup(group_id, "osrdyne request", interruptOnCancel=True)
         if self._heap_watch is not None:
             self._heap_watch.began(group_id)
         try:
             return function()
         except Exception as error:
+            # Failed or cancelled: its tasks may run on, and the health check looks for them.
             self._ended.add(group_id)
             why = self._out_of_memory.get(group_id)
             if why is not None:
                 raise RequestError(why, 500, "out_of_memory") from error
             exhausted = None if isinstance(error, RequestError) else exhaustion(error)
+            # Only if the session lives on: a JVM that ended of it must end the worker, not just this request.
             if exhausted is not None and self.is_alive(session):
                 raise RequestError(exhausted.message, exhausted.code, exhausted.condition) from error
             raise
@@ -220,6 +225,7 @@ class SparkSessions:
                 context._jsc.clearJobGroup()
 
     def _cancel_for_memory(self, session: Any, group_id: str, why: str) -> None:
+        # Before the cancel: the handler fails at once, and its answer names this reason.
         self._out_of_memory[group_id] = why
         self.cancel(session, group_id)
 
@@ -229,6 +235,7 @@ class SparkSessions:
             session.interruptTag(_tag(group_id))
         else:
             self._ended.add(group_id)
+            # Future jobs as well: a handler that goes on would submit the next one after the cancel.
             session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group_id)
 
     def progress(self, session: Any, group_id: str) -> Mapping[str, int]:
@@ -275,6 +282,7 @@ class SparkSessions:
             if _is_connect_session(session):
                 return not session.is_stopped
             process = jvm.process()
+            # Asked of the system first: a call to a JVM that is ending might wait.
             if process is not None and process.poll() is not None:
                 return False
             if session.sparkContext._jsc.sc().isStopped():
@@ -296,6 +304,7 @@ class SparkSessions:
     def close(self, session: Any) -> None:
         """Stop the session and end the JVM, which must not outlive its worker."""
         if self._heap_watch is not None:
+            # Before the session: the watch would ask a JVM that is ending.
             self._heap_watch.close()
             self._heap_watch = None
         try:
