@@ -83,11 +83,14 @@ class ActivityProcessor:
         async for delivery in consumer:
             try:
                 report = self.process(delivery)
+                # A worker that stops needs no repeated cancels: what it does not finish, it requeues.
                 if report is not None and report.event is not Event.STOPPING:
                     await self._on_report(Key(report.key), WorkerId(report.worker_id))
             except Exception:  # or the report would end this leader's term, return, and end each one that follows
                 self._count_invalid()
                 self._log.exception("activity report not processed")
+            # Crash before: the report is counted twice. That is harmless: it prolongs the life of a group, or adds to a
+            # metric.
             await delivery.ack()
 
     def process(self, delivery: Delivery) -> ActivityReport | None:
@@ -105,8 +108,10 @@ class ActivityProcessor:
             return None
         self._metrics.activity.labels(event=report.event.value).inc()
         if self._is_of_process(report):
+            # Before the check of the key: processes report under a key of their own, which has no group.
             return None
         if not self._is_known(key):
+            # A late report of an ended group must not create state that nothing would remove.
             return None
         if not report.worker_id:  # a worker of the reference implementation: its work only keeps the group active
             self._count_use(key, report)
@@ -126,6 +131,7 @@ class ActivityProcessor:
         """Whether a pooled process reports, and not a worker of a key that is called like the group of processes. The
         driver gets the state of the process; its other events say nothing more."""
         if self._processes is None:
+            # Without pooled workers such a report comes from a process of earlier settings: it is dropped.
             return report.event is Event.PROCESS_STATE
         worker_id = WorkerId(report.worker_id)
         if report.event is not Event.PROCESS_STATE:
@@ -150,6 +156,7 @@ class ActivityProcessor:
             self._forgeries.count_reply_to(
                 "worker", key=key, reason="a worker refused it", requests=min(completed_requests(report), MAX_COUNTED)
             )
+        # Names that no manifest has become one label: workers could otherwise make any number of time series.
         labels = self._metrics.of_route(route, priority)
         known = status if status in list(Status) or status in COMPLETED_WITHOUT_ANSWER else OTHER
         self._metrics.completed.labels(status=known, **labels).inc(completed_requests(report))
@@ -164,6 +171,7 @@ class ActivityProcessor:
             return
         now = self._clock.monotonic()
         counted_at = self._counted_at.get(key)
+        # The group is required for at least this long anyway, so that one report of many suffices.
         if counted_at is not None and now - counted_at < self._interval:
             return
         self._counted_at[key] = now

@@ -70,6 +70,7 @@ class ControllerConsumers:
     async def _start(self, group: asyncio.TaskGroup, processors: Sequence[Processor]) -> None:
         for processor in processors:
             channel = await self._open_channel()
+            # A channel for each queue: an error on one closes no other, and a cancel waits for no other queue.
             consumer = await channel.consume(processor.queue, prefetch=processor.prefetch)
             task = group.create_task(processor.run(consumer), name=f"consumer of {processor.queue}")
             self._running.append(_Running(channel, consumer, task))
@@ -77,8 +78,11 @@ class ControllerConsumers:
     async def finish(self) -> None:
         """Stop consuming and finish the messages that were taken; those not finished in time return to their queue."""
         for running in self._running:
+            # Cancelled and not closed: what was taken can still be acknowledged. A closed channel would return all of
+            # it.
             await running.channel.cancel(running.consumer)
         if self._sweeper is not None:
+            # After the cancels: no orphan arrives any more that a sweep would have to hold back.
             self._sweeper.finish()
         tasks = [*(running.task for running in self._running), *self._sweeping]
         _, late = await asyncio.wait(tasks, timeout=DRAIN_TIMEOUT)
@@ -105,6 +109,7 @@ class ErrorBoundary:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
+        # Cancellation and loss of the broker pass: in both cases RabbitMQ returns the message by itself.
         if not isinstance(error, Exception) or isinstance(error, BrokerError):
             return False
         self.failed = True
@@ -114,4 +119,5 @@ class ErrorBoundary:
 
 async def to_dead_letters(delivery: Delivery) -> None:
     """Reject the message: RabbitMQ passes it to the dead letter responder, which answers it or keeps it as poison."""
+    # In one step of RabbitMQ: a crash before it returns the message, after it only the dead letter exists.
     await delivery.reject(requeue=False)

@@ -36,6 +36,7 @@ class Forgeries:
     def is_forged(self, delivery: Delivery, exchange: str, *, queue: str) -> bool:
         """Whether a message of `queue` came another way than through `exchange`. If so, it is counted and logged, and
         the caller acknowledges it."""
+        # RabbitMQ writes the exchange into the delivery; no publisher can set it.
         if delivery.exchange == exchange:
             return False
         self.count(queue, exchange=delivery.exchange, size_bytes=len(delivery.body))
@@ -52,6 +53,7 @@ class Forgeries:
     def count(self, queue: str, *, messages: int = 1, **facts: object) -> None:
         """Count forged messages that were dropped."""
         self._metrics.forged_messages.labels(queue=queue).inc(messages)
+        # Counted between two log lines: a flood of forged messages must not flood the log.
         self._unlogged[queue] = self._unlogged.get(queue, 0) + messages
         now = self._clock.monotonic()
         if now - self._logged_at.get(queue, -math.inf) >= LOG_INTERVAL:
@@ -74,6 +76,7 @@ class Forgeries:
         self._metrics.forged_reply_to.labels(component=component).inc(requests)
         if key in self._logged_keys:
             return
+        # The key is a client's text: without a limit of the dict a client could fill the memory of the leader.
         self._logged_keys[key] = None
         if len(self._logged_keys) > MAX_KEYS:
             self._logged_keys.popitem(last=False)

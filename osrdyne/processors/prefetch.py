@@ -54,6 +54,7 @@ class AdaptivePrefetch:
         self._held[delivery.tag] = size
         self._last = delivery.tag
         self._bytes += size
+        # A message may be larger than configured. From now on the limit counts with its size.
         self._largest = max(self._largest, size)
         self._room -= 1
         if self._room <= 0 or self._is_too_large():
@@ -105,8 +106,10 @@ class AdaptivePrefetch:
     async def _take_up_to(self, number: int) -> None:
         """Consume again, with `number` messages on top of the held ones."""
         assert self._channel is not None
+        # Tags of later deliveries are higher: by this number `finish` tells which consumer a message came through.
         self._first = self._last + 1
         self._prefetch = self._room = number
         # A large message that is finished must not keep the prefetch small.
         self._largest = max(self._max_message_bytes, *self._held.values(), 0)
+        # On the same channel: held messages keep their delivery tags, and return in order if it is lost.
         await self._channel.take_more(self._consumer, prefetch=number)

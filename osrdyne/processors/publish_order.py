@@ -26,6 +26,7 @@ class PublishOrder:
         queue = (key, priority)
         line = self._lines.get(queue)
         if line is None:
+            # Exists only while it has tickets: keys come and go, and nothing else would remove their lines.
             line = self._lines[queue] = _Line()
         return Ticket(self, queue, line)
 
@@ -50,6 +51,7 @@ class _Line:
 
     def may_publish(self, ticket: Ticket) -> bool:
         """Whether the ticket has its turn. A new ticket lets waiting ones go first, also those that were called."""
+        # After a failure only the first ticket publishes: what is behind it would overtake it.
         if self.holding_back:
             return self.first is ticket
         # Without failures publishes of one queue overlap: RabbitMQ keeps the order of one channel.
@@ -66,6 +68,7 @@ class _Line:
         del self.tickets[ticket]
         self.holding_back.discard(ticket)
         self.waiting.pop(ticket, None)
+        # The next ticket may have waited for this one, which has published, failed for good or been cancelled.
         self.call_next()
 
 
@@ -87,6 +90,7 @@ class Ticket:
     ) -> None:
         self._line.leave(self)
         if not self._line.tickets:
+            # No ticket is left: the next message of the queue begins a new line, with nothing held back.
             self._order.close(self._queue)
 
     async def turn(self) -> None:

@@ -41,8 +41,10 @@ class Replier:
         Returns when RabbitMQ has confirmed the answer, or when no queue can take it (the reply queue is gone, is still
         full after a few attempts, or has no leader). That is counted, and the caller may acknowledge the request.
         """
+        # A refused address counts as answered: the caller of this method acknowledges the request.
         if request.reply_to is None or self._forgeries.refuses_reply_to(request, component="replies"):
             return
+        # The detail goes into a header. Line feeds and length are limited there, and it may hold text of the client.
         detail = header_text(detail)
         body = {"error": {"code": str(status), "message": detail, "path": request.path, **(facts or {})}}
         response = Response(

@@ -38,12 +38,14 @@ def plan_sweep(deliveries: Iterable[Delivery], *, delivery_limit: int, now_ms: i
     Redelivered requests come first: a worker that requeues a request during the sweep had taken it before all others.
     """
     taken = [TakenRequest(delivery, delivery.to_request(now_ms=now_ms)) for delivery in deliveries]
+    # The sort is stable: within both parts the order of delivery, which is that of the queue, stays.
     taken.sort(key=lambda one: not one.delivery.redelivered)
     dead: list[tuple[TakenRequest, Status]] = []
     kept: list[TakenRequest] = []
     for one in taken:
         if is_past(one.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
             dead.append((one, Status.EXPIRED))
+        # Its copy would count from zero again: without this a request that kills workers would never reach the limit.
         elif one.request.delivery_count > delivery_limit:
             dead.append((one, Status.DELIVERY_LIMIT))
         else:
@@ -68,5 +70,6 @@ def copy_of(taken: TakenRequest, *, now_ms: int, skew_ms: int) -> Message:
 def dead_letter_of(taken: TakenRequest, reason: Status, queue: QueueName) -> Message:
     """The dead letter that RabbitMQ would make of the request, for the dead letter responder."""
     message = taken.delivery.to_message(headers=taken.delivery.headers, expiration=None)
+    # Written as RabbitMQ would: the responder reads reason and queue from there and needs no second way.
     death = {"x-first-death-reason": reason.value, "x-first-death-queue": str(queue)}
     return replace(message, headers={**message.headers, **death})

@@ -108,6 +108,7 @@ class ExpirySweeper:
 
     async def _repeat(self, check: Callable[[], Awaitable[None]], stop: Wakeup) -> None:
         pause = self._interval / CHECKS
+        # `stop` ends the loop between two checks: a sweep under way is finished first.
         while not await stop.wait(pause):
             began = self._clock.monotonic()
             try:
@@ -130,6 +131,7 @@ class ExpirySweeper:
 
     async def check_listing(self) -> None:
         """Sweep every queue that may need it according to a listing, one after the other."""
+        # Both before the listing: what the ingress notes meanwhile is newer than the answer and must stay.
         listed_at, known = self._clock.monotonic(), self.deadlines.queues()
         ready = await self._listing.list_ready()
         self.deadlines.forget(known - ready.keys())  # a queue may have been declared since
@@ -144,6 +146,7 @@ class ExpirySweeper:
         """Ask RabbitMQ how many requests wait now, and sweep the queue if it needs it."""
         key, priority = queue_id
         async with self._sweeping:
+            # Asked under the lock: `finish` may have been called while this sweep waited for the one before.
             if self._is_finishing:
                 return
             self._tracker.hold(key)  # the group must not be unbound meanwhile
@@ -162,6 +165,7 @@ class ExpirySweeper:
             except TimeoutError:
                 self._log.info("queue not swept, a publish is not confirmed yet", key=key, priority=priority)
             finally:
+                # Also after an error: a group that stays held would never be unbound.
                 self._tracker.release(key)
 
     def _may_be_swept(self, queue_id: QueueId) -> bool:
@@ -216,6 +220,7 @@ class ExpirySweeper:
         # A channel of its own: closing it returns everything that was not acknowledged, in its order.
         channel = await self._session.channel()
         try:
+            # Crash from here to the acknowledgement: RabbitMQ returns all of it to the head of the queue, in order.
             deliveries = await self._take(channel, queue)
             plan = plan_sweep(
                 deliveries, delivery_limit=self._delivery_limit, now_ms=now_ms(self._clock), skew_ms=self._skew_ms
@@ -238,6 +243,7 @@ class ExpirySweeper:
         finally:
             await channel.close()
         del self._failures[queue_id]
+        # The start and not the end: a request that returned during the sweep may stand behind the copies.
         self._swept_at[queue_id] = began
         self.deadlines.replace(queue_id, [taken.deadline_ms for taken in plan.kept])
         self._count(plan, queue_id)
@@ -245,7 +251,9 @@ class ExpirySweeper:
     async def _take(self, channel: Channel, queue: QueueName) -> list[Delivery]:
         """Everything that is ready, in order; it stays unacknowledged. Raises `QueueNotSweptError`."""
         # Without its priority the workers would get some of the requests, and the copies would stand behind later ones.
+        # Not exclusive: workers stay attached, and get what comes once this consumer is cancelled.
         consumer = await channel.consume(queue, prefetch=PREFETCH, arguments=CONSUME_FIRST)
+        # Read while it is checked: the limit of memory must end the sweep before everything has arrived.
         reading = asyncio.ensure_future(_read(consumer))
         cancelling = asyncio.ensure_future(self._cancel_when_empty(channel, consumer))
         try:

@@ -59,6 +59,7 @@ def death_reason(headers: Mapping[str, object]) -> Status | None:
     deaths = headers.get("x-death")
     if reason is None and isinstance(deaths, list) and deaths and isinstance(deaths[-1], dict):
         reason = decode_text(deaths[-1].get("reason"))
+    # An unknown reason is no reason: the message is answered `invalid`, whatever a client wrote into the header.
     return Status(reason) if reason in _REASONS else None
 
 
@@ -122,6 +123,7 @@ class DeadLetterResponder:
         with ErrorBoundary(delivery, self._log) as boundary:
             await self.process(delivery)
         if boundary.failed:
+            # Never rejected: a dead letter of the dead letter queue has no further queue to go to, and would be lost.
             await self._give_up(delivery)
         prefetch.finish(delivery)
 
@@ -139,6 +141,8 @@ class DeadLetterResponder:
             await self._replier.answer(request, Status.INVALID, "The message is not a dead letter.")
             await delivery.ack()
             return
+        # A worker rejects a suspect with a refused text, and RabbitMQ only says `rejected`: the text tells the two
+        # apart.
         if reason is Status.REJECTED and self._is_poison(request, headers):
             reason = Status.POISON
         # Crash before: the dead letter returns. After its poison entry is confirmed: it returns and is entered twice.
@@ -162,6 +166,7 @@ class DeadLetterResponder:
             return await self._keep_poison(delivery, reason)
         if reason is Status.REJECTED and self._died_as_orphan(headers):
             if request.reply_to is None:
+                # No caller hears of it: the entry is the only trace that is left.
                 await self._keep(poison_entry(delivery, reason=reason, deliveries=0, now_ms=now_ms(self._clock)))
             return _FAILED
         return _DETAILS[reason] + self._waiting(request.key, reason)
@@ -174,6 +179,7 @@ class DeadLetterResponder:
         """Whether a worker rejected it because its text ends workers."""
         if self._died_as_orphan(headers):
             return False
+        # The texts of this term only: after a take-over such a request is answered `rejected`.
         return text_fingerprint(request.path, request.body) in self._poison_texts.of_key(Key(request.key))
 
     def _waiting(self, key: str, reason: Status) -> str:
@@ -184,6 +190,7 @@ class DeadLetterResponder:
 
     async def _keep_poison(self, delivery: Delivery, reason: Status) -> str:
         """Put the request into the poison inventory; when that is confirmed, return the detail of the answer."""
+        # May wait a few seconds for the last death. The dead letter is unacknowledged meanwhile, so that none is lost.
         deaths = await self._evidence.collect(delivery)
         # A worker rejects it after two runs: the third delivery was the last.
         deliveries = self._deliveries if reason is Status.DELIVERY_LIMIT else max(len(deaths), RUNS_OF_POISON)

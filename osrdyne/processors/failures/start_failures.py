@@ -60,6 +60,7 @@ class StartFailureResponder:
 
     async def run(self) -> None:
         """Attach to and detach from queues as groups fail and recover; never returns."""
+        # Groups that failed before this subscription are in it too: a change is never reported again.
         changes = self._worker_status.feed.subscribe(already=self._worker_status.keys())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_priorities(), name="priorities of failed groups")
@@ -68,11 +69,13 @@ class StartFailureResponder:
                     if not self._is_failed(key):
                         await self._detach(key)
                     elif key not in self._serving:
+                        # Added before the task begins: two changes in a row must not consume the same queues twice.
                         self._serving.add(key)
                         group.create_task(self._serve(key), name=f"start failures of {key!r}")
 
     def _is_failed(self, key: Key) -> bool:
         status = self._worker_status[key]
+        # A worker that still runs consumes itself: beside it the responder would answer requests that could be served.
         return status.failure is not None and status.is_empty and self._queue_status[key].exists
 
     def _queues_of(self, key: Key) -> list[QueueName]:
@@ -90,6 +93,7 @@ class StartFailureResponder:
 
     async def _detach(self, key: Key) -> None:
         """Take no further request; a request that is being answered is finished."""
+        # Popped first: the end of a turn and a recovery may both detach, and a consumer is cancelled once.
         for channel, consumer in self._consumers.pop(key, []):
             with suppress(BrokerError):
                 # A lost connection has ended the consumer anyway.
@@ -98,10 +102,12 @@ class StartFailureResponder:
     async def _serve(self, key: Key) -> None:
         """Answer the group's requests until it recovers, or until a request may cause the next attempt."""
         while self._is_failed(key):
+            # Before the channel is opened: with thousands of failed groups the connection would run out of channels.
             await self._take_slot()
             turn = asyncio.ensure_future(self._end_turn(key))
             try:
                 if await self._answer_until_demand(key):
+                    # After the channel is closed: the request that caused it is back in its queue for the new worker.
                     self._worker_loop.retry(key)
             except BrokerError as error:
                 self._log.debug("queue of a failed group not readable", key=key, error=str(error))
@@ -111,6 +117,7 @@ class StartFailureResponder:
             # Time for the worker groups loop to begin the next attempt, and a limit to how often a queue that cannot be
             # read is tried.
             await self._clock.sleep(REATTACH_DELAY)
+        # No await since the last check: a failure that comes now finds the key free and serves it anew.
         self._serving.discard(key)
 
     async def _take_slot(self) -> None:

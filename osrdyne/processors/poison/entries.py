@@ -74,12 +74,14 @@ def poison_entry(
     first = _first_moment(delivery, deaths)
     if first is not None:
         ours[FIRST_AT_HEADER] = first
+    # The request before its evidence: log lines can be looked up elsewhere, a lost header cannot.
     for evidence in _evidence(deaths):
         entry = delivery.to_message(headers={**kept, **ours, **evidence}, expiration=None)
         if _properties_bytes(entry) <= MAX_PROPERTIES_BYTES:
             return entry
     left_out: list[str] = []
     while _properties_bytes(entry) > MAX_PROPERTIES_BYTES and kept:
+        # The largest first, so that as few headers as possible are lost.
         largest = max(kept, key=lambda name: len(repr(kept[name])))
         del kept[largest]
         left_out.append(largest)
@@ -107,6 +109,7 @@ def bare_entry(delivery: Delivery, *, reason: Status, now_ms: int) -> Message:
 
 def replayed(delivery: Delivery) -> Message:
     """The request of an entry as it was, without its old deadline and with one more replay counted."""
+    # The old deadline has passed, and the hops belong to the old life: with them the request would be refused at once.
     headers = _without(delivery.headers, _OURS | {DEADLINE_HEADER, HOPS_HEADER})
     headers[REPLAY_HEADER] = _replays(delivery.headers) + 1
     return delivery.to_message(headers=headers, expiration=None)
@@ -115,6 +118,7 @@ def replayed(delivery: Delivery) -> Message:
 def entry_id(delivery: Delivery) -> str:
     """The id of an entry: a digest of everything that does not change in the queue. Equal entries have equal ids."""
     message = delivery.to_message(headers=delivery.headers, expiration=None)
+    # Computed and not stored: messages of other programs in the queue have an id as well.
     digest = blake2b(digest_size=16)
     for part in (repr(sorted(message.headers.items())), repr(replace(message, headers={}, body=b""))):
         digest.update(part.encode("utf-8", "surrogatepass"))

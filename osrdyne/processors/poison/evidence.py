@@ -47,6 +47,7 @@ class EvidenceCollector:
         """The deaths of workers that ran the request, earliest first; waits a little for the report of the last one."""
         key, request = Key(delivery.routing_key), fingerprint_of(delivery)
         until = self._clock.monotonic() + PATIENCE
+        # A worker that still counts as running it has most likely just died: its death is the evidence to wait for.
         while self._is_reported_running(key, request) and (left := until - self._clock.monotonic()) > 0:
             await self._next_death(left)
         return self._crashes.of_request(key, request)

@@ -71,6 +71,7 @@ class PoisonInventory:
         """Entries that match, oldest first. Raises `PoisonNotFoundError` for an invalid cursor."""
         after = None if query.after is None else Cursor.parse(query.after)
         async with self._lock:
+            # One reading at a time: two of them would take each other's entries and each see a part of the queue.
             index = await self._fresh_index()
             found = [view for view in index.views if matches(view, query, now=self._clock.time())]
             chosen = page_of(found, after=after, limit=query.limit, with_bodies=query.bodies)
@@ -125,6 +126,7 @@ class PoisonInventory:
             asked: dict[str, str] = {}
             for name in names:
                 with suppress(PoisonNotFoundError):
+                    # Resolved against one index: a prefix that is unique now must not become ambiguous halfway.
                     asked.setdefault(resolve(name, views).id, name)
             if asked:
                 # The removals below change the queue; a reader that comes next lists it anew, also when one of them
@@ -156,8 +158,10 @@ class PoisonInventory:
             await channel.close()
         now = self._clock.monotonic()
         index = self._index
+        # The length alone misses a removal and an addition in between; therefore an index is never used for long.
         if index is None or index.ready != ready or now - index.read_at > MAX_INDEX_AGE:
             async with self._reading() as reading:
+                # Without bodies: the index stays in memory, and ten thousand bodies would not fit.
                 views = [replace(view, body=None) async for view, _ in reading]
             index = self._index = _Index(tuple(sorted(views, key=cursor_of)), ready, now)
         return index
@@ -167,6 +171,7 @@ class PoisonInventory:
         patience = RETURN_TIMEOUT
         while True:
             ready = (await channel.declare_queue(self._names.poison_queue, passive=True)).ready
+            # The last reading requeued this many: fewer means that RabbitMQ has not processed all of them yet.
             if ready >= self._requeued or patience <= 0:
                 return ready
             await self._clock.sleep(0.05)
@@ -188,6 +193,8 @@ class PoisonInventory:
         channel = await self._open_channel()
         reading = Reading(channel, self._names.poison_queue, self._renew, is_forged=self._is_forged)
         try:
+            # The count of now bounds the reading: entries that are requeued meanwhile would otherwise be read again and
+            # again.
             reading.expect(min(await self._count(channel), MAX_ENTRIES))
             yield reading
         finally:

@@ -51,10 +51,14 @@ class Reading:
 
     async def __anext__(self) -> tuple[PoisonRecord, Delivery]:
         while (delivery := await self._next()) is not None:
+            # Noted before anything can fail: whatever is held at the end is requeued, tag by tag.
             self._held[delivery.tag] = None
             if self._is_forged(delivery):
+                # A forged entry is dropped at the first reading: shown to an operator, it could be replayed as a
+                # request.
                 await self.remove(delivery)
                 continue
+            # Renewed: the copy is confirmed, and only then the original is removed below.
             if not await self._renew(delivery):
                 return view_entry(delivery, name=self._name(delivery)), delivery
             await self.remove(delivery)
@@ -86,6 +90,7 @@ class Reading:
         """Cancel the consumer and take the messages that acknowledgements have let in meanwhile."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
+            # Before the next batch is consumed: an acknowledgement would otherwise let in more than the batch.
             await self._channel.cancel(consumer)
             while consumer.waiting():
                 self._arrived.append(await consumer.get())
@@ -94,6 +99,7 @@ class Reading:
         """The id of the entry; further entries that are exactly alike get a number."""
         name = entry_id(delivery)
         self._named[name] += 1
+        # Two entries that are exactly alike must have two ids, or one of them could never be removed alone.
         return name if self._named[name] == 1 else f"{name}.{self._named[name]}"
 
     async def remove(self, delivery: Delivery) -> None:

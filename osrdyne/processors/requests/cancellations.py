@@ -62,6 +62,7 @@ class KeptCancels:
         if seconds <= 0:
             return
         self._kept[name] = _Kept(key, self._clock.monotonic() + seconds)
+        # A cancel that is repeated counts as new: the oldest of the dict is the one to drop.
         self._kept.move_to_end(name)
         if len(self._kept) > MAX_KEPT:
             # The oldest one goes: its request has most likely ended.
@@ -81,6 +82,7 @@ class KeptCancels:
         """The cancels that a worker has not received, each with the seconds that it is still kept."""
         now = self._clock.monotonic()
         for name in [name for name, one in self._kept.items() if one.until < now]:
+            # Removed here and not by a timer: cancels are read only when a worker reports or a request returns.
             del self._kept[name]
         return [
             (name, one.until - now)
@@ -144,6 +146,7 @@ class CancelProcessor:
         properties = delivery.properties
         try:
             key = parse_key(delivery.routing_key)
+            # Both are needed: the pair is the right to cancel, and a correlation id alone can be guessed.
             if not properties.correlation_id or not properties.reply_to:
                 raise InvalidKeyError("A cancel needs the correlation id and the reply address of its request.")
         except InvalidKeyError as error:
@@ -154,11 +157,13 @@ class CancelProcessor:
         # Kept before it is sent: a worker that reports in between gets it by `repeat_to`.
         self._kept.keep(name, key, seconds=keep_for)
         message = self._message(name, keep_for=keep_for)
+        # To the control routing key of the group, not to one worker: the leader does not know which worker runs it.
         for group in self._groups_of(key):
             await self._send(self._names.control_group_routing_key(group), message)
 
     async def repeat_to(self, group: Key, worker: WorkerId) -> None:
         """Send a worker that has reported the cancels from before it was there."""
+        # A routing key has at most 255 bytes: with a longer one the message could not be encoded.
         if len(worker.encode("utf-8", "surrogateescape")) > MAX_WORKER_ID_BYTES:
             return
         unsent = self._kept.unsent(worker, self._concerning(group))
@@ -167,6 +172,7 @@ class CancelProcessor:
     async def _send_to_worker(self, worker: WorkerId, name: RequestName, keep_for: float) -> None:
         message, routing_key = self._message(name, keep_for=keep_for), self._names.control_worker_routing_key(worker)
         if await self._send(routing_key, message, mandatory=True):
+            # Only after the confirm: otherwise the cancel goes out again with the next report of the worker.
             self._kept.note_sent(name, worker)
             self._log.debug("cancel sent to a worker", worker=worker, correlation_id=name.correlation_id)
 

@@ -134,6 +134,7 @@ class Forwarder:
         self._prefetch = AdaptivePrefetch(consumer, max_message_bytes=self._max_message_bytes, clock=self._clock)
         async with asyncio.TaskGroup() as self._group:
             adapting = self._group.create_task(self._prefetch.run(), name="prefetch of orphans")
+            # One job at a time for each key: a request that waits for a bind delays its own key and no other.
             jobs: KeyedJobs[str, Orphan] = KeyedJobs(self._group, "requests of", self._forward)
             async for delivery in consumer:
                 # From here to the acknowledgement the request is unacknowledged: a crash at any point between returns
@@ -158,11 +159,14 @@ class Forwarder:
         """Route a request and start its publish; the next request of the key follows when this returns."""
         with ErrorBoundary(orphan.delivery, self._log) as boundary:
             decision = self._router.route(orphan)
+            # Refused before a slot is asked for: such a request must neither start a group nor count as a use of its
+            # key.
             if isinstance(decision, Refusal):
                 await self._refuse(orphan, decision)
                 return
             routed = []
             for one in decision:
+                # All groups are asked before any is required: a refused request then leaves no group up behind it.
                 refusal = self._admit(one.key)
                 if refusal is None:
                     routed.append(one)
@@ -179,6 +183,8 @@ class Forwarder:
                 # pin-until-forwarded). Required before the wait, or its slot under `max_groups` would never be free.
                 self._tracker.hold(one.key)
                 self._tracker.require_worker_group(one.key)
+            # Returns when the tickets are drawn, in a managed pool before the confirm: the next request of the key may
+            # begin.
             await self._publish_when_bound(orphan, routed)
         if boundary.failed:
             await self._dead_letter(orphan.delivery)
@@ -187,6 +193,7 @@ class Forwarder:
         """Ask for a slot for a group that is not up."""
         if self._tracker.status(key) is not None:
             return None
+        # The answer takes the place at once: two requests for new keys cannot get the same last one.
         verdict = self._admission.request(key)
         if self._admission.key_counter.take_warning():
             self._log.warning("nearly max_distinct_keys keys were used", keys=len(self._admission.key_counter))
@@ -199,6 +206,8 @@ class Forwarder:
             # The groups are held: one that is bound first stays bound while the request waits for the others.
             refusals = [await self._wait_until_bound(one) for one in routed]
         except BaseException:
+            # The leader's term has ended, or the processor is cancelled: a group that stays held would never be
+            # unbound.
             self._release(bound)
             raise
         for one, refusal in zip(routed, refusals, strict=True):
@@ -226,10 +235,15 @@ class Forwarder:
 
     async def _wait_until_bound(self, routed: RoutedRequest) -> Refusal | None:
         """Wait until the queue of the group is bound; the refusal if it cannot be."""
+        # Required again at each attempt, which is always safe (lifecycle: pin-until-forwarded).
         self._tracker.require_worker_group(routed.key)
         try:
+            # The exchange of the level must exist: a publish to a missing one closes the publishing channel, and ends
+            # the term.
             await self._router.require_priority(routed.priority)
             if not self._queue_status[routed.key].is_bound:
+                # Never longer than the request may live: a queue that cannot be bound must not hold it unacknowledged
+                # without end.
                 limit = partial(sleep_until, routed.deadline.at_ms + self._skew_ms, self._clock)
                 with self._metrics.activation_seconds.time():
                     await self._queue_status.wait_bound(routed.key, limit=limit)
@@ -242,10 +256,14 @@ class Forwarder:
     async def _publish(self, orphan: Orphan, routed: RoutedRequest, ticket: Ticket) -> Refusal | None:
         """Publish until a queue confirms; the refusal if no further attempt can succeed. Returns `FAILED` for an
         unexpected error."""
+        # A redelivered request may have been published by an earlier leader, or by this one before its channel was
+        # lost.
         maybe_delivered = orphan.delivery.redelivered
         began_at, failures = self._clock.monotonic(), 0
         # The ticket ends with the attempt, also on an error: those behind it never wait for a request that is gone.
         with ticket, ErrorBoundary(orphan.delivery, self._log):
+            # The first attempt is made in any case: a request that is late by then expires in its queue, and is
+            # answered as a dead letter.
             while not failures or not self._is_late(routed):
                 await ticket.turn()
                 try:
@@ -258,12 +276,15 @@ class Forwarder:
                     # Crash before: no queue has the request, and it returns. After: the queue may have it, and it
                     # returns too; in a managed pool, the second delivery is marked as a possible duplicate.
                     await self._send(orphan, routed, maybe_delivered=maybe_delivered)
+                    # After the confirm: a deadline that is noted for a refused publish would cause sweeps of the queue
+                    # for nothing.
                     self._router.note_published(routed, began_at=began_at)
                     return None
                 except QueueFullError:
                     # The queue has refused it (`overflow: reject-publish`) and has no copy: the client gets one answer.
                     return FULL
                 except MessageTooLargeError as error:
+                    # No further attempt: the same headers are too large each time.
                     return Refusal(Status.INVALID, str(error))
                 except PublishRefusedError as error:
                     # Unroutable although the alternate exchange should take it: the orphan queue is missing.
@@ -303,6 +324,7 @@ class Forwarder:
         request, rest = routed[0], routed[1:]
         try:
             with ErrorBoundary(orphan.delivery, self._log) as boundary:
+                # Copies are published at the same time; what the caller is answered depends on this one alone.
                 refusal = await self._publish(orphan, request, ticket)
                 if refusal is None:
                     self._metrics.forward_seconds.observe(self._clock.monotonic() - orphan.at)
@@ -310,6 +332,8 @@ class Forwarder:
                 elif refusal is not FAILED:
                     await self._answer(orphan, refusal, request)
                 for one, publishing in zip(rest, copies, strict=True):
+                    # Waited for before the acknowledgement: a crash now returns the request, and the copies are
+                    # published again.
                     refused = await publishing
                     self._router.count(self._router.forwarded if refused is None else refused.status.value, one)
                 if refusal is not FAILED:
@@ -319,6 +343,7 @@ class Forwarder:
             if boundary.failed or refusal is FAILED:
                 await self._dead_letter(orphan.delivery)
         finally:
+            # Last, after the acknowledgement: from here on the idle timer may unbind the groups.
             self._release(routed)
 
     async def _refuse(self, orphan: Orphan, refusal: Refusal, routed: RoutedRequest | None = None) -> None:

@@ -67,6 +67,7 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
     """The refusal of a request for a new key; None if its group has a slot, or waits for one while it is queued."""
     match verdict:
         case Verdict.NO_ROOM:
+            # Answered at once, so that the caller can try again: the request has no queue in which it could wait.
             detail = "max_groups groups are up and max_waiting_groups wait for a slot. Try again later."
         case Verdict.TOO_MANY_KEYS:
             detail = "max_distinct_keys different keys have been used; the operator of the pool can raise the limit."
@@ -77,13 +78,16 @@ def refuse_for(verdict: Verdict) -> Refusal | None:
 
 def hops_of(request: Request) -> int:
     hops = request.headers.get(HOPS_HEADER)
+    # Clients can write this header. A negative or foreign value counts as no hop.
     return hops if isinstance(hops, int) and hops >= 0 else 0
 
 
 def refuse_orphan(request: Request, *, known: bool, now_ms: int, skew_ms: int) -> Refusal | None:
     """The refusal of a request before it is routed, if any. `known`: its group is up, or being started."""
+    # Before everything else: no group may be started for a request whose caller has given up.
     if is_past(request.deadline_ms, now_ms=now_ms, skew_ms=skew_ms):
         return Refusal(Status.EXPIRED, "The deadline of the request had passed before its group was ready.")
+    # Ends a circle through the alternate exchange, for example when another program removes the binding each time.
     if hops_of(request) >= MAX_HOPS:
         return Refusal(
             Status.REJECTED, f"The request was forwarded {MAX_HOPS} times without reaching a queue; please report this."
@@ -102,8 +106,10 @@ def direct_message(orphan: Orphan, *, now_ms: int, skew_ms: int) -> Message:
     RabbitMQ must only not drop the request too early.
     """
     request = orphan.request
+    # A worker runs code of the pool's users: it must not see the credentials by which a client was admitted.
     headers = without_credentials(orphan.delivery.headers)
     headers[HOPS_HEADER] = hops_of(request) + 1
+    # `expiration` starts anew at each publish, so that only this header keeps the moment at which the caller gives up.
     if request.deadline_ms is not None:
         headers[DEADLINE_HEADER] = request.deadline_ms
     return orphan.delivery.to_message(
@@ -117,6 +123,7 @@ def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
     published = properties.timestamp
     return Arrival(
         request=delivery.to_request(now_ms=now_ms),
+        # The lifetime by a route starts here, at the acceptance, and not when the client published.
         accepted_ms=now_ms,
         app_id=properties.app_id or None,
         message_id=properties.message_id or None,
@@ -128,6 +135,7 @@ def arrival_of(delivery: Delivery, *, now_ms: int) -> Arrival:
 
 @lru_cache(maxsize=16)
 def _work_exchanges(names: PoolNames) -> dict[str, int | None]:
+    # All levels, also unused ones: a request may return from a level that no route has used since.
     return {names.work_exchange(priority): priority for priority in (None, *PRIORITIES)}
 
 
@@ -145,13 +153,16 @@ def routed_before(orphan: Orphan, names: PoolNames, *, pool_ttl: float) -> Route
     """The routing of a request that was accepted before; else None."""
     delivery, request = orphan.delivery, orphan.request
     if not was_accepted(delivery, names):
+        # Only the exchange proves an earlier acceptance. The headers alone could be written by any client.
         return None
     at_ms = request.deadline_ms
     if at_ms is None:
+        # Without a readable deadline header the pool's limit counts, from now on.
         at_ms = orphan.arrival.accepted_ms + round(pool_ttl * 1000)
     return RoutedRequest(
         key=Key(request.key),
         path=request.path,
+        # From the exchange if it names the level. After a wait for another attempt only the header does.
         priority=_work_exchanges(names).get(delivery.exchange, read_class(request.headers)),
         deadline=Deadline(at_ms, Limiter.CALLER),
         route=decode_text(request.headers.get(ROUTE_HEADER)),
@@ -174,6 +185,7 @@ def managed_message(
     headers = without_credentials(delivery.headers)
     for name in OWN_HEADERS:  # clients must not set them
         headers.pop(name, None)
+    # After the removal above: what the worker reads is what the routes say, whatever the client sent.
     headers |= _retry_headers(routed)
     headers[HOPS_HEADER] = hops_of(request) + 1
     headers[DEADLINE_HEADER] = routed.deadline.at_ms
@@ -186,12 +198,14 @@ def managed_message(
         headers.pop(name, None)
         if value is not None:
             headers[name] = value
+    # From the first publish without a confirm on, a queue may have a copy already.
     if maybe_delivered:
         headers[DUPLICATE_HEADER] = True
     if routed.path != request.path:
         headers[PATH_HEADER] = encode_path(routed.path)
     expiration = remaining_expiration(routed.deadline.at_ms, now_ms=now_ms - skew_ms)
     message = delivery.to_message(headers=headers, expiration=expiration)
+    # A one-way copy must not answer: the caller would get several last replies.
     return message if routed.keeps_reply else replace(message, reply_to=None)
 
 

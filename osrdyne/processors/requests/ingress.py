@@ -71,6 +71,7 @@ class IngressRouter:
 
     def receive(self, delivery: Delivery) -> Arrival | None:
         """The request with the key that the splitter makes; None for a forged one, which is counted and dropped."""
+        # Before the request is parsed further: a forged one must cost no splitter and no routes.
         if self._forgeries.is_forged_orphan(delivery):
             return None
         arrival = self._split(arrival_of(delivery, now_ms=now_ms(self._clock)), delivery)
@@ -82,6 +83,8 @@ class IngressRouter:
     def _split(self, arrival: Arrival, delivery: Delivery) -> Arrival:
         """A request that is refused anyway is not split."""
         splitter = self._splitting.splitter
+        # One that was accepted before already has the key that the splitter made; splitting it again would make a third
+        # one.
         if splitter is None or was_accepted(delivery, self._names) or self._refuse(arrival, known=True) is not None:
             return arrival
         split = splitter.split(arrival)
@@ -100,11 +103,14 @@ class IngressRouter:
             return refusal
         before = routed_before(orphan, self._names, pool_ttl=limits.default)
         if before is not None:
+            # Only here and not for new requests: a client may use the name of a cancelled request again.
             return CANCELLED if self._cancels.was_cancelled(request) else refusal or [before]
+        # A new request of this name: the cancel that is still kept was meant for the one before it.
         self._cancels.forget(request)
         routed = accept(arrival, self._routing.table, limits=limits)
         if self._routing.table is not None and arrival.sample.exceeded:
             self._note_work_limit(arrival)
+        # `no-route` goes first: of a request that expired between two leaders, the earlier one may have answered that.
         return refusal or routed if routed else NO_ROUTE
 
     def _refuse(self, arrival: Arrival, *, known: bool) -> Refusal | None:
@@ -141,6 +147,7 @@ class IngressRouter:
 
     def note_published(self, routed: RoutedRequest, *, began_at: float) -> None:
         """Note a confirmed delivery for the age of the backlog and for the expiry sweeper."""
+        # The moment when the publish began: the request may be in the queue from then on.
         self._backlog.note(routed.key, routed.priority, began_at)
         if self._deadlines is not None:
             self._deadlines.note((routed.key, routed.priority), routed.deadline.at_ms)

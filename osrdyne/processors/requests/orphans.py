@@ -51,6 +51,7 @@ class DirectRouter:
             key = parse_key(request.key)
         except InvalidKeyError as error:
             return Refusal(Status.INVALID, str(error))
+        # Read without an await before the decision: the group may end at the next one.
         known = self._tracker.status(key) is not None
         refusal = refuse_orphan(request, known=known, now_ms=now, skew_ms=self._skew_ms)
         if refusal is not None:
