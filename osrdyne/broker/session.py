@@ -48,6 +48,7 @@ def connection_options(settings: Settings, *, purpose: str, heartbeat: float) ->
     return ConnectionOptions(
         uri=broker.uri.get_secret_value(),
         name=f"osrdyne {settings.pool.id} {purpose} {socket.gethostname()}",
+        # Whole seconds, and never 0: in AMQP that switches heartbeats off, and a dead leader would keep the token.
         heartbeat=max(1, round(heartbeat)),
         connect_timeout=broker.connect_timeout,
         rpc_timeout=broker.rpc_timeout,
@@ -92,6 +93,7 @@ class LeaderSession:
         try:
             await self._connect()
         except BaseException:
+            # Whatever is open by now is closed: a consumer that stays would stand in line for the token.
             await self.close()
             raise
         return self
@@ -113,6 +115,7 @@ class LeaderSession:
             self.publishing, open_another=self._open_for_replies, clock=self._clock
         )
         self.token = TokenChannel(
+            # T: on the control connection, where nothing is published and nothing large is read.
             await self.control.channel(),
             names=self.names,
             host=socket.gethostname(),
@@ -123,6 +126,7 @@ class LeaderSession:
             is_blocked=lambda: self.publishing.is_blocked,
             heartbeat=broker.leader_heartbeat,
             reattaches=self.version.reattaches_consumers,
+            # Asked of RabbitMQ and not taken from the URI: with OAuth 2 it knows the connection by another name.
             user=await self._verified_user(),
             last_term=self._last_term,
             on_forged=self._on_forged,
@@ -138,6 +142,7 @@ class LeaderSession:
         self._durability = QueueDurability(
             self.names, self._channels.spare, term=lambda: self.token.term, clock=self._clock
         )
+        # Last: it publishes a token, and needs the user that RabbitMQ has verified.
         await self._ensure_token()
 
     async def _verified_user(self) -> str | None:
@@ -146,6 +151,7 @@ class LeaderSession:
         None when it knows us by another name than that of the URI (as with OAuth 2). Then tokens carry no user.
         """
         user = unquote(urlsplit(self._settings.broker.uri.get_secret_value()).username or "guest")
+        # On a channel of its own: a refusal closes it.
         trial = await self.publishing.channel(confirms=True)
         try:
             # No queue has this name, and none needs to: RabbitMQ looks at the user first.
@@ -160,6 +166,7 @@ class LeaderSession:
         """Open all of them at once. Raises the first error when each is open or has failed."""
         opened = await asyncio.gather(*map(self._open_connection, options), return_exceptions=True)
         for one in opened:
+            # Only when all have ended: those that are open are in `_open`, and are closed by the caller.
             if isinstance(one, BaseException):
                 raise one
         return [one for one in opened if isinstance(one, Connection)]
@@ -185,6 +192,7 @@ class LeaderSession:
             channel = await self.control.channel()
             info = await channel.declare_queue(queue.name, arguments=queue.arguments)
         await channel.close()
+        # Two daemons may both see this and publish: two tokens are harmless, because one consumer is active at a time.
         if info.ready == 0 and info.consumers == 0:
             token = Token(0, "").to_message(self.token.user)
             await self.publisher.publish(token, exchange="", routing_key=queue.name, mandatory=True)
@@ -227,6 +235,7 @@ class LeaderSession:
 
     async def run(self, token: Token) -> None:
         """Keep the token and watch the connections; ends by raising `LeadershipLostError` or another broker error."""
+        # A quarter of the time after which RabbitMQ takes the token away: a renewal may itself take a while.
         renew = min(self.token.renew_every, self._settings.effective_consumer_timeout() / 4)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_token(token, renew), name="leader token")
@@ -251,12 +260,15 @@ class LeaderSession:
 
     async def _watch_publishing(self) -> None:
         reason = await self.publisher.wait_closed()
+        # Ends the term: confirms that were outstanding will not come, so that the outcome of those publishes is
+        # unknown.
         raise BrokerUnavailableError(f"The publishing channel was lost: {reason or 'closed'}.")
 
     async def close(self) -> None:
         """Close everything at once; the next daemon that waits for the token gets it now."""
         if self._closing is not None:
             await self._closing
+        # Taken first: closing again finds nothing left to close.
         connections, self._open = self._open, []
         for connection in connections:
             await connection.close()

@@ -24,12 +24,14 @@ class ChannelPool:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._spare: asyncio.Queue[Channel] = asyncio.Queue()
+        # Counts the channels to open, not those in use: `take` and a broken channel each make room for one more.
         self._missing = asyncio.Semaphore(SPARE)
 
     async def run(self) -> None:
         """Replace the channels that are used up; never returns."""
         while True:
             await self._missing.acquire()
+            # Opened ahead: opening costs a round trip, which a new key would wait for.
             self._spare.put_nowait(await self._connection.channel())
 
     async def take(self) -> Channel:

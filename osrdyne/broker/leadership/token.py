@@ -78,8 +78,10 @@ class Token:
             term, host = decoded["term"], decoded.get("host", "")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
+        # Bounded: a term that is too large would be a number that no later leader could exceed.
         if not isinstance(term, int) or isinstance(term, bool) or not 0 <= term <= MAX_TERM:
             return None
+        # The serial is not read: it only tells two tokens of one term apart while they are in the queue.
         return cls(term, str(host))
 
 
@@ -144,6 +146,8 @@ class TokenChannel:
         All tokens there are get taken, one with the next number is published and confirmed, and only then are the
         others acknowledged: there is never none (lifecycle: token-queue).
         """
+        # The consumer is active from the first delivery on. RabbitMQ gives no other daemon a token until this channel
+        # ends.
         taken = [await self._wait_for_token()]
         assert self._consumer is not None
         # The broker pushes every token to the active consumer: what is on its way has mostly arrived after this
@@ -151,11 +155,14 @@ class TokenChannel:
         await self._channel.declare_queue(self._names.leader_queue, passive=True)
         while self._consumer.waiting():
             taken.append(await self._consumer.get())
+        # Read only now, with the token held: before that the earlier leader may still announce its term.
         announced = None if self._last_term is None else await self._last_term()
+        # Terms grow by less than one a second: one far beyond clock and announcement was not made by a leader.
         limit = max(announced or 0, math.floor(self._clock.time()))
         found = [token for delivery in taken if (token := self._believed(delivery, limit)) is not None]
         previous = max(found, key=lambda token: token.term, default=Token(0, ""))
         if accept is not None:
+            # Before anything is published or acknowledged: a refusal leaves the queue as it was for the next daemon.
             accept(previous)
         # The queue is new, so that being its active consumer does not prove that no other daemon leads.
         if previous.term == 0 and announced is not None:
@@ -165,6 +172,7 @@ class TokenChannel:
         # number.
         self._held = taken
         await self._publish_first(own)
+        # Only after the confirm: names of queues are made of the term, and must not be used by a term that never began.
         self.term = own.term
         return previous, own
 
@@ -175,11 +183,13 @@ class TokenChannel:
         so that it is the active one there and gets nothing (broker: reattached-consumers).
         """
         while True:
+            # Without a limit of the prefetch: the leader must get its renewed token while it holds the old one.
             self._consumer = await self._channel.consume(self._names.leader_queue)
             delivery = await self._first_message(self._consumer)
             if delivery is not None:
                 return delivery
             await self._channel.close()
+            # Closed before the next one consumes: two consumers of one daemon would stand in line behind each other.
             self._channel = await self._reopen()
 
     async def _first_message(self, consumer: Consumer) -> Delivery | None:
@@ -200,6 +210,7 @@ class TokenChannel:
                 await self._publish_token(Token(0, "").to_message(self.user))
             return await arrival
         finally:
+            # A pending read of the consumer would take the token that the next reader waits for.
             arrival.cancel()
 
     async def _is_done_in(self, future: asyncio.Future[Any], seconds: float) -> bool:
@@ -224,6 +235,7 @@ class TokenChannel:
     def _believed(self, delivery: Delivery, limit: int) -> Token | None:
         """The token of a delivery; None for anything else. `limit`: a term that may have been reached by now."""
         token = Token.parse(delivery.body)
+        # RabbitMQ refuses a message that names another user than its connection's; so a matching name is proven.
         if token is None or (self.user is not None and delivery.properties.user_id != self.user):
             return None
         return token if is_plausible_term(token.term, now=limit) else None
@@ -236,7 +248,9 @@ class TokenChannel:
         """
         assert self._consumer is not None
         self._log.warning("leader token missing: waiting for an earlier leader to end", seconds=self._silence)
+        # No command is sent meanwhile: two leaders at the same time are never allowed (lifecycle: one-leader).
         await self._clock.sleep(self._silence)
+        # The wait was long enough for another daemon to get the token: this one must not go on as if it still led.
         if self._consumer.ended or self._channel.is_closed:
             raise LeadershipLostError(
                 "The leader token was lost while this daemon waited for an earlier leader to end."
@@ -253,6 +267,8 @@ class TokenChannel:
         """Publish a token and read the leader queue until it comes; what comes before goes to `others`."""
         assert self._consumer is not None
         message = token.to_message(self.user)
+        # Over the publishing connection: on 3.10 a publish can end its connection (lifecycle:
+        # token-channel-never-fails).
         await self._publish_token(message)
         while not self._is_message(delivery := await self._consumer.get(), message.body):
             others.append(delivery)
@@ -264,6 +280,8 @@ class TokenChannel:
     async def _hold(self, delivery: Delivery, *, instead_of: list[Delivery]) -> None:
         self._held = [delivery]
         # The new token is held by now: there is never none (lifecycle: token-queue).
+        # Crash within this loop: RabbitMQ returns what is left, and the next leader takes all tokens and drops the
+        # surplus.
         for stale in instead_of:
             await self._drop(stale)
         self._answered_at = self._clock.monotonic()
@@ -320,7 +338,10 @@ class TokenChannel:
             try:
                 delivery = await self._consumer.get()
             except BrokerUnavailableError as error:
+                # Ends the term although T still carries out commands: another daemon may lead from now on (lifecycle:
+                # token-renewal).
                 raise LeadershipLostError(f"The leader token is lost: {error}") from error
+            # Compared by content: a token that another daemon publishes meanwhile must not count as the renewed one.
             awaited = self._awaited
             # Our next token. Everything else was put there by another program or daemon.
             if awaited is not None and self._is_message(delivery, awaited[0]):
@@ -332,11 +353,14 @@ class TokenChannel:
     async def _renew(self, token: Token, interval: float) -> None:
         """Replace the token before the broker's consumer timeout takes it away (lifecycle: token-renewal)."""
         while True:
+            # Shorter than the consumer timeout: RabbitMQ would take a token away that is held for longer.
             await self._clock.sleep(interval)
             # The serial tells the new message from the one that is held.
+            # The term stays: it numbers leaders, and generations are compared by it (lifecycle: generations).
             token = replace(token, serial=token.serial + 1)
             with self._within_limit():
                 delivery = await self._publish_and_await(token)
+            # The new one first, then the old one is acknowledged. Crash in between: two tokens, which do no harm.
             await self._hold(delivery, instead_of=self._held)
             self._log.debug("leader token renewed", term=token.term)
 
@@ -344,6 +368,7 @@ class TokenChannel:
         """Publish a token and wait until `_read` has it."""
         message = token.to_message(self.user)
         arrival: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        # Before the publish: the token may come back before its confirm does.
         self._awaited = (message.body, arrival)
         await self._publish_token(message)
         return await arrival
@@ -356,6 +381,7 @@ class TokenChannel:
 
     def _next_commands(self) -> list[_Command]:
         """The next command, with those directly behind it that can share its answer."""
+        # Only commands directly behind each other share an answer: the order of the commands of one key stays.
         batch = [self._commands.popleft()]
         while (
             self._commands
@@ -375,16 +401,22 @@ class TokenChannel:
         try:
             for command in batch[:-1]:
                 if command.begin is not None:
+                    # Sent without an answer. RabbitMQ carries out a channel's commands in order, so that the last
+                    # answer covers all.
                     await command.begin(self._channel)
+            # Crash while it is under way: the next leader gets the token only after RabbitMQ has carried it out or
+            # dropped it.
             result = await last.send(self._channel)
         except OsrdyneError as error:
             kind = LeadershipLostError if isinstance(error, BrokerUnavailableError) else CommandRefusedError
             lost = kind(f"A command on the channel of the leader token failed: {error}")
             for command in batch:  # which of them was refused is not known
                 self._fail(command.answer, lost)
+            # Any error on T ends the term, for all keys (lifecycle: term-ends-whole).
             raise lost from error
         self._asked_at, self._answered_at = asked_at, self._clock.monotonic()
         for command in batch:
+            # The caller may have been cancelled: the command was carried out anyway, and no caller needs its result.
             if not command.answer.done():
                 command.answer.set_result(result if command is last else None)
 
@@ -408,6 +440,7 @@ class TokenChannel:
         if self._is_over:
             raise LeadershipLostError("The leader token is lost.")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        # Known before it is queued: a term that ends now fails it, so that no caller waits without end.
         self._pending.add(answer)
         answer.add_done_callback(self._pending.discard)
         # `_serve` carries it out: a caller that is cancelled leaves no command half sent.
@@ -422,6 +455,7 @@ class TokenChannel:
         the token after that answer, sees what this one saw at `since`.
         """
         # A driver call without this may come after the term, against the next leader.
+        # A silent T proves nothing: RabbitMQ may have given the token to another daemon after missed heartbeats.
         lapsed = self._clock.monotonic() - self._answered_at > self._lease
         if self._is_over or lapsed or (since is not None and self._asked_at <= since):
             await self.do(lambda channel: channel.ping())

@@ -55,6 +55,7 @@ async def apply_policies(management: ManagementClient, *policies: PolicySpec) ->
     """Put policies in place that are missing or different; the ones that were changed."""
     changed = []
     for policy in policies:
+        # Only if it differs: RabbitMQ would apply a policy that is put again to all of its queues.
         if await management.get_policy(policy.name) != policy:
             await management.put_policy(policy)
             changed.append(policy)

@@ -130,7 +130,9 @@ class ManagementClient:
         others, and RabbitMQ goes through all of its queues for each page. A queue that is there for the whole time of
         the call is in the answer.
         """
+        # A pool that needed more than one page last time goes straight to the full listing: one request instead of two.
         if prefix not in self._large:
+            # Before the request: the totals may be older than the answer, and are never taken for newer ones.
             asked_at = self._clock.monotonic()
             body = _object(await self._list_queues(_page_of(prefix, page_size)))
             if int(body.get("page_count") or 0) <= 1:
@@ -141,6 +143,7 @@ class ManagementClient:
             queues = await asyncio.to_thread(lambda: _totals_of(_json(answer), prefix, asked_at))
         else:
             queues = _totals_of(_json(answer), prefix, asked_at)
+        # With some distance to the limit, so that a pool around it does not change its way with each listing.
         if len(queues) > page_size / 2:
             self._large.add(prefix)
         else:
@@ -264,11 +267,13 @@ class ManagementClient:
         try:
             answer = await self._client.request(
                 method,
+                # Keys and names of queues are data: a slash in them must not become a part of the path.
                 "/".join(quote(part, safe="") for part in path),
                 params=query,
                 json=body,
             )
         except httpx.TimeoutException as error:
+            # A change may have been made: all changes of this client can be repeated.
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API did not answer in time ({doing}).") from error
         except (httpx.ConnectError, ssl.SSLError) as error:
             if (trouble := describe_tls_error(error)) is not None:
@@ -290,6 +295,7 @@ class ManagementClient:
         if answer.is_success:
             return
         reason = _reason(answer)
+        # A fault of the server, for example while it starts: worth a retry.
         if answer.status_code >= 500:
             raise BrokerUnavailableError(f"RabbitMQ's HTTP API failed ({doing}: {answer.status_code} {reason or ''}).")
         if reason is None:

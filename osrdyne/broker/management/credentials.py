@@ -121,21 +121,25 @@ class ScopedCredentials:
         )
 
     async def _make_user(self, worker_id: WorkerId, *, topics: str, permissions: Permissions) -> str:
+        # Before the user exists: a `tidy` at the same time would find it without a worker and delete it.
         self._kept_until[worker_id] = self._clock.monotonic() + self._start_timeout
         user, password = f"{self._prefix}{worker_id}", secrets.token_urlsafe(32)
         try:
             await self._management.put_user(user, password=password)
             for limit, value in LIMITS.items():
+                # Limits and topics before the permissions: until the last call the user may do nothing at all.
                 await self._management.put_user_limit(user, limit, value * self._workers_of_start)
             await self._management.put_topic_permissions(
                 user,
                 self._names.control_exchange,
+                # A worker only listens on the control exchange: a message from it would be taken for one of the leader.
                 write="^$",
                 read=topics,
             )
             await self._management.put_permissions(user, permissions)
         except BaseException:
             self.release(worker_id)
+            # What was made so far is left to `tidy`, which also finds users of a leader that was killed here.
             raise
         return with_user(self._uri, user, password)
 
@@ -158,14 +162,17 @@ class ScopedCredentials:
 
     async def tidy(self) -> None:
         """Remove the users of this pool whose worker does not exist."""
+        # Listed before `alive` is read: a worker that starts in between is in `alive`, or its user is not listed.
         users = await self._management.list_users(self._prefix)
         now, alive = self._clock.monotonic(), self._alive()
         self._kept_until = {worker: until for worker, until in self._kept_until.items() if until > now}
         for user in users:
             worker_id = WorkerId(user.removeprefix(self._prefix))
             if worker_id not in alive and worker_id not in self._kept_until:
+                # Closes the connections of the user as well: a worker that lives on unseen loses its right to reply.
                 await self._management.delete_user(user)
                 self._log.info("worker credentials removed", worker_id=worker_id)
+                # After the user: before, its worker could declare them again.
                 await self._remove_objects_of(worker_id)
 
     async def _remove_objects_of(self, worker_id: WorkerId) -> None:
@@ -183,6 +190,7 @@ class ScopedCredentials:
             for exchange in filter(is_its_own, await self._management.list_exchanges()):
                 await self._management.delete_exchange(exchange)
             for queue in await self._management.list_queues(name):
+                # The listing is by prefix, and the name of one worker may be the beginning of another's.
                 if is_its_own(queue.name):
                     await self._management.delete_queue(queue.name)
         except BrokerError as error:  # RabbitMQ refuses an exclusive queue whose connection is just being closed

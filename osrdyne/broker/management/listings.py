@@ -166,6 +166,8 @@ def _sum(queues: Iterable[QueueTotals]) -> int | None:
     messages = 0
     for queue in queues:
         if not queue.is_running or queue.messages is None:
+            # One unknown part makes the sum unknown: taken as zero it could prove a queue empty that is not (broker:
+            # totals-listing).
             return None
         messages += queue.messages
     return messages

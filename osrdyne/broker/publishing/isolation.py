@@ -54,14 +54,17 @@ class Destinations:
         destination = self._destinations.get(name)
         if destination is None:
             destination = self._destinations[name] = _Destination()
+        # Read before the turn is waited for: a silence that comes meanwhile concerns this message too.
         silences = destination.silences
         destination.users += 1
         try:
             async with destination.turn:
                 destination.check(silences)
+                # Not known to confirm: it goes alone, on a channel that only this destination can hold up.
                 if not destination.may_share(self._clock.monotonic()):
                     await self._publish_isolated(destination, silences, send)
                     return
+                # Within the turn, so that messages to one destination leave in the order of the calls.
                 await destination.room.acquire()
             await self._publish_shared(destination, silences, send)
         finally:
@@ -77,6 +80,7 @@ class Destinations:
                 channel = await self._channels.take()
             except BrokerSilentError:
                 destination.fell_silent(silences)
+                # No channel was free, so that nothing was sent: the caller retries as after a missing confirm.
                 raise
         is_done = False
         try:
@@ -100,8 +104,10 @@ class Destinations:
                 destination.held_up = channel
 
     async def _publish_shared(self, destination: _Destination, silences: int, send: Send) -> None:
+        # What is under way may still be confirmed: until then the destination goes on sharing the channel.
         destination.sharing += 1
         try:
+            # Asked again: a silence may have come while this message waited for room on the shared channel.
             destination.check(silences)
             await send(self._shared)
             destination.confirmed_at = self._clock.monotonic()
@@ -116,6 +122,7 @@ class Destinations:
         """Forget what is not published to any more, and close the unused channels. Raises
         `BrokerUnavailableError` when one was closed by RabbitMQ: an exchange is missing, say."""
         while not await self._lost.wait(FORGET_AFTER):
+            # Bounded memory: every reply queue is a destination, and clients come and go.
             idle = self._forget_idle(self._clock.monotonic() - FORGET_AFTER)
             held_up = [destination.held_up for destination in idle if destination.held_up is not None]
             await asyncio.gather(*map(self._channels.discard, held_up), self._channels.trim())
@@ -167,6 +174,7 @@ class IsolationChannels:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        # At most half of what RabbitMQ allows: it ends a connection that opens one channel too many.
         self._room = asyncio.Semaphore(min(MAX_ISOLATED, max(1, connection.max_channels // 2)))
         self._free: list[Channel] = []
 

@@ -48,6 +48,8 @@ class QueueDurability:
         self._term = term
         self._spare_channels = spare_channels
         self._clock = clock
+        # Names with the term in them: two leaders must never use one short-lived queue (broker:
+        # one-connection-per-name).
         self._shared = _QueuesInTurn(lambda: names.register_queues(term())[:2], spare_channels, clock=clock)
         self._single = _QueuesInTurn(lambda: names.register_queues(term())[2:], spare_channels, clock=clock)
         self._under_way = 0
@@ -69,6 +71,8 @@ class QueueDurability:
     async def written(self, key: Key) -> None:
         """Return once the queues of this key are written down. An earlier leader may have made them a moment ago."""
         if key not in self._declared:
+            # Not declared in this term: it counts as new now, because an earlier leader may have been killed right
+            # after it.
             self.note(key)
         await self._until(self._declared[key])
 
@@ -80,12 +84,14 @@ class QueueDurability:
     async def _until(self, number: int) -> None:
         while self._written < number:
             async with self._shared.turn() as channel:
+                # Asked again with the turn taken: the turn of another key may have covered this number.
                 if self._written < number:
                     await self._shared.delete_last(channel)
                     await self._write(self._shared, channel)
 
     async def _write(self, queues: _QueuesInTurn, channel: Channel) -> None:
         noted = self._last  # before the declaration is sent: what comes later may have come too late for it
+        # Its answer shows that the node has written down everything that it declared before.
         await queues.declare_next(channel)
         self._written = max(self._written, noted)
 
@@ -113,6 +119,7 @@ class QueueDurability:
             await self._single.delete_last(channel)
             # Crash before: there is no queue. After: an empty, unbound one is left, which the next leader finds.
             await channel.begin_declare_queue(queue, arguments=arguments)
+            # Before `_write` reads the number: this queue is covered by the turn that follows.
             self.note(key)
             await self._write(self._single, channel)
 
@@ -127,6 +134,7 @@ class QueueDurability:
     async def tidy(self) -> None:
         """Delete what the leader before this one has left, when RabbitMQ does nothing for that one any more."""
         await self._clock.sleep(TIDY_AFTER)
+        # A channel of its own: a failed deletion closes it and costs nothing else.
         channel = await self._spare_channels.take()
         for queue in self._names.register_queues(self._term() + 1):
             await channel.delete_queue(queue)
@@ -143,6 +151,7 @@ class _QueuesInTurn:
 
     def __init__(self, names: Callable[[], Sequence[QueueName]], spare_channels: ChannelPool, *, clock: Clock) -> None:
         self._names = names
+        # Empty until the first turn: the term, and with it the names, is not known before.
         self._in_turn: Iterator[QueueName] = iter(())
         self._spare_channels = spare_channels
         self._clock = clock
@@ -169,6 +178,7 @@ class _QueuesInTurn:
 
     async def delete_last(self, channel: Channel) -> None:
         """Delete the queue of the last turn: the channel carries out what it is asked next when this is done."""
+        # Cleared first: after an error it must not be deleted a second time on the next channel.
         queue, self._present = self._present, None
         if queue is not None:
             await channel.begin_delete_queue(queue)
@@ -183,6 +193,7 @@ class _QueuesInTurn:
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[Channel]:
         """The channel, ready for the next queue. After an error it is closed: what it holds is unknown."""
+        # Taken out while it is in use: `is_ready` must be false within a turn.
         channel, self._channel = self._channel, None
         is_new = channel is None or channel.is_closed
         if channel is None or channel.is_closed:
@@ -209,6 +220,7 @@ class _QueuesInTurn:
         # Two names in turn: declaring the one that was just deleted would make the node write nothing.
         self._in_turn = cycle(queues)
         queue = next(self._in_turn)
+        # Declared and deleted once: the first real turn then begins with the other name, at once.
         await channel.declare_queue(queue, arguments=_ARGUMENTS)
         await channel.begin_delete_queue(queue)
 

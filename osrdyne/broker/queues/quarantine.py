@@ -22,6 +22,7 @@ class Quarantine:
 
     def note(self, key: Key, reason: str) -> None:
         """A command of this key closed the token channel."""
+        # An old refusal counts no more: an operator may have removed its cause since.
         count = self._refused[key][0] if self._is_fresh(key) else 0
         self._refused[key] = (count + 1, self._clock.monotonic(), reason)
 

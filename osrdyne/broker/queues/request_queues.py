@@ -79,6 +79,8 @@ class RequestQueueCommands:
         """
         used = [queue for queue in self._layout.queues(key) if queue.used]
         for queue in used:
+            # One after the other, the default level last: a group that a killed leader has left unfinished lacks that
+            # one.
             await self._declare(key, queue, last=queue is used[-1])
 
     def adopt(self, key: Key, levels: Iterable[int | None]) -> None:
@@ -95,12 +97,15 @@ class RequestQueueCommands:
         if self._names.key_of_queue(self._names.request_queue(key), {}) is None and await self._exists(queue.name):
             await self._compare(queue.name, arguments)
         try:
+            # One wait instead of two for a key that is new alone; many new keys share turns, which is faster for them.
             alone = last and self._durability.is_idle
             if not alone or not await self._declare_alone(key, queue.name, arguments):
                 await self._declare_aside(key, queue.name, arguments)
         except (BrokerConflictError, BrokerAccessError, BrokerNotFoundError) as error:
             await self._compare(queue.name, arguments)
+            # Retried by the actor of this key alone: the token and all other keys are not affected.
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key: {error}", queue=queue.name) from error
+        # After the confirm: a bind relies on it, and a bind to a missing queue closes T.
         self._layout.note(key, queue.priority)
 
     async def _declare_alone(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> bool:
@@ -117,6 +122,7 @@ class RequestQueueCommands:
 
     async def _declare_aside(self, key: Key, queue: QueueName, arguments: Mapping[str, object]) -> None:
         """Over one of the channels for declarations, at the same time as those of other keys."""
+        # Counted while it is under way: another new key must not take the way that is only for one alone.
         with self._durability.declaring():
             async with self._declare_channels.borrow() as channel:
                 await channel.declare_queue(queue, arguments=arguments)
@@ -132,6 +138,7 @@ class RequestQueueCommands:
         if reason is not None:
             raise BrokerConflictError(f"RabbitMQ refuses the queue of this key; it is not used for a while: {reason}")
         try:
+            # A suspected key sends its command alone: if it is refused again, no other key shares the blame.
             await self._token.do(command, begin=None if self._quarantine.is_suspected(key) else begin)
         except CommandRefusedError as error:
             self._quarantine.note(key, str(error))
@@ -146,10 +153,12 @@ class RequestQueueCommands:
 
         What is missing is declared again before the next bind, which would cost the leader its token otherwise.
         """
+        # A level that has just come into use has no queue yet, and is declared by the next bind.
         known = [queue for queue in self._layout.queues(key) if not self._layout.is_new(key, queue.priority)]
         missing = [queue for queue in known if not await self._exists(queue.name)]
         # A bind to a missing queue would be refused and close the token channel.
         for queue in missing:
+            # The next bind then declares it first (lifecycle: token-channel-never-fails).
             self._layout.note_missing(key, queue.priority)
         if any(queue.used for queue in missing):
             return QueueCheck.MISSING
@@ -195,11 +204,14 @@ class RequestQueueCommands:
     async def bind(self, key: Key) -> None:
         """Bind the queues of the group, and unbind those that are not used any more. The levels in use may have
         changed since `declare`, and may change meanwhile."""
+        # Before the bind: a request that is routed into a queue without a leader is never confirmed.
         await self._replace_leaderless(key)
+        # Before the new bindings: a request that came past the ingress would have no route and no deadline.
         if self._layout.managed:
             await self._leave_requests_exchange(key)
         done: set[GroupQueue] = set()
         # Routes may change during each await below. Repeat until no level has come or gone meanwhile.
+        # Compared as values: a level that is used no more is another queue for this purpose, and is unbound.
         while missing := set(self._layout.queues(key)) - done:
             queues = sorted(missing, key=lambda queue: queue.name)
             for queue in queues:
@@ -231,8 +243,12 @@ class RequestQueueCommands:
             silences = 0
             while not await self._answers(queue.name):
                 silences += 1
+                # A queue that was just started takes a moment to answer, and one with a node away may get its leader
+                # back.
                 if silences >= LEADERLESS_SILENCES and await self._is_complete(queue.name):
                     self._log.error("request queue without a leader is declared again", key=key, queue=queue.name)
+                    # Without a proof of emptiness: the queue was never bound in this state, so that no request was
+                    # routed into it.
                     await self._command_delete(key, queue.name)
                     await self._declare(key, queue)
                     break
@@ -242,11 +258,13 @@ class RequestQueueCommands:
     async def _answers(self, queue: QueueName) -> bool:
         """Whether the queue has a leader, or is none. Only who consumes an empty one can tell: listings call it
         running, and a look-up finds it empty."""
+        # An answer with a message or a consumer comes from a leader; only the answer of an empty queue is ambiguous.
         if await self._look_up(queue) != QueueInfo(ready=0, consumers=0):
             return True
         try:
             async with self._probe_channels.borrow() as channel:
                 try:
+                    # The prefetch bounds what could arrive; closing the channel returns it.
                     await channel.consume(queue, prefetch=1)
                 finally:
                     await channel.close()
@@ -264,6 +282,7 @@ class RequestQueueCommands:
         if self._layout.managed:
             await self._leave_requests_exchange(key)
         for queue in self._layout.queues(key):
+            # All levels: one that stays bound would let requests into a queue that is about to be deleted.
             await self._token.do(partial(_unbind, queue=queue, key=key))
 
     async def _leave_requests_exchange(self, key: Key) -> None:
@@ -288,6 +307,7 @@ class RequestQueueCommands:
                 continue
             outcome = await self._delete(key, queue)
             if outcome is not DeleteOutcome.DELETED:
+                # The rest stays: the loop plans anew from the outcome, and the group may be active again by then.
                 return outcome
             self._layout.forget(key, queue.priority)
         await self._write_down_deletion()
@@ -324,6 +344,7 @@ class RequestQueueCommands:
             return DeleteOutcome.NO_EVIDENCE
 
     async def _command_delete(self, key: Key, queue: QueueName) -> int:
+        # Never with if-empty or if-unused: quorum queues answer with 540 (broker: no-conditional-delete).
         count = await self._token.do(lambda channel: channel.delete_queue(queue))
         self._durability.note_deleted(key)
         return count
@@ -341,6 +362,8 @@ class RequestQueueCommands:
             headers[DEADLINE_HEADER] = request.deadline_ms  # or its time would start anew
         # Crash before the confirm: the probe's channel ends, and RabbitMQ returns the request to its queue. Between
         # confirm and acknowledgement: a duplicate, which is allowed.
+        # To the exchange, mandatory: the queue that it came from is deleted or about to be (lifecycle:
+        # delete-under-probe).
         message = delivery.to_message(headers=headers, expiration=delivery.properties.expiration)
         await publish_until_taken(
             lambda: self._publisher.publish(message, exchange=exchange, routing_key=key, mandatory=True),
@@ -362,6 +385,8 @@ class RequestQueueCommands:
         queue = self._names.request_queue(key)
         if (await self._look_up(queue)).consumers <= beside:
             return False
+        # An unknown number counts as consumed: to keep a hanging worker for longer is better than to stop one that
+        # serves.
         return beside == 0 or (connections := await self._connections(queue)) is None or connections > beside
 
     async def waits_for_consumer(self, key: Key, *, beside: int) -> bool:

@@ -114,13 +114,16 @@ class RetryQueueCommands:
         Returns the delays whose queue exists with other arguments, with the reason; the others have theirs. Raises
         `BrokerConflictError` if an exchange exists with other arguments.
         """
+        # Exchanges first: a binding needs its exchange, and what leaves a queue must have somewhere to go.
         await self._declare(retry_exchanges(self._names, priorities))
         refused: dict[int, str] = {}
         for delay_ms in sorted(delays_ms):
             try:
                 await self._declare(retry_queues(self._names, [delay_ms]))
             except BrokerConflictError as error:
+                # One delay only: routes that need it go on without retries, all others keep theirs.
                 refused[delay_ms] = error.message
+        # A queue with other arguments is not bound: it could hold requests for another time, or drop them.
         usable = set(delays_ms) - refused.keys()
         if usable:
             await self._write_down()  # or a new one could lose what it has confirmed (decision 0020)
@@ -152,6 +155,7 @@ class RetryQueueCommands:
         """Delete a queue that is unbound and settled, if none of its messages is held. What RabbitMQ has taken out of
         it and not yet delivered only a listing shows: the caller has seen one (lifecycle:
         total-for-hidden-messages)."""
+        # Crash within: the queue stays, unbound, and the next leader lists it as unused.
         outcome = await self._delete(self._names.retry_queue(delay_ms))
         if outcome is DeleteOutcome.DELETED:
             await self._write_down()  # as of a request queue: for the next one of this name

@@ -72,16 +72,19 @@ async def delete_if_proven_empty(
     request exchange and returns once that is confirmed; only then is it acknowledged here. The caller closes `channel`.
     """
     try:
+        # Cheap, and harmless to workers: a probe on a queue in use would take requests from them.
         refusal = judge_cheaply(await channel.declare_queue(queue, passive=True))
     except BrokerNotFoundError:
         return DeleteOutcome.DELETED  # deleted by another client: the desired state is reached
     if refusal is not None:
         return refusal
     # Without a prefetch limit: everything that is ready comes to the probe and is counted.
+    # From here on a request that returns from a lost connection comes to the probe, and is not deleted unseen.
     probe = await channel.consume(queue)
     first = await channel.declare_queue(queue, passive=True)
     # The first answer may overtake a delivery to the probe; the second one does not.
     second = await channel.declare_queue(queue, passive=True)
+    # Counted after the second answer: whatever RabbitMQ delivered before it has arrived by now.
     refusal = judge_probe(first, second, probe.waiting())
     if refusal is None:
         # With the probe attached (lifecycle: delete-under-probe). Crash before: the queue stays, unbound. After: it is
@@ -93,6 +96,7 @@ async def delete_if_proven_empty(
         # The queue stays: the probe must take nothing more from its workers.
         await channel.cancel(probe)
     while probe.waiting():
+        # Also after a deletion: the deliveries that the probe holds outlive their queue.
         delivery = await probe.get()
         await give_back(delivery)
         # Only now: the request is confirmed in the request exchange. Crash in between: a duplicate.

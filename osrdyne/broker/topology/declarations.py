@@ -80,6 +80,7 @@ def pool_topology(pool: str) -> Topology:
     names = PoolNames(pool)
     return Topology(
         (
+            # The single active consumer is the leader (broker: single-active-consumer).
             Queue(names.leader_queue, _quorum(single_consumer=True)),
             *_fanout(names.dead_letter_exchange, names.dead_letter_queue, _quorum(single_consumer=True)),
             *_fanout(names.poison_exchange, names.poison_queue, _quorum()),
@@ -118,6 +119,7 @@ def _fanout(exchange: str, queue: QueueName, arguments: Mapping[str, object]) ->
 
 
 def _quorum(*, single_consumer: bool = False) -> dict[str, object]:
+    # No limit in effect: messages of the controller's queues return at each hard take-over, and none may be dropped.
     arguments: dict[str, object] = {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
     return arguments | ({"x-single-active-consumer": True} if single_consumer else {})
 

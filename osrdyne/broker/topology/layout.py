@@ -63,6 +63,7 @@ class QueueLayout:
     def use(self, priorities: Iterable[int]) -> None:
         """Use these levels in every group. Queues of other levels stay with the groups that have them."""
         self._used = frozenset(priorities)
+        # A level that is used again is consumed again: its requests must not wait for workers that were sent away.
         self._let_go = {(key, priority) for key, priority in self._let_go if priority not in self._used}
 
     def queues(self, key: Key, *, listed: Iterable[int | None] = ()) -> tuple[GroupQueue, ...]:
@@ -102,6 +103,7 @@ class QueueLayout:
 
     def possible(self, key: Key) -> tuple[QueueName, ...]:
         """Every queue that the group could ever have, because a worker may outlive a change of the routes."""
+        # Permissions are given once, at the start of a worker: it must be able to read levels that come later.
         priorities = PRIORITIES if self.managed else sorted(self._levels.get(key, ()))
         return tuple(self.names.request_queue(key, priority) for priority in (*priorities, None))
 

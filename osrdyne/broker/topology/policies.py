@@ -47,7 +47,9 @@ def pool_policy(settings: Settings, version: BrokerVersion, *, longest_ttl: floa
     definition: dict[str, object] = {
         "dead-letter-exchange": names.dead_letter_exchange,
         "dead-letter-strategy": "at-least-once",
+        # Not `drop-head`: a full queue must refuse the newest request, whose publisher gets a negative confirm.
         "overflow": "reject-publish",
+        # A changed TTL acts on new messages only; therefore it is set before routes with a longer one are used.
         "message-ttl": _milliseconds(max(requests.ttl, longest_ttl or 0.0)),
         "delivery-limit": requests.delivery_limit,
     }
