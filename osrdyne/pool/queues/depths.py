@@ -42,6 +42,7 @@ class QueueDepths:
         The total of a queue that does not answer stays None: components that need it ask again every few seconds.
         """
         known = self._known.get(key)
+        # Never an older sample: it may be from before the last publish (lifecycle: idle-needs-a-fresh-total).
         if known is not None and known.sampled_after >= after:
             return known.messages
         if self._requested.get(key) != after:
@@ -73,11 +74,14 @@ class QueueDepths:
         """Seconds until a listing can answer a request; None if there is none."""
         if not self._requested:
             return None
+        # A listing that is made earlier could still contain a total of before the requested moment (broker:
+        # totals-listing).
         return min(self._requested.values()) + TOTALS_MAX_AGE - self._clock.monotonic()
 
     def _take(self, listed: dict[Key, MessageTotal]) -> None:
         """Keep the totals that answer a request. A due queue that is not listed is dropped until it is requested
         again."""
+        # Requests newer than this could not be answered by this listing: they wait for the next one.
         latest = self._clock.monotonic() - TOTALS_MAX_AGE
         answered = {
             key: listed[key]

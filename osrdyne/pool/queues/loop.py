@@ -62,6 +62,7 @@ class RequestQueuesLoop:
         self._asked: ChangeFeed[Key] = ChangeFeed()
         self._actors: dict[Key, Wakeup] = {}
         # Keys that this term has found, those of them that wait for a turn, and those whose turn it is.
+        # A new leader may find thousands of keys: without turns their commands would delay those of waiting requests.
         self._found: set[Key] = set()
         self._background: dict[Key, None] = {}
         self._in_background: set[Key] = set()
@@ -72,6 +73,7 @@ class RequestQueuesLoop:
         """Wake the actor of every key whose desired or observed state has changed. Runs until cancelled."""
         sources = [
             self._tracker.subscribe(),
+            # With the keys that were seeded before: their changes came before this subscription.
             self._worker_status.feed.subscribe(already=self._queue_status.keys()),
             self._depths.feed.subscribe(),
             self._asked.subscribe(),
@@ -102,6 +104,7 @@ class RequestQueuesLoop:
 
     def _start(self, key: Key) -> None:
         self._found.discard(key)
+        # Noted before its task runs: a change that comes meanwhile wakes it and starts no second one.
         self._actors[key] = Wakeup(self._clock)
         # The only place that starts an actor (lifecycle: one-actor-per-key).
         self._group.create_task(self._act(key), name=f"queue of {key!r}")
@@ -124,12 +127,14 @@ class RequestQueuesLoop:
         """Start the next keys that wait for their turn."""
         while self._background and len(self._in_background) < BACKGROUND:
             key = next(iter(self._background))
+            # Its turn has come. A key whose actor was started meanwhile needs none.
             del self._background[key]
             if key not in self._actors and self._next_step(key) is not QueueStep.DONE:
                 self._in_background.add(key)
                 self._start(key)
 
     def _next_step(self, key: Key) -> QueueStep:
+        # Read together and without an await: a plan from two moments could bind and delete at the same time.
         desired, queue, workers = self._tracker.status(key), self._queue_status[key], self._worker_status[key]
         # A total is requested only for a queue that is to be deleted: each request costs a listing.
         after = delete_evidence_after(queue, workers, settle_delay=self._settle_delay) if desired is None else None
@@ -149,9 +154,12 @@ class RequestQueuesLoop:
         try:
             while (step := self._next_step(key)) is not QueueStep.DONE:
                 try:
+                    # One command at a time for each key, and the latest desired state between two (lifecycle:
+                    # one-actor-per-key).
                     wait = await self._take_step(step, key, failures)
                 except BrokerConflictError as error:
                     failures += 1
+                    # Requests that wait for this key are answered with it, instead of waiting for their deadline.
                     self._queue_status.update(key, fault=error)
                     self._log.error("request queue unavailable", key=key, error=str(error))
                     wait = CONFLICT_RETRY.delay(failures)
@@ -161,6 +169,7 @@ class RequestQueuesLoop:
                     failures = failures + 1 if failed else 0
                 self._end_turn(key)
                 if wait is not None:
+                    # A change ends the wait: it may have made another step possible, or this one unnecessary.
                     await woken.wait(wait)
             self._end_turn(key)  # if there was nothing to do any more
             self._queue_status.update(key, fault=None)  # the queue is not needed any more; the next request tries again
@@ -185,6 +194,8 @@ class RequestQueuesLoop:
                 await self._queue_commands.bind(key)
                 now = self._clock.monotonic()
                 # The bind also took unused levels from their exchanges; each is disposed of on evidence of its own.
+                # After the confirm: forwards wait for this state, and never choose a queue by it (lifecycle:
+                # bound-is-reported-late).
                 self._queue_status.update(key, binding=Binding.BOUND, unbound_at=None, bound_at=now, disposable=())
             case QueueStep.UNBIND:
                 # Withdrawn before it is sent (lifecycle: bound-is-reported-late).
@@ -221,6 +232,7 @@ class RequestQueuesLoop:
             self._note_repair("request_queue", "request queue missing, declaring it again", key)
             self._queue_status.update(key, exists=False)
             return
+        # Not repaired by a command of its own: the next plan binds it again, in the order of all other steps.
         if found is QueueCheck.UNBOUND:
             self._note_repair("request_binding", "request queue binding missing, binding again", key)
         # Only bind-ok of this term proves a binding (lifecycle: listed-bindings-are-unknown), never the HTTP API.
@@ -247,6 +259,7 @@ class RequestQueuesLoop:
         consuming it (lifecycle: several-queues-per-group)."""
         priority = self._queue_status[key].disposable[0]
         outcome = await self._queue_commands.delete_level(key, priority)
+        # The level stays disposable: its workers may not have cancelled their consumers yet.
         if outcome in {DeleteOutcome.IN_USE, DeleteOutcome.NO_EVIDENCE}:
             return DELETE_RETRY.delay(failures + 1)
         self._queue_status.update(
@@ -270,6 +283,7 @@ class RequestQueuesLoop:
         Until the answer the key counts as not bound, so that no request is forwarded to a missing binding.
         """
         observed = self._queue_status[key]
+        # A check or bind that came later has seen more than this observation: a burst of returned requests asks once.
         if observed.is_bound and max(observed.bound_at or 0.0, observed.checked_at or 0.0) < since:
             self._queue_status.update(key, unverified=True)
             self.reconcile(key)
@@ -286,6 +300,7 @@ class RequestQueuesLoop:
 
     def adopt(self, key: Key) -> None:
         """Take over a listed queue; whether it is bound is unknown (lifecycle: listed-bindings-are-unknown)."""
+        # A listing that is older than the declaration of this term must not reset a state that commands have proven.
         if not self._queue_status[key].exists:
             self._found.add(key)
             self._queue_status.update(key, exists=True, binding=Binding.UNKNOWN, unbound_at=None)
@@ -301,6 +316,7 @@ class RequestQueuesLoop:
         All of them count as unbound at once, so that no request is forwarded by the new levels over an old binding.
         """
         for key in keys:
+            # In one pass without an await: no request may see some keys with the new levels and others with the old.
             self._queue_status.update(key, binding=Binding.UNKNOWN, unbound_at=None)
             self.reconcile(key)
 

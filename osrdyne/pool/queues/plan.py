@@ -42,16 +42,20 @@ def plan_queue(
 
     `messages`: the queue's total in a sample from after `delete_evidence_after`; None: not known yet.
     """
+    # Before everything else: a group that is desired again is bound, however far its end has come.
     if desired is GroupStatus.ACTIVE:
         return _plan_bound(queue, workers)
     if not queue.exists:
         return QueueStep.DONE
     if queue.binding is not Binding.UNBOUND or queue.unbound_at is None:
         return QueueStep.UNBIND  # always sent, whatever the observed binding (lifecycle: always-unbind)
+    # Unbound is the goal here: the queue stays until the group is ended.
     if desired is GroupStatus.UNBOUND:
         return QueueStep.DONE
+    # A publish that was routed before the unbind may still be on its way into the queue (lifecycle: settle).
     if now < queue.unbound_at + settle_delay:
         return QueueStep.WAIT_FOR_SETTLE
+    # A worker may hold a request that no total shows on every kind of queue (lifecycle: delete-preconditions).
     if not workers.is_empty:
         return QueueStep.WAIT_FOR_WORKERS
     if messages is None:
@@ -90,4 +94,5 @@ def delete_evidence_after(queue: ObservedQueue, workers: ObservedWorkers, *, set
     settled = stop_evidence_after(queue, settle_delay=settle_delay)
     if settled is None or workers.empty_since is None:
         return None
+    # The later of both: a sample in between may miss what a worker has returned.
     return max(settled, workers.empty_since)

@@ -55,13 +55,16 @@ class Resync:
 
     async def seed(self) -> int:
         """Take over every queue of the pool. Returns their number."""
+        # With the token held: an earlier listing could miss a queue or a binding (lifecycle: token-before-listing).
         listed = await self._listings.list_request_queues()
         for queue in listed:
             self._queue_commands.adopt(queue.key, queue.ready_by_level)
+            # Its binding is unknown until a command of this term proves it (lifecycle: listed-bindings-are-unknown).
             self._queue_loop.adopt(queue.key)
             if not queue.bound:
                 # Declared shortly before its node was killed, it may never get a leader (decision 0020).
                 self._queue_commands.suspect(queue.key)
+            # All clocks start now: how long the group was idle under the earlier leader is not known.
             self._tracker.adopt(queue.key, seed_status(queue))
             if queue.messages == 0:
                 self._found_empty.add(queue.key)
@@ -73,6 +76,7 @@ class Resync:
         Otherwise a worker would be started for them and stopped after `stop_delay`, when it has just loaded its data.
         """
         for key in self._found_empty:
+            # One that was required meanwhile is active, and stays.
             if self._tracker.status(key) is GroupStatus.UNBOUND and not worker_status[key].instances:
                 self._tracker.retire(key)
         self._found_empty.clear()
@@ -94,6 +98,7 @@ class Resync:
         if seed_status(queue) is GroupStatus.ACTIVE:
             self._tracker.require_worker_group(queue.key)
             return
+        # Unbound and unknown: its node may have been killed before the queue was written down (decision 0020).
         self._queue_commands.suspect(queue.key)
         self._tracker.adopt(queue.key, GroupStatus.UNBOUND)
         if queue.messages == 0:
@@ -107,6 +112,7 @@ class Resync:
         busy = self._queue_loop.busy_keys()
         self._changed.take()  # from here on, changes are newer than the listing
         listing = await self._listings.list_request_queues()
+        # One listing for all that need one: each costs RabbitMQ a pass over its queues.
         for take in self._on_listing:
             take(listing)
         listed = {queue.key: queue for queue in listing}
@@ -125,6 +131,7 @@ class Resync:
             if not listed[key].whole and key not in self._queue_loop.busy_keys():
                 await self._queue_commands.check(key)  # a missing queue of it would keep the others from being deleted
         for key in known - bound - listed.keys() - busy:
+            # A listing proves no absence: it may be incomplete while a node is away.
             if await self._queue_commands.exists(key) or key in self._queue_loop.busy_keys():
                 continue
             self._log.warning("request queue was deleted by another client", key=key)

@@ -91,6 +91,7 @@ class TopologyWatch:
                 await self.check()
                 self._failure = None
             except LeadershipLostError:
+                # Never retried: without the lease this daemon must change nothing any more (lifecycle: lease).
                 raise
             except BrokerError as error:
                 self._failure = str(error)
@@ -104,12 +105,14 @@ class TopologyWatch:
     async def check(self) -> None:
         """Compare once, and repair what differs."""
         expected = self._expected()
+        # The leader queue is left to the token channel: a new one without a token is a matter of leadership.
         declarations = tuple(item for item in expected.declarations if not self._is_leader_queue(item))
         objects = expected_objects(self._names, Topology(declarations), self._policy())
         deviations = await compare(self._management, objects, pool=self._names.pool)
         self._note_conflicts([one for one in deviations if one.problem is Problem.CONFLICT])
         repairable = [one for one in deviations if one.repair is not None]
         if repairable:
+            # Before the first change: a deposed leader would declare what the new one is about to change.
             await self._lease.confirm()
             await self._repair(repairable)
         for parameter in self._parameters:
@@ -126,6 +129,7 @@ class TopologyWatch:
         declarations, waits = [], False
         for one in deviations:
             if isinstance(one.repair, PolicySpec):
+                # The policy first: a queue that is declared without it has no limits until it applies.
                 await self._management.put_policy(self._policy())  # the routes may have changed since
                 self._note_repair(one)
             elif isinstance(one.repair, Queue | QueueBinding) and self._is_of_retry_queue(one.repair):
@@ -138,6 +142,7 @@ class TopologyWatch:
             self._log.error("pool object exists with other arguments", error=error.message)
             return
         if waits:
+            # By their own loop: it knows which delays are refused, and writes new queues down before they are bound.
             await self._declare_retry_queues()
         for one in deviations:
             if not isinstance(one.repair, PolicySpec):

@@ -63,6 +63,8 @@ class ActiveManifest(ABC, Generic[D]):
         if not self._managed:
             return
         async with self._changing:
+            # Not beside a change: between store and activation the stored manifest differs from the active one by
+            # intention.
             kept = await self._store.current()
             if kept is not None and kept != self._kept:
                 self._log.warning(
@@ -93,9 +95,11 @@ class ActiveManifest(ABC, Generic[D]):
         self.require_managed()
         async with self._changing:
             await self._require_version(expected)
+            # Under the lock: of two changes that expect the same version, the second one is refused.
             return await self._change(manifest, author=author)
 
     async def _change(self, manifest: D | None, *, author: str) -> ManifestChange:
+        # Stored before it is active. Crash in between: the next leader activates what is stored.
         kept = await self._store.save(manifest, author=author, at=self._clock.time())
         await self._activate(kept, manifest)
         return ManifestChange(kept, () if manifest is None else manifest.warnings)
@@ -156,6 +160,7 @@ class ActiveManifest(ABC, Generic[D]):
 
     async def _activate(self, kept: KeptManifest, manifest: D | None) -> None:
         await self._use(manifest)
+        # Only after it is in use: if that fails, `follow` sees a difference and tries again.
         self._kept = kept
         self._log.info("manifest activated", version=kept.version, author=kept.author, empty=manifest is None)
 

@@ -40,6 +40,7 @@ class _Passed:
             self._follow(deadline)
 
     def _follow(self, deadline: float) -> None:
+        # It stands behind a later one: RabbitMQ expires it only when it reaches the head (broker: expiry-at-the-head).
         if deadline < self.latest:
             self.first_hidden = min(self.first_hidden, deadline)
         self.latest = max(self.latest, deadline)
@@ -90,10 +91,12 @@ class PassedDeadlines:
         passed = self._passed.get(queue, _Passed()).deadlines
         if waiting < 2:
             hides = False
+        # Some of them came past this leader: their deadlines are unknown, and one of them may have passed.
         elif waiting > len(passed):
             hides = True
         else:
             past = [self._is_past(one, now_ms) for one in _last(passed, waiting)]
+            # Expired ones at the head are no reason: RabbitMQ removes those itself.
             hides = False in past and True in past[past.index(False) :]
         while len(passed) > 2 * waiting + SPARE:
             passed.popleft()

@@ -85,6 +85,7 @@ class KeptManifest:
             return self.stored
         try:
             unpacker = zlib.decompressobj()
+            # With a limit: a small parameter of another program could otherwise unpack to any size.
             content = unpacker.decompress(base64.b64decode(self.stored, validate=True), 4 * MAX_CHARACTERS)
         except (zlib.error, binascii.Error) as error:
             raise ValueError("the stored manifest is damaged") from error
@@ -123,6 +124,7 @@ class ManifestStore(Generic[D]):
     async def load(self, text: str) -> D:
         """Load a manifest; a recently active one is in memory. Raises `InvalidDocumentError`."""
         known = self._loaded.get(text)
+        # In a thread: compiling thousands of conditions would stop the heartbeats of the leader.
         return known if known is not None else await off_loop(len(text), self._read_whole, text)
 
     async def load_kept(self, kept: KeptManifest) -> D | None:
@@ -146,6 +148,7 @@ class ManifestStore(Generic[D]):
             self._current_checked = kept
             return kept
         if value is not None:
+            # Ignored and not fatal: every leader would fail on it, and no request of the pool would be served.
             self._log.error("stored manifest is invalid, ignoring it", parameter=self._current)
         return None
 
@@ -178,6 +181,7 @@ class ManifestStore(Generic[D]):
         Raises `InvalidDocumentError` if it is too large.
         """
         before = await self.history()
+        # Counted from the history too: a version number must never stand for two manifests.
         version = before[0].version + 1 if before else 1
         size = 0 if manifest is None else manifest.size
         # The size of the text is not known yet; a hundred routes or rules take less than 32 KiB.
@@ -187,6 +191,8 @@ class ManifestStore(Generic[D]):
                 [Problem(f"its compressed size exceeds the limit of {size_text(MAX_KEPT_BYTES)}")]
             )
         kept = [one.parameter() for one in _fitting(new, before)]
+        # The history first, with the version that is active until now. Crash in between: that one stays active, and is
+        # in both.
         await self._parameters.put_global_parameter(self._history, kept)
         await self._parameters.put_global_parameter(self._current, new.parameter())
         self._current_checked = new
@@ -226,6 +232,7 @@ def _fitting(new: KeptManifest, before: list[KeptManifest]) -> list[KeptManifest
     for kept in before[: KEPT_VERSIONS - 1]:
         left -= len(kept.stored or "")
         if left < 0:
+            # The oldest are dropped first: a version in the middle must not be missing between two that are there.
             break
         fitting.append(kept)
     return fitting

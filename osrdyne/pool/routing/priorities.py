@@ -85,6 +85,7 @@ class PriorityLevels:
         """Keep a level in use because a request of it came back, though perhaps no route uses it any more."""
         if priority is None or priority in self._of_routes:
             return
+        # Noted at each such request: the level stays for as long as some come back.
         self._needed_again[priority] = self._clock.monotonic()
         if priority not in self._layout.used:
             self._log.info("priority level required again by returned requests", priority=priority)
@@ -95,7 +96,9 @@ class PriorityLevels:
         used = self._of_routes.union(self._needed_again)
         if used == self._layout.used:
             return
+        # Before `bind_again`: the actors declare and bind what the layout says when they run.
         self._layout.use(used)
+        # Requests of all keys wait from here until their group is bound again with the new levels.
         self._queue_loop.bind_again(self._queue_status.existing())
         self._changed.set()
 
@@ -157,6 +160,8 @@ class PriorityLevels:
         queues, now = self._layout.served(key), self._clock.monotonic()
         if all(self._has(worker, queues, now) for worker in workers):
             return
+        # Noted only if RabbitMQ took the message; it may still get lost on the way, so that it is repeated at
+        # intervals.
         if await self._control.send_queues(key, queues):
             self._sent |= {worker: _Sent(queues, now) for worker in workers}
 
@@ -204,8 +209,11 @@ class UnusedLevels:
             self._count = len(unused)
             self._log.info("serving unused priority queues until they are empty", queues=self._count)
         for key, priority in unused:
+            # Its deletion was given up because it was not empty: workers must consume it again, or those requests
+            # expire.
             if priority not in self._queue_status[key].disposable and self._layout.serve_again(key, priority):
                 await self._send(key)
+        # A listing only when one could prove something: it costs RabbitMQ a pass over all queues.
         if any(self._settled_at(key) <= self._clock.monotonic() for key, _ in unused):
             await self._dispose_of_empty_ones()
 
@@ -225,6 +233,7 @@ class UnusedLevels:
             total, disposable = totals.get((key, priority)), self._queue_status[key].disposable
             if total is None or total.messages or total.sampled_after < self._settled_at(key) or priority in disposable:
                 continue
+            # First the workers stop consuming, then the queue is proven empty (lifecycle: several-queues-per-group).
             self._layout.stop_serving(key, priority)
             self._queue_loop.dispose(key, priority)
             await self._send(key)

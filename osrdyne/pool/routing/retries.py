@@ -41,6 +41,7 @@ class ReturnedRequests:
         """Record that a request of this queue waits for at most `delay` seconds."""
         if len(self._until) >= MAX_KNOWN:
             self._until = {one: until for one, until in self._until.items() if until >= at}
+        # The latest one counts: an earlier report does not shorten the wait that a later one has announced.
         self._until[queue] = max(self._until.get(queue, -math.inf), at + delay + MARGIN)
 
     def note_from_before(self, until: float) -> None:
@@ -83,6 +84,7 @@ def plan_retry_queue(
     A queue is deleted only if it was empty in a sample from after the settle time. Such a sample includes requests that
     RabbitMQ has taken out of the queue and not yet delivered (lifecycle: settle, total-for-hidden-messages).
     """
+    # A request that was accepted under the old routes still carries their terms, and a worker publishes it there.
     if now < unused.since + needed_for:
         return RetryQueueStep.KEEP
     if unused.unbound_at is None:
@@ -131,6 +133,7 @@ class RetryQueuesLoop:
         these priority levels."""
         async with self._changing:
             self.refused = await self._queues.declare(delays_ms, priorities)
+            # From now on: the queues of earlier routes stay as long as an accepted request may need them.
             now = self._clock.monotonic()
             self._unused |= {delay_ms: Unused(now) for delay_ms in self._used.difference(delays_ms)}
             self._used, self._levels = frozenset(delays_ms), frozenset(priorities)
@@ -163,6 +166,7 @@ class RetryQueuesLoop:
 
     async def reconcile(self) -> None:
         """Check the retry queues once."""
+        # Compared with the listing below: a delay that came into use meanwhile is not missing in it.
         used_before = self._used
         listed = await self._queues.list()
         self._note_from_before(listed)
@@ -199,8 +203,10 @@ class RetryQueuesLoop:
             case RetryQueueStep.KEEP:
                 pass
             case RetryQueueStep.UNBIND:
+                # Crash after it: the next leader finds the queue, unused, and begins with the wait again.
                 await self._queues.unbind(delay_ms)
                 self._unused[delay_ms] = replace(unused, unbound_at=self._clock.monotonic())
             case RetryQueueStep.DELETE:
+                # The sample above shows what RabbitMQ holds in between; the probe shows the rest (lifecycle: probe).
                 outcome = await self._queues.delete_if_proven_empty(delay_ms)
                 self._log.info("unused retry queue processed", delay_ms=delay_ms, outcome=outcome.value)

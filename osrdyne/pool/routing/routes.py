@@ -147,14 +147,17 @@ class ActiveRoutes(ActiveManifest[Manifest]):
         """Have queues keep requests for as long as these routes allow, before the first such request is accepted."""
         longest = longest_ttl(manifest, self.ttl_limits)
         if longest > self.longest_ttl:
+            # Before the routes are active: a queue with the shorter TTL would end the first such request too early.
             await self._apply_policy(longest)
             self.longest_ttl = self._retries.needed_for = longest
 
     async def _use(self, manifest: Manifest | None) -> None:
         routes = _NO_ROUTES if manifest is None else manifest
         await self._require_ttl(routes)
+        # Exchanges before levels: a publish to a missing one closes the publishing channel and ends the term.
         await self._declare(self._layout.exchanges_for(routes.priorities))
         await self._retries.use(routes.retry_delays, routes.priorities)
+        # Before the table is set: a request by the new routes waits for its group to be bound with the new levels.
         self.levels.use(routes.priorities)
         if manifest is None:
             self._manifest, self.retries_off, self.table = None, {}, None
@@ -162,8 +165,10 @@ class ActiveRoutes(ActiveManifest[Manifest]):
             # Building the table is most of the work for many routes; it is repeated only if a retry queue was refused
             # meanwhile.
             off = _retries_off(manifest, self._retries.refused)
+            # The old table stays in force until the new one is built: requests are routed by it meanwhile.
             table = await off_loop(manifest.size * SMALL // 100, RouteTable, manifest.without_retries(off))
             self._decide_by(manifest, table if off == _retries_off(manifest, self._retries.refused) else None)
+        # Only names of the manifest become labels: a worker could report any text as a route.
         self._metrics.know_routes(route.name for route in routes.routes)
 
     def _decide_by(self, manifest: Manifest, table: RouteTable | None = None) -> None:

@@ -75,6 +75,7 @@ class WorkerActions:
 
     async def carry_out(self, key: Key, action: GroupAction) -> bool:
         """Carry out one action. Returns False if the driver failed and an immediate retry would not help."""
+        # Without it a leader that has lost its token unnoticed would start and stop workers of the next one.
         await self._lease.confirm()
         try:
             # Crash within it: the driver call takes effect or not. The next leader lists the instances and plans from
@@ -122,12 +123,15 @@ class WorkerActions:
             # (lifecycle: unique-instance-names).
             instance = await self._driver.start(spec)
         except SlotTakenError as error:
+            # The user was made for a worker that does not exist: nothing else would remove it before the start
+            # time-out.
             self._credentials.release(spec.worker_id)
             return await self._adopt_slot_owner(key, slot, error)
         except StartFailedError as error:
             self._credentials.release(spec.worker_id)
             self._note_refusal(key, error)
             return True
+        # At once, without a listing: the slot must count as taken when the key is planned again.
         self._instances.note(instance, now=self._clock.monotonic(), started_here=True)
         self._metrics.worker_starts.labels(outcome="started").inc()
         self._log.info("worker started", key=key, worker_id=spec.worker_id, instance=instance.external_id)
@@ -172,6 +176,7 @@ class WorkerActions:
         entry = self._instances.get(instance_id)
         if entry is None:
             return
+        # Its `ready` report may have been lost: to stop a worker that serves would cost its requests a delivery.
         if why == OVERDUE and await self._seems_to_serve(entry):
             self._worker_reports.assume_ready(entry.instance.worker_id, key)
             return
@@ -180,7 +185,11 @@ class WorkerActions:
             # Noted before the call: the end of this worker is no failed start.
             self._instances.mark_stopping(instance_id, why)
             self._log.info("worker stopping", key=key, worker_id=entry.instance.worker_id, why=why)
+        # Crash while it runs: the stop may take effect later, which costs a redelivery at most (lifecycle:
+        # stop-by-instance).
         await self._driver.stop(instance_id, grace=self._stop_grace)
+        # The driver has returned: the worker is gone, and its queue may be bound again (lifecycle:
+        # bind-waits-for-stop).
         self._instances.mark_exited(instance_id)
 
     async def _seems_to_serve(self, entry: InventoryEntry) -> bool:
@@ -211,6 +220,7 @@ class WorkerActions:
             self._metrics.workers_drained.inc()
         until = entry.draining.until if entry.draining else now + self._drain_timeout
         draining = Draining(why, until=until, ask_again_at=now + DRAIN_INTERVAL)
+        # Before the message: the worker may end at once, and its end must not count as a crash.
         self._instances.mark_draining(instance_id, draining)
         await self._control.drain(entry.instance.worker_id)  # A lost message is no failure: the worker is asked again.
 
@@ -259,7 +269,9 @@ class WorkerActions:
             return
         # Before the removal, which deletes the logs.
         lines = await self._driver.logs(instance_id, lines=LOG_LINES)
+        # Crash before: the next leader lists the worker as exited, and records its end then.
         await self._driver.remove(instance_id)
+        # A listing may have changed the entry during the awaits above; the latest one says how the worker ended.
         entry = self._instances.drop(instance_id) or entry
         self.note_end(entry, log_lines=lines)
         await self.send_refused_texts(entry.instance.key)
@@ -267,9 +279,11 @@ class WorkerActions:
     def note_end(self, entry: InventoryEntry, *, log_lines: tuple[str, ...]) -> None:
         """Record the end of a worker: nothing if it was intended, otherwise a failed start or a crash."""
         instance, why = entry.instance, entry.stopped_for
+        # Only a clean exit counts as drained: a worker that crashed while it drained has crashed.
         if why is None and entry.draining is not None and (instance.exit is None or instance.exit.code == 0):
             why = entry.draining.why  # it drained and ended as it was asked to
         reported = self._worker_reports[instance.worker_id]  # read before it is forgotten: it is the evidence
+        # From here on the group counts without this worker, whose last report may have said that it serves.
         self._worker_reports.forget(instance.worker_id)
         self._credentials.release(instance.worker_id)
         ended_by_itself = why is None or entry.hangs is not None

@@ -88,6 +88,7 @@ def find_hanging(
 ) -> Mapping[str, str] | None:
     """Return the hanging workers by id, with the reason; empty if there is none, None while that is undecided."""
     expected = [worker for worker in workers if is_expected_to_work(worker)]
+    # Heard since the suspicion: the worker lives. One that answers but takes no requests is judged below.
     silent = {worker.worker_id: SILENT for worker in expected if worker.heard_at < suspicion.since}
     if silent:
         # Undecided until all questions are asked and the latest has had time to be answered.
@@ -136,6 +137,7 @@ class WorkerLiveness:
             suspicion = self._suspicions.get(queue.key)
             if suspicion is None and queue.messages and self._is_at_rest(queue.key, now):
                 suspicion = self._suspicions[queue.key] = Suspicion(since=now)
+            # Nothing waits any more: the time without work counts anew from the next request that waits.
             if suspicion is not None and queue.ready == 0:
                 suspicion.waiting_since = None
             elif suspicion is not None:
@@ -155,6 +157,7 @@ class WorkerLiveness:
                 self._suspicions.setdefault(worker.key, Suspicion(since=now))
         for key, suspicion in list(self._suspicions.items()):
             hanging = find_hanging(self._worker_reports.of_key(key), suspicion, now=now, patience=self._patience)
+            # A group that is ending needs no judgement: its workers are stopped anyway.
             if hanging is None and self._tracker.status(key) is not None and now - suspicion.since < SUSPICION_LASTS:
                 await self._ask_group(key, suspicion)
             else:
@@ -196,6 +199,7 @@ class WorkerLiveness:
         useless = {name: hanging[workers[0]] for name, workers in instances.items() if hanging.keys() >= set(workers)}
         for worker_id, why in hanging.items():
             self._log.warning("worker hangs", key=key, worker_id=worker_id, why=why)
+            # No instance explains it: reports of a worker that the driver does not know must not count as service.
             if started_as(worker_id) not in useless:
                 self._worker_reports.forget(worker_id)
         if useless:

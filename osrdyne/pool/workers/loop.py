@@ -93,6 +93,8 @@ class WorkerGroupsLoop:
     def retry(self, key: Key) -> None:
         """Retry after a final start failure, because a request arrived: only if its back-off is over."""
         failure = self._restarts[key].failure
+        # A request that comes earlier is answered with the failure: callers must not make the platform start workers in
+        # a loop.
         if failure is not None and self._clock.monotonic() >= failure.retry_at:
             self._restarts.apply(key, restart_backoff.retry_allowed)
             self.reconcile(key)
@@ -111,6 +113,7 @@ class WorkerGroupsLoop:
         """
         # Before the listing is asked for: an action that ends meanwhile makes the listing old for its key.
         self._touched = set(self._acting)
+        # Complete, or an error: what is missing in it counts as gone, and its queue may be deleted.
         listing = await self._driver.list_instances()
         changed, vanished = self._instances.apply_listing(listing, now=self._clock.monotonic(), ignoring=self._touched)
         for entry in vanished:
@@ -151,6 +154,7 @@ class WorkerGroupsLoop:
         failures = 0
         while True:
             try:
+                # What an event says is not used: a listing shows it, and also the events that were lost.
                 async for _ in self._driver.events():
                     failures = 0
                     self.relist()
@@ -168,6 +172,7 @@ class WorkerGroupsLoop:
         next_listing = rested + self._limits.resync_interval
         while True:
             began = self._clock.monotonic()
+            # A listing of thousands of workers takes long: requested ones are spaced by a multiple of their duration.
             if began >= (rested if self._relist else next_listing):
                 self._relist = False
                 try:
@@ -199,6 +204,7 @@ class WorkerGroupsLoop:
         for key in dirty:
             self._note_served(key)
             self._note_mismarked(key)
+        # Counted anew in each pass: workers become ready, or end, without an action of this loop.
         self._room = self._limits.max_concurrent_starts - self._starts_under_way - self._instances.loading()
         waiting, self._waiting_for_room = self._waiting_for_room, {}
         for key in waiting:
@@ -243,6 +249,7 @@ class WorkerGroupsLoop:
 
     def _update_place(self, key: Key, *, is_desired: bool, up: bool) -> None:
         """Take or free the group's place under `max_groups`; a group with instances has one, whatever the limit."""
+        # A worker that runs takes memory whatever the limit says: counted, it keeps others from exceeding it further.
         if up or (is_desired and self._tracker.is_pinned(key)):
             self._admission.admit(key)
         elif is_desired:
@@ -264,12 +271,14 @@ class WorkerGroupsLoop:
             elif wait.for_room:
                 self._waiting_for_room[key] = None
         if chosen:
+            # From here to the end of the actions the key is not planned: one action of a group at a time.
             self._acting[key] = chosen
             self._touched.add(key)
             # A start counts until the inventory counts its worker as loading.
             under_way = len(starts) if chosen is starts else 0
             self._starts_under_way += under_way
             self._room -= under_way
+            # In a task of its own: a driver call may take minutes, and other groups go on.
             group.create_task(self._act(key, chosen, starts=under_way), name=f"workers of {key!r}")
 
     async def _act(self, key: Key, actions: list[GroupAction], *, starts: int) -> None:
@@ -389,6 +398,8 @@ class WorkerGroupsLoop:
             waiting_for=self._waiting_for(key),
         )
         if observed.is_empty and self._queue_status[key].exists:
+            # Kept from the first moment without a worker: evidence is counted from then on, and must not begin anew
+            # each time.
             known = self._worker_status[key].empty_since
             observed = replace(observed, empty_since=self._clock.monotonic() if known is None else known)
         self._worker_status.set(key, observed)

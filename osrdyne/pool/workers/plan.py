@@ -100,17 +100,20 @@ def plan_group(desired: GroupStatus | None, observed: ObservedGroup, *, slots: i
     unique-instance-names, stop-by-instance)."""
     exited = [instance for instance in observed.instances if instance.state is InstanceState.EXITED]
     running = [instance for instance in observed.instances if instance.state is InstanceState.RUNNING]
+    # Before any start: an exited worker holds its slot and its name until it is removed.
     actions: list[GroupAction] = [Remove(instance) for instance in exited]
     # A planned group has no action in progress: the component that began these stops, perhaps an earlier leader, is
     # gone.
     stuck = [instance for instance in observed.instances if instance.state is InstanceState.STOPPING]
     actions += [Stop(instance.instance_id, "its stop was not finished") for instance in stuck]
+    # Also for keys that no queue is known of: a worker that a deposed leader started late must end (lifecycle: resync).
     if desired is None:
         return actions + [Stop(instance.instance_id, "the group is not desired") for instance in running]
     useless = {instance.instance_id: OVERDUE for instance in running if instance.instance_id in observed.overdue}
     useless |= {
         instance.instance_id: why for instance in running if (why := observed.hanging.get(instance.instance_id))
     }
+    # Two workers of one slot: a platform without unique names, or a start by a deposed leader that came late.
     for instance in _surplus(running):
         useless.setdefault(instance.instance_id, "surplus")
     actions += [Stop(instance_id, why) for instance_id, why in useless.items()]
@@ -146,9 +149,11 @@ def _plan_number(
     outdated = [instance for instance in staying if instance.instance_id in observed.outdated]
     current = [instance for instance in staying if instance.instance_id not in observed.outdated]
     settled = all(instance.instance_id in observed.serving for instance in current)
+    # An idle group is not restarted for new settings: it ends by itself, and begins with them next time.
     replacing = bool(outdated) and desired is GroupStatus.ACTIVE
     excess = len(staying) - slots
     if excess > 0:
+        # The successor is not ready yet: to end the old worker now would leave the group without one.
         if replacing and not settled:
             return []
         ends = sorted(staying, key=lambda instance: _stop_order(instance, observed))[:excess]
@@ -158,6 +163,7 @@ def _plan_number(
     # Hanging workers count, so that no successor works beside one; draining workers do not.
     places = sum(instance.instance_id not in observed.draining for instance in observed.instances)
     missing = 1 if excess == 0 and replacing and settled else max(0, slots - places)
+    # Stopping and exited ones hold their slot as well (lifecycle: start-when-slot-is-free).
     taken = {instance.slot for instance in observed.instances}
     free = (slot for slot in itertools.count() if slot not in taken)
     return [_plan_start(observed, slot, number, now=now) for number, slot in enumerate(itertools.islice(free, missing))]
