@@ -94,6 +94,7 @@ class Containers:
         except NotFound:
             return None
         labels = inspected["Config"]["Labels"]
+        # Checked at each call: an id may name a container of another pool, which must never be touched.
         if not self._identity.owns(inspected["Name"], labels):
             return None
         return Seen(container_id=inspected["Id"], name=inspected["Name"], labels=labels, state=inspected["State"])
@@ -103,6 +104,7 @@ class Containers:
         seen = self.find(instance_id)
         if seen is None or seen.status != "created":
             return seen
+        # Removed if it still does not run. A start that is under way wins, and the container is stopped like any other.
         self.discard(seen.container_id)
         return self.find(instance_id)
 
@@ -124,12 +126,15 @@ class Containers:
         """
         name = self._identity.container_name(spec.key, spec.slot)
         labels = self._identity.labels(spec, spec_hash=self._spec_hash, started_at=self._clock.time())
+        # Crash after it: the container stays `created`, holds the name, and is listed as ended when its start is
+        # overdue.
         container_id = self._create(spec, name, labels, may_pull=may_pull)
         try:
             if self._uri_in_file:
                 self._put_uri(container_id, spec.environment.amqp_uri)
             self._engine.call(lambda client: client.start(container_id))
         except APIError as error:
+            # Before it is discarded: the lines go with the container.
             lines = self.logs(container_id, lines=50)
             self.discard(container_id)
             raise start_error(error, log_lines=lines) from error
@@ -163,6 +168,7 @@ class Containers:
             raise start_error(error) from error
         except APIError as error:
             if error.status_code == _CONFLICT:
+                # The engine gives a name to one container only (lifecycle: unique-instance-names).
                 raise SlotTakenError(f"There is a container {name} already.", container=name) from error
             raise start_error(error) from error
         return str(created["Id"])
@@ -170,6 +176,7 @@ class Containers:
     def _variables(self, spec: WorkerSpec) -> dict[str, str]:
         variables = spec.environment.to_variables()
         if self._uri_in_file:
+            # Variables are shown to everybody who may inspect a container; a file inside it is not.
             del variables["WORKER_AMQP_URI"]
             variables["WORKER_AMQP_URI_FILE"] = URI_FILE
         return {"PYTHONUNBUFFERED": "1", **self._options.environment, **variables}
@@ -186,6 +193,7 @@ class Containers:
         try:
             self._engine.call(lambda client: client.kill(container_id, signal=name))
         except APIError as error:
+            # Gone, or not running any more: that is what the signal was for.
             if error.status_code not in {404, _CONFLICT}:
                 raise DriverUnavailableError(f"Could not write {name} into the container: {explain(error)}") from error
 
@@ -198,6 +206,7 @@ class Containers:
     def discard(self, container_id: str) -> None:
         """Remove a container that does not run; one that does is left alone."""
         try:
+            # Never by force: a container that was started meanwhile may hold requests.
             self._engine.call(lambda client: client.remove_container(container_id, v=True, force=False))
         except APIError as error:
             if error.status_code not in {404, _CONFLICT}:

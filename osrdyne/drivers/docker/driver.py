@@ -77,6 +77,7 @@ class DockerDriver(Driver):
         return hash_options(shape(self._options, self._command, self.context.worker_shape))
 
     async def list_instances(self) -> list[Instance]:
+        # Copied before the call: what is stopped while the engine lists must not be forgotten below.
         stopping = frozenset(self._stopping)
         listed = await self._call(lambda: self._containers.instances(stopping))
         self._stopping -= stopping - {item.instance_id for item in listed if item.state is not InstanceState.EXITED}
@@ -89,6 +90,7 @@ class DockerDriver(Driver):
             may_pull = self._options.pull is Pull.MISSING
             instance = await self._call(lambda: self._containers.start(spec, may_pull=may_pull))
         except ImageMissingError:
+            # In threads of its own: a pull takes minutes, and other workers go on starting.
             await self._images.pull()
             instance = await self._call(lambda: self._containers.start(spec, may_pull=False))
         self._changed()
@@ -133,12 +135,15 @@ class DockerDriver(Driver):
 
     async def _end(self, seen: Seen, grace: float) -> None:
         self._read_events()
+        # Before the signal: a listing must show it as stopping as long as it may still run (lifecycle:
+        # bind-waits-for-stop).
         self._stopping.add(seen.container_id)
         self._changed()
         if grace > 0:
             await self._call(lambda: self._containers.signal(seen.container_id, "SIGTERM"))
             if await self._has_gone(seen, within=grace):
                 return
+        # Crash before: the worker ends by itself, or the next leader finds it running and decides anew.
         await self._call(lambda: self._containers.signal(seen.container_id, "SIGKILL"))
         if not await self._has_gone(seen, within=_KILL_PATIENCE):
             raise DriverUnavailableError(
@@ -154,6 +159,7 @@ class DockerDriver(Driver):
 
     async def _until_gone(self, seen: Seen) -> None:
         while True:
+            # Read before the question: an event that comes in between must not be missed.
             before = self._changes.value
             now = await self._call(lambda: self._containers.find(InstanceId(seen.container_id)))
             if now is None or not now.is_up:

@@ -60,6 +60,7 @@ class EventReader:
                 problem = str(error)
             finally:
                 self._close_stream()
+            # A stream that breaks at once must not be opened again without a pause.
             failures = 0 if self._clock.monotonic() - began >= _LASTING else failures + 1
             if failures == 1 and not self._closed.is_set():
                 self._log.warning("docker events lost", error=problem)
@@ -67,6 +68,7 @@ class EventReader:
 
     def _read(self, client: Any) -> None:
         self._stream = client.events(filters=self._filters, decode=True)
+        # What happened while no stream was open is unknown: everything is listed again.
         self._notify()
         with suppress(ReadTimeoutError):  # nothing has happened for long: open another one
             for _ in self._stream:

@@ -108,6 +108,7 @@ class KubernetesDriver(Driver):
 
     async def start(self, spec: WorkerSpec) -> Instance:
         try:
+            # The Deployment first: it is the lock of the slot, and owns everything that is made after it.
             deployment = await self._create(spec)
             await self._complete(spec, deployment)
         except KubernetesError as error:
@@ -138,9 +139,11 @@ class KubernetesDriver(Driver):
         instance = None if group is None else to_instance(group)
         if group is None or instance is None or instance.state is InstanceState.EXITED:
             return
+        # Before the end: the logs of a pod go with it.
         lines = await self._last_words(group)
         end = await end_group(self._api, group, grace=grace, read=self._last_lines)
         instance = replace(instance, state=InstanceState.EXITED, exit=end.exit)
+        # Only in memory. A leader that dies here loses the end, and the next one finds no trace of the group.
         self._ended[instance_id] = _Ended(instance, end.lines or lines)
 
     async def remove(self, instance_id: InstanceId) -> None:
@@ -198,6 +201,7 @@ class KubernetesDriver(Driver):
             return await self._api.apply(Deployment, manifest, manager=field_manager(spec.worker_id))
         except KubernetesError as error:
             if error.code == 409:
+                # The API server gives a name to one Deployment only (lifecycle: unique-instance-names).
                 raise SlotTakenError(
                     "A Deployment of this key and slot exists already.", key=spec.key, slot=spec.slot
                 ) from error
@@ -211,11 +215,13 @@ class KubernetesDriver(Driver):
             undoing = asyncio.create_task(self._undo(deployment), name="undo of a Deployment")
             self._undoing.add(undoing)
             undoing.add_done_callback(self._undoing.discard)
+            # Shielded: the start may have been cancelled, and half a group would hold the slot.
             await asyncio.shield(undoing)
             raise
 
     async def _apply_owned(self, spec: WorkerSpec, *, owner: str) -> None:
         secret = self._manifests.secret(spec, owner=owner)
+        # Owned by the Deployment: Kubernetes deletes it together with that.
         await self._api.apply(Secret, secret, manager=field_manager(spec.worker_id), force=True)
         await self._apply_scaling(spec, owner=owner)
 
@@ -237,6 +243,7 @@ class KubernetesDriver(Driver):
 
     async def _undo(self, deployment: Deployment) -> None:
         try:
+            # By uid: a Deployment of the same name that came later is another group.
             await self._api.delete(Deployment, meta(deployment).name or "", uid=uid_of(deployment))
         except DriverError as error:
             log.warning("unfinished Deployment not removed", name=meta(deployment).name, error=str(error))
@@ -264,6 +271,7 @@ class KubernetesDriver(Driver):
         failures = 0
         while True:
             try:
+                # Listed before it is watched: the watch begins where the list ends, and misses nothing in between.
                 _, version = await self._api.list(kind, self._selector)
                 changed.set()
                 while True:

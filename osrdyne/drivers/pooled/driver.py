@@ -111,6 +111,8 @@ class PooledDriver(Driver):
 
     def begin_term(self, link: ProcessLink) -> None:
         """Use the link of a new term. Earlier reports of a process count only once it has answered this term."""
+        # Nothing is listed in this term yet: the first start or listing asks all processes (lifecycle:
+        # pooled-ask-first).
         self._link, self._listed_in = link, None
 
     def end_term(self) -> None:
@@ -131,15 +133,18 @@ class PooledDriver(Driver):
         returns."""
         process = self.processes.get(worker_id)
         if process is None:
+            # The report may come before the start has returned. Reports of strangers must not fill the memory.
             if len(self._early) < MAX_EARLY:
                 self._early[worker_id] = state
             return
         if process.is_gone:
+            # Its last word is what the inner driver says: a late report must not bring its workers back.
             return
         term = 0 if self._link is None else self._link.term
         if state.ready:
             self.failed_starts = 0
         before = process.workers()
+        # An older report changes nothing, but may answer a question (lifecycle: pooled-sequence).
         if process.apply(state, term=term, now=self._clock.monotonic()):
             self.changed(relist=process.workers() != before)
 
@@ -178,11 +183,14 @@ class PooledDriver(Driver):
 
     async def start(self, spec: WorkerSpec) -> Instance:
         began = self._clock.monotonic()
+        # A process of the earlier leader may hold this very key: it must be known before another one is chosen.
         if self._listed_in != self.link.term:
             await self.refresh()
         await self._know_all()
+        # All processes have answered by now, so that no other one can hold this slot without being listed.
         self._require_free(spec)
         place = (spec.key, spec.slot)
+        # No await since the check: two starts of one slot cannot both pass it.
         self._places.add(place)
         try:
             instance = await self._start_somewhere(spec)
@@ -200,6 +208,7 @@ class PooledDriver(Driver):
         process = await self._find(name)
         if process is None or not process.runs(worker_id):
             return
+        # Listed as stopping before the message is sent: a bind must wait for it (lifecycle: bind-waits-for-stop).
         process.stopping.add(worker_id)
         self.changed()
         release = Release(_new_question(), worker_id, grace)
@@ -223,11 +232,13 @@ class PooledDriver(Driver):
         if process is None or process.worker(worker_id) is None or process.runs(worker_id):
             return
         # If the leader dies before the answer, the exited worker stays in the list, and the next leader removes it.
+        # Only of an exited worker: its end is recorded by now (lifecycle: pooled-forget-after-exit).
         forget = Forget(_new_question(), worker_id)
         self._log_worker("worker is forgotten", process, worker_id)
         while not process.is_gone and process.assignment(worker_id) is not None:
             with suppress(ProcessGoneError):
                 await self._ask(process, forget)
+        # Also for a process that is gone and cannot forget: its last report would list the worker again.
         process.removed.add(worker_id)
         process.starting.pop(worker_id, None)
         self.changed()
@@ -298,7 +309,9 @@ class PooledDriver(Driver):
             await self._refresh()
 
     async def _refresh(self) -> None:
+        # Read before the listing: one that a new term overtakes must not count as that term's.
         term = None if self._link is None else self._link.term
+        # Only what was known before the listing can be missing in it.
         before = set(self.processes)
         listing = await self.inner.list_instances()
         present = self.inner.spec_hash()
@@ -312,6 +325,7 @@ class PooledDriver(Driver):
         # The listing lacks processes that were started while it was made.
         for worker_id in before - listed.keys():
             if (vanished := self.processes.pop(worker_id, None)) is not None:
+                # Those that wait for an answer end: the process will give none.
                 vanished.wake()
         self._listed_in = term
 
@@ -320,6 +334,7 @@ class PooledDriver(Driver):
         process = self.processes.get(instance.worker_id)
         if process is None:
             now = self._clock.monotonic()
+            # A process of this term holds only what this term assigns to it (lifecycle: pooled-starts-with-term).
             started_in = self.begun.pop(instance.worker_id, None)
             process = Process(instance, seen_at=now, heard_at=now, started_in=started_in)
             self.processes[instance.worker_id] = process
@@ -340,6 +355,7 @@ class PooledDriver(Driver):
         fail."""
         running = {worker.key for worker in process.assignments() if worker.in_flight > 0}
         if not process.closing:
+            # Keys that were at work at several such deaths get a process of their own: one of them may be the cause.
             self.deaths.note(running)
         # A worker with an unanswered assignment may have run: list it as exited with the process, too.
         with suppress(DriverError):
@@ -353,6 +369,7 @@ class PooledDriver(Driver):
             workers=len(process.assignments()),
         )
         process.wake()
+        # It came up once, so that its end says nothing against the next start.
         if ready or process.closing:
             return
         self.failed_starts += 1
@@ -371,6 +388,8 @@ class PooledDriver(Driver):
         await self.link.confirm()
         if not process.is_gone:
             self._log.warning("process killed", process=process.worker_id, why=why, workers=process.load)
+        # Its workers count as exited only when the inner driver says that it is gone (lifecycle:
+        # pooled-kill-the-silent).
         await self.inner.stop(process.instance.instance_id, grace=0)
         await self.refresh()
 
@@ -409,6 +428,7 @@ class PooledDriver(Driver):
             self.wakeup.set()
             return await waiting.place
         except BaseException:
+            # Cancelled after a place was found: it must not stay reserved for a worker that never comes.
             if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
                 waiting.place.result().reserved.discard(spec.worker_id)
             raise
@@ -431,12 +451,14 @@ class PooledDriver(Driver):
         """Give places to the waiting starts, in their order."""
         if self._link is None:
             return
+        # One that has not answered may be full of workers that an earlier leader has assigned.
         known = [process for process in self.processes.values() if process.is_known(self._link.term)]
         for waiting in self.waiting:
             if waiting.place.done():
                 continue
             process = placement.choose(known, waiting.key, self.rules, alone=waiting.alone)
             if process is not None:
+                # Counted at once: the next start in this loop must see the place as taken.
                 process.reserved.add(waiting.worker_id)
                 process.alone = waiting.key if waiting.alone else None
                 waiting.place.set_result(process)
@@ -454,8 +476,11 @@ class PooledDriver(Driver):
         process.starting[worker_id] = Starting(spec.key, spec.slot, self.spec_hash(), now, term)
         assign = Assign(_new_question(), spec.environment, spec.slot, self.spec_hash(), now)
         self._log.debug("worker is assigned", process=process.worker_id, key=spec.key, worker_id=worker_id)
+        # Repeated with the same id until it is answered; a worker id starts once (lifecycle: pooled-ids-once).
         await self._ask(process, assign)
         process.starting.pop(worker_id, None)
+        # Answered: from here on the report alone says whether the worker is there (lifecycle:
+        # pooled-taken-until-answered).
         if (worker := process.worker(worker_id)) is not None:
             return worker
         refusal = process.refusal(worker_id)
@@ -469,6 +494,7 @@ class PooledDriver(Driver):
         limit = release.grace + self.rules.process_timeout
         since = self._clock.monotonic()
         while True:
+            # The same question each time, with the same id: a process that knows it already only answers again.
             await self._ask(process, release)
             # The process has answered and does not list the worker: it now refuses an `assign` that is still in
             # transit.
@@ -501,10 +527,12 @@ class PooledDriver(Driver):
         term = self.link.term
         unknown = [process for process in self.processes.values() if not process.is_known(term)]
         # Wait for all of them: none may continue after the end of the term.
+        # Asked all at once: one that is silent costs its time-out only once, and is killed then.
         ends = await asyncio.gather(*(self._know(process) for process in unknown), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+        # An incomplete listing is an error and never a shorter list (lifecycle: pooled-ask-first).
         if any(not process.is_known(term) for process in self.processes.values()):
             raise DriverUnavailableError("Not all pooled processes have reported their workers yet.")
 
@@ -534,17 +562,22 @@ class PooledDriver(Driver):
         link, name, silent = self.link, question.question, 0.0
         limit = self.rules.process_timeout if limit is None else limit
         repeat = self.rules.repeat_after
+        # Registered before the message is sent: the answer may be here before `send` returns.
         answer = process.questions[name] = Wakeup(self._clock)
         try:
             while True:
                 self._require_running(process)
+                # Crash after it: the next leader asks all processes, and messages of this term are ignored from then
+                # on.
                 accepted = await link.send(process.worker_id, question)
                 await answer.wait(repeat)
                 if name in process.answered:
                     return
+                # The question belongs to a term that is over: its answer proves nothing to the next one.
                 if self._link is not link:
                     raise DriverUnavailableError("The term ended before the process answered.")
                 self._require_running(process)
+                # Only time in which the process had the question counts against it.
                 silent += repeat if accepted else 0.0
                 if silent >= limit:
                     raise ProcessSilentError(f"The pooled process {process.worker_id} does not answer.")

@@ -55,6 +55,7 @@ def choose(processes: Iterable[Process], key: Key, rules: PooledRules, *, alone:
 def _fits(process: Process, key: Key, rules: PooledRules, *, alone: bool) -> bool:
     if not (process.takes_workers and process.is_ready) or process.load >= rules.keys_per_process:
         return False
+    # An empty process takes a worker whatever its heap: what fills it is garbage, or would be there anyway.
     if process.load > 0 and process.heap_share >= rules.max_heap_used:
         return False
     if alone:
@@ -83,6 +84,7 @@ def processes_to_end(processes: Collection[Process], rules: PooledRules, *, wait
     useless = [process for process in empty if not process.takes_workers]
     spares = sorted((process for process in empty if process.takes_workers), key=lambda one: one.instance.started_at)
     if waiting:
+        # Spares are about to be used: to end one now would only mean to start another.
         return useless
     surplus = [one for one in spares[rules.spares :] if one.empty_since is not None]
     return useless + [one for one in surplus if now - (one.empty_since or now) >= EMPTY_FOR]

@@ -82,6 +82,7 @@ class Process:
 
         A process that this term has started holds only workers that this term assigned to it.
         """
+        # `>=` and not `==`: an answer to a later leader also shows that earlier messages are refused.
         return self.is_gone or self.started_in == term or (self.state is not None and self.state.term >= term)
 
     @property
@@ -96,6 +97,7 @@ class Process:
         """The number of occupied places: by workers that have not exited, and by workers that are still to be
         assigned."""
         living = {worker.worker_id for worker in self.assignments() if worker.state is not AssignmentState.EXITED}
+        # A union and not a sum: a worker moves from one set to the next, and may be in two for a moment.
         return len(living | self.starting.keys() | self.reserved)
 
     @property
@@ -123,6 +125,7 @@ class Process:
         if self.is_gone:
             return False
         reported = self.assignment(worker_id)
+        # Not reported and not starting: it was forgotten or refused, and its id starts no worker any more.
         return worker_id in self.starting if reported is None else reported.state is not AssignmentState.EXITED
 
     def apply(self, state: ProcessState, *, term: int, now: float) -> bool:
@@ -132,6 +135,7 @@ class Process:
         if is_news:
             self.state, self.heard_at = state, now
             for worker in state.assignments:
+                # Reported: from now on its state comes from the process.
                 self.starting.pop(worker.worker_id, None)
             # A process that has accepted a message of this term ignores messages of earlier terms that are still in
             # transit: a worker that an earlier term assigned and the report does not list will never start.
@@ -165,6 +169,7 @@ class Process:
         if worker.state is AssignmentState.EXITED:
             end = Exit(code=worker.exit.code, reason=worker.exit.reason) if worker.exit is not None else Exit()
         elif self.is_gone:
+            # A worker without an end of its own has ended with its process.
             state, end = InstanceState.EXITED, self._end()
         elif worker.worker_id in self.stopping:
             state = InstanceState.STOPPING

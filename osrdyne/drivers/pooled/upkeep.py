@@ -57,6 +57,7 @@ class PooledUpkeep:
             self._judge_start(process)
             if process.is_gone:
                 if not process.workers():
+                    # Not before the pool has recorded the ends of its workers: they would vanish with it.
                     self._do(group, process, self._remove(process), name="remove a process")
                 continue
             if process.retiring is None and not process.is_outdated:
@@ -72,6 +73,7 @@ class PooledUpkeep:
         waiting = any(not one.place.done() for one in self._driver.waiting)
         for process in placement.processes_to_end(known, self._rules, waiting=waiting, now=now):
             if process not in self._busy:  # otherwise it would stay marked as closing although no call ends it
+                # Before the call: no worker is placed in it from this decision on (lifecycle: pooled-ends-empty).
                 process.closing = True
                 self._do(group, process, self._end(process), name="end a process")
         if now >= self._no_start_before and "start" not in self._busy and self._needs_process():
@@ -94,6 +96,7 @@ class PooledUpkeep:
 
     def _do(self, group: asyncio.TaskGroup, subject: object, work: Coroutine[Any, Any, None], *, name: str) -> None:
         """Run `work` in a task of its own; only one at a time for each subject."""
+        # One call at a time for each process: an end and a kill of the same one would race.
         if subject in self._busy:
             work.close()
             return
@@ -114,8 +117,10 @@ class PooledUpkeep:
         driver = self._driver
         link = driver.link
         await driver.refresh()
+        # A process of an earlier start may have come meanwhile: the limit counts those that exist.
         if not self._needs_process():
             return
+        # Ended ones that are not removed yet hold their slot, and with it their name.
         taken = {process.instance.slot for process in driver.processes.values()}
         slot = next(number for number in range(len(taken) + 1) if number not in taken)
         try:
@@ -135,6 +140,7 @@ class PooledUpkeep:
             instance = await driver.inner.start(spec)
         except SlotTakenError:
             driver.begun.pop(spec.worker_id, None)
+            # No process of this id comes: nothing else would remove its user before the start time-out.
             link.release_process(spec.worker_id)
             await driver.refresh()
             return
@@ -154,6 +160,7 @@ class PooledUpkeep:
     async def _end(self, process: Process) -> None:
         """End a process without workers."""
         driver = self._driver
+        # It is empty for this leader. A deposed one must not end it: the next may have placed a worker there.
         await driver.link.confirm()
         self._log.info("process ends", process=process.worker_id)
         try:
@@ -166,6 +173,7 @@ class PooledUpkeep:
         """Remove a process that has ended, after the pool has recorded the ends of its workers."""
         driver = self._driver
         await driver.inner.remove(process.instance.instance_id)
+        # After the removal: if that fails, the process is listed and removed again.
         driver.processes.pop(process.worker_id, None)
         self._judged.discard(process.worker_id)
         driver.link.release_process(process.worker_id)

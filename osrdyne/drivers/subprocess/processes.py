@@ -58,6 +58,7 @@ class ProcessHandle:
             return None
         except OSError as error:
             raise _unavailable(error) from error
+        # Read with the pidfd open: the pid cannot be given to another process between both.
         found = start_ticks(pid)
         if found is None or (ticks is not None and found != ticks):
             os.close(fd)
@@ -71,11 +72,13 @@ class ProcessHandle:
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still there."""
         with suppress(ProcessLookupError):
+            # By pidfd and never by pid: a pid may belong to another process by now.
             signal.pidfd_send_signal(self.fd, number)
 
     def reap(self) -> Exit | None:
         """How a process that is gone ended; None if it is not our child: then the system does not report it."""
         try:
+            # Only a child of this daemon has an exit code for it: workers of an earlier daemon have none.
             result = os.waitid(os.P_PIDFD, self.fd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             return None

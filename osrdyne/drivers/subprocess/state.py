@@ -112,10 +112,13 @@ class StateDirectory:
             while True:
                 fd = os.open(self._locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
+                    # A lock of the kernel: it goes with its last holder, however that ends, and needs no clean-up after
+                    # a crash.
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     os.close(fd)
                     return None
+                # `forget` deletes the file under its lock: a lock on the deleted file would exclude no other process.
                 if _is_same_file(fd, self._locks / name):
                     return fd
                 os.close(fd)  # its holder has removed the file meanwhile: this lock excludes no one else
@@ -123,6 +126,7 @@ class StateDirectory:
     def forget(self, name: str) -> None:
         """Free the slot. The caller holds its lock."""
         with self._translated():
+            # The record before the lock file: a crash in between leaves a free slot.
             self._record_path(name).unlink(missing_ok=True)
             self.forget_secret(name)
             (self._locks / name).unlink(missing_ok=True)
@@ -154,6 +158,7 @@ def _write_private(path: Path, data: bytes) -> None:
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
+    # In one step: a reader sees the old record or the new one, also after a crash.
     temporary.replace(path)
 
 

@@ -105,14 +105,18 @@ class LocalWorkers:
         """
         self._state.prepare()
         records = self._state.records()
+        # Records are the truth, and the table a copy: another controller may have removed some.
         for name in self._workers.keys() - records.keys():
             self._lose(name)
         unplaced = {name for name, record in records.items() if not self._place(name, record)}
+        # A record without a process: the worker may run, its controller died between start and record.
         if scan or unplaced:
             self._adopt_unwritten()
         unfinished = [name for name in unplaced if name not in self._workers and not self._forget_if_free(name)]
+        # Before an error is raised: the ends of other workers are recorded anyway.
         self.settle()
         if unfinished:
+            # An incomplete listing must be an error: a missing worker would be started a second time.
             raise DriverUnavailableError("Another process is starting a worker; list again soon.")
 
     def settle(self) -> None:
@@ -151,10 +155,12 @@ class LocalWorkers:
         """Take the slot and start its worker. The errors are those of `Driver.start`."""
         self._state.prepare()
         name = slot_name(spec.key, spec.slot)
+        # The worker inherits the lock: it is held as long as the worker runs, also after the daemon has ended.
         lock = self._state.lock(name)
         if lock is None:
             raise _slot_taken(spec)
         try:
+            # Asked under the lock. The worker may have ended; its end must be recorded before the slot is free.
             if self._state.has_record(name):
                 raise _slot_taken(spec)
             record = Record(
@@ -178,6 +184,7 @@ class LocalWorkers:
         if worker is None or worker.record.exit is not None:
             return None
         if worker.process is not None and not worker.asked_to_stop:
+            # Written before the signal. Crash in between: the next leader sees it as stopping, and stops it again.
             record = replace(worker.record, stopping=True)
             self._state.write(worker.name, record)
             worker.record = record
@@ -204,6 +211,7 @@ class LocalWorkers:
         if lock is None:
             raise DriverUnavailableError(f"The slot {worker.name} is still held by a process of the previous worker.")
         try:
+            # As long as the record is there, no start takes the slot.
             self._state.forget(worker.name)
         finally:
             os.close(lock)
@@ -228,6 +236,7 @@ class LocalWorkers:
         end = self._end_of(worker)
         worker.record = replace(worker.record, exit=end)
         self._state.write(worker.name, worker.record)
+        # After the end is written down: the secret is of no more use.
         self._state.forget_secret(worker.name)
         self._release(worker)
         log.debug("worker ended", key=worker.record.key, worker_id=worker.record.worker_id, end=str(end))
@@ -236,6 +245,7 @@ class LocalWorkers:
         """The record of a known worker is gone: removed by another controller, or by mistake while the worker runs."""
         worker = self._workers[name]
         if worker.process is not None and not worker.process.is_gone():
+            # The worker runs: without its record its slot would count as free.
             self._state.write(name, worker.record)
         else:
             self._release(self._workers.pop(name))
@@ -255,6 +265,7 @@ class LocalWorkers:
         if known is not None:
             self._release(known)
         process = None
+        # After a restart of the host the pid may belong to any other process.
         if record.exit is None and record.boot_id == boot_id():
             process = ProcessHandle.open(record.pid, record.ticks)
         self._workers[name] = LocalWorker(name, record, process)
@@ -266,6 +277,7 @@ class LocalWorkers:
         for pid in session_leaders():  # oldest first, and so a worker before what it has started
             variables = environment_of(pid)
             marks = None if variables is None else Marks.from_variables(variables, self._state.path)
+            # Children inherit the marks: only the worker itself is adopted, what it has started belongs to it.
             if marks is None or self._belongs_to_a_worker(pid, marks.worker_id):
                 continue
             process = ProcessHandle.open(pid)
@@ -282,6 +294,7 @@ class LocalWorkers:
 
     def _adopt(self, marks: Marks, process: ProcessHandle) -> None:
         if process.is_gone():
+            # It has ended since its environment was read.
             process.close()
             return
         name = slot_name(marks.key, marks.slot)
@@ -329,11 +342,13 @@ class LocalWorkers:
         try:
             pid = self._launch_in(name, variables, lock)
         except DriverError:
+            # Nothing was started: the slot is free again at once.
             self._state.forget(name)
             raise
         process = ProcessHandle.open(pid)
         if process is None:
             raise DriverUnavailableError("A worker process vanished while it was being started.")
+        # Crash before this is written: the worker is found by its marks in the next scan.
         record = replace(record, pid=pid, ticks=process.ticks)
         self._state.write(name, record)
         return LocalWorker(name, record, process)

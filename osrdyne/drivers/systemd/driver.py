@@ -99,8 +99,10 @@ class SystemdDriver(Driver):
         units = await self._units()
         if instance in self._starting:
             raise SlotTakenError("A worker of this slot is already being started.", key=spec.key, slot=spec.slot)
+        # From here the slot is listed as running: a unit whose job waits has no state that would say so.
         self._starting.add(instance)
         try:
+            # Crash after it: the record stays without a running unit, and is listed as never started.
             await self._take_slot(instance, record, spec, units)
             return await self._start_unit(instance, record, units)
         finally:
@@ -118,6 +120,7 @@ class SystemdDriver(Driver):
             async with asyncio.timeout(max(grace, _SHORTEST_GRACE)):
                 return await units.stop(unit)
         except TimeoutError:
+            # The job of the first stop goes on: systemd then finds the processes gone.
             await units.kill(unit)
         try:
             async with asyncio.timeout(_KILL_PATIENCE):
@@ -134,6 +137,7 @@ class SystemdDriver(Driver):
         state = await self._state(unit, units)
         if state.is_alive:
             return
+        # systemd keeps a failed unit until it is reset, and would list it again.
         if state is ActiveState.FAILED:
             await units.forget_failure(unit)
         await self._in_thread(lambda: self._files.remove(instance, WorkerId(instance_id)))
@@ -242,6 +246,7 @@ class SystemdDriver(Driver):
     async def _take_slot(self, instance: str, record: Record, spec: WorkerSpec, units: SystemdUnits) -> None:
         unit = self._names.unit(instance)
         if (await self._state(unit, units)).is_alive:
+            # Its record may have been deleted: the unit itself holds the slot then.
             raise SlotTakenError("A worker of this slot exists already.", key=spec.key, slot=spec.slot)
         text = environment_text(self._variables(spec))
         uri = spec.environment.amqp_uri
@@ -270,6 +275,7 @@ class SystemdDriver(Driver):
                 await self._raise_unless_it_ran(unit, record, units)
         except StartFailedError:
             await units.forget_failure(unit)
+            # systemd could not run the program: no worker was there, and the slot is free again.
             await self._in_thread(lambda: self._files.remove(instance, record.worker_id))
             raise
         await self._in_thread(lambda: self._files.mark_started(instance, record))
