@@ -111,6 +111,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connection; calls under way end with `ConnectionLostError`. Closing again does nothing."""
         state = self._state.value
+        # First: calls that wait for a session end with this reason, and no new one begins.
         self._state.set(_down_for_good("The client is closed."))
         if self._keeper is not None:
             self._keeper.cancel()
@@ -198,6 +199,7 @@ class AsyncClient:
                 raise error
             yield last
         finally:
+            # An iteration that is left early: cancelling the call cancels its request as well.
             call.cancel()
             await asyncio.wait({call})
 
@@ -267,6 +269,8 @@ class AsyncClient:
                     try:
                         return await operation(session)
                     except ConnectionLostError:
+                        # Sent and unanswered: the request may have run. Only the caller can say whether a second run
+                        # does harm.
                         if request.sent and not idempotent:
                             raise
         except TimeoutError:

@@ -196,6 +196,7 @@ def _shut_down(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: thr
         asyncio.run_coroutine_threadsafe(_end(client), loop).result(timeout=_CLOSE_TIMEOUT)
     finally:
         loop.call_soon_threadsafe(loop.stop)
+        # With a limit: a broker that does not answer must not hold up the end of the program.
         thread.join(timeout=_CLOSE_TIMEOUT)
         if not thread.is_alive():
             loop.close()

@@ -79,6 +79,7 @@ class Session:
         """Connect. Raises what `amqp.connect` raises."""
         connection = await connect(options)
         try:
+            # Direct reply-to needs one channel for requests and replies: RabbitMQ ties the address to it.
             channel = await connection.channel(confirms=True)
             replies = await channel.consume(DIRECT_REPLY_TO, no_ack=True)
         except BaseException:
@@ -120,6 +121,7 @@ class Session:
     async def call(self, request: OutgoingRequest, on_progress: ProgressCallback | None) -> Reply:
         """Publish a request and wait for its last answer. Who is cancelled while waiting cancels the request."""
         call = PendingCall(request, asyncio.get_running_loop().create_future(), on_progress)
+        # Registered before the publish: the answer may arrive before the confirm.
         if self._pending.setdefault(request.correlation_id, call) is not call:
             raise InvalidRequestError(
                 f"A call with the correlation id {request.correlation_id!r} is under way already."
@@ -143,6 +145,7 @@ class Session:
             await self._connection.wait_unblocked()
         if self.is_over:
             raise ConnectionLostError(_LOST)
+        # Before the publish: from here on RabbitMQ may have the request, and it must not be sent again unasked.
         request.sent = True
         await self._publish(request.message, self._names.requests_exchange, request.key)
 
@@ -223,6 +226,7 @@ class Session:
     def _dispatch(self, delivery: Delivery) -> None:
         properties = delivery.properties
         call = self._pending.get(properties.correlation_id or "")
+        # A repeated answer, after a crash between reply and acknowledgement, or one that came too late.
         if call is None or call.outcome.done():
             self.ignored_replies += 1
             return

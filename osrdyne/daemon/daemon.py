@@ -129,6 +129,7 @@ class Daemon:
 
     async def serve(self, stop: StopRequest) -> None:
         """Run until `stop` is requested, then end in order."""
+        # Before anything connects: a port that is taken must end the daemon, and not its first term.
         self.api.bind()
         _raise_file_limit()
         self._log.info("daemon starting", version=__version__, driver=self._driver.name)
@@ -167,9 +168,11 @@ class Daemon:
             finally:
                 if self._state.term is not None:
                     self._state.note("leadership", ok=False, detail="this daemon's last term has ended")
+                # In any case: the API must not answer from the state of a term that is over.
                 self._state.term = None
                 self._metrics.leading.set(0)
                 self._metrics.term.set(0)
+            # It worked for a while: the next failure is a first one again.
             if self._clock.monotonic() - began > self._settings.broker.retry_interval:
                 failures = 0
             failures += 1
@@ -190,6 +193,7 @@ class Daemon:
         ) as session:
             self._state.note("broker", ok=True, detail=f"connected, RabbitMQ {session.version}")
             self._state.note("leadership", ok=True, detail="standby: another daemon leads, or the token is on its way")
+            # In a task: a standby may wait for the token for months, and must still end at once when it is asked to.
             acquiring = asyncio.ensure_future(session.token.acquire(accept=self._refuse_foreign_host))
             stopping = asyncio.ensure_future(stop.requested.wait())
             try:
@@ -202,6 +206,7 @@ class Daemon:
                 stopping.cancel()
             pinned, *_ = await asyncio.gather(
                 self._pins.load(),
+                # The announcement is what tells a later leader that the pool was led before (lifecycle: token-queue).
                 self._leader.announce(self.api.announced_url, term=token.term),
                 self._note_rights_of_workers(),
             )

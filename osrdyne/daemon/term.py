@@ -81,6 +81,7 @@ class Term:
         """Declare infrastructure, then list what exists already (lifecycle: prepare-then-consume)."""
         await self._session.declare(pool_topology(self.names.pool))
         # Before the seed: the routes say which priority levels the queues of a group have.
+        # The alternate exchange of the work exchanges exists by now (lifecycle: prepare-then-consume).
         await self.routing.routes.load()
         await self.routing.splitter.load()
         await self._wiring.apply_policy(self.routing.routes.longest_ttl)
@@ -89,6 +90,7 @@ class Term:
             # Only the processes know which workers there are, and they answer through the activity queue. Reports of
             # workers that come meanwhile find their groups: these have been seeded.
             await self.processors.consumers.start_early(group, self.names.activity_queue)
+        # Before anything is planned: a worker that is not known would be started a second time.
         await self.workers.loop.list_instances()
         # After the first listing of workers: groups that were found without anything end, once that is proven.
         self.groups.resync.retire_unused(self.state.worker_status)
@@ -128,6 +130,7 @@ class Term:
         left = iter(dict.fromkeys(found))
 
         async def ask() -> None:
+            # One iterator shared by all tasks: each key is asked once.
             for key in left:
                 await self.workers.control.ask_for_reports(key)
 
