@@ -28,6 +28,7 @@ class Subscription(Generic[K]):
 
     def take(self) -> list[K]:
         """The keys changed so far, at once; none when none did."""
+        # Taken in one step: a key that changes while its last change is handled is reported again.
         keys, self._keys = self._keys, {}
         self._event.clear()
         return list(keys)

@@ -62,6 +62,7 @@ class KeyedJobs(Generic[K, T]):
         queue = self._queues[key]
         while queue:
             await self._work(queue[0])
+            # Removed after the work: the key counts as busy meanwhile, so that `submit` starts no second task for it.
             queue.popleft()
         del self._queues[key]
 
@@ -128,6 +129,7 @@ class Threads:
             if not outcome.done():
                 settle()
 
+        # A daemon thread: a call to a service that hangs must not keep the process from exiting.
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         self._running.add(thread)
         thread.start()

@@ -235,6 +235,7 @@ class Channel:
         old = consumer.tag
         if self._consumers.pop(old, None) is None:
             return  # cancelled already
+        # A new tag: RabbitMQ may still send deliveries of the old one, and would refuse a tag in use.
         consumer.tag = self._new_tag()
         self._consumers[consumer.tag] = consumer  # should the broker cancel it, or the channel close, in between
         with translated(f"consume queue {consumer.queue} anew"):

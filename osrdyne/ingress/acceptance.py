@@ -90,6 +90,7 @@ def deadline_of(
     """
     longest = (limits.longest, Limiter.POOL_MAXIMUM)
     if route_ttl:
+        # Capped by the pool: the policy of the queues is set for no longer time.
         seconds, limiter = min((float(route_ttl), Limiter.ROUTE), longest)
     elif manifest_ttl is None or manifest_ttl == 0:
         seconds, limiter = limits.default, Limiter.POOL
@@ -98,6 +99,7 @@ def deadline_of(
     else:
         seconds, limiter = longest
     deadline = Deadline(accepted_ms + round(seconds * 1000), limiter)
+    # A caller can only shorten the lifetime: the TTL of the queues is not made for a longer one.
     return deadline if own_ms is None or own_ms >= deadline.at_ms else Deadline(own_ms, Limiter.CALLER)
 
 

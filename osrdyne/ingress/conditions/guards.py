@@ -74,6 +74,7 @@ def clauses_of(node: Node) -> tuple[Clause, ...]:
 
 def _one_of(sides: list[tuple[Clause, ...]]) -> tuple[Clause, ...]:
     if not all(sides):
+        # A side without a clause may be true for any request: then nothing can be excluded.
         return ()
     together = tuple(guard for side in sides for guard in min(side, key=_vagueness))
     return (together,) if len(together) <= MAX_GUARDS else ()
@@ -103,6 +104,7 @@ def _guarded(subject: Node, relation: Relation, value: str | float) -> tuple[Cla
 
 def _folded(property_: Property) -> Property:
     """Headers are the same whatever the case."""
+    # The index reads each header once, so that its names must be written in one way.
     return Header(property_.name.lower()) if isinstance(property_, Header) else property_
 
 

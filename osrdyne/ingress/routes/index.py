@@ -41,6 +41,7 @@ class RouteIndex:
             if number == len(self._layers):
                 self._layers.append(_Layer())
             self._layers[number].add(place, clause)
+        # Also a route without clauses: it is a candidate for every request.
         self._all |= 1 << place
 
     def candidates(self, sample: Sample) -> Places:
@@ -48,6 +49,8 @@ class RouteIndex:
         found = self._all
         for layer in self._layers:
             if found & layer.places:  # else it would be a look for nothing, and perhaps the only one into the body
+                # Routes that have no clause in this layer pass it: the index may let too many through, and never too
+                # few.
                 found &= layer.holding(sample) | ~layer.places
         return found
 

@@ -54,7 +54,9 @@ class RouteTable:
         left = self._candidates(arrival, segments)
         while left:
             route = self._by_rank[first(left)]
+            # For this request: two endpoints that differ in the manifest may be the same group and path here.
             endpoint = resolved(route.statement.endpoint, arrival)
+            # Conditions are evaluated one by one, the most urgent route first: most are never looked at.
             if endpoint in found or _examine(route, segments, arrival).taken:
                 found.setdefault(endpoint, route)
                 left &= ~self._same_endpoint[route.statement.endpoint]

@@ -68,6 +68,7 @@ class FromHash:
         value = _header(arrival, self.header)
         if value is None:
             return f"it has no header {self.header}"
+        # Not Python's `hash`, which differs from process to process: a new leader must find the same bucket.
         digest = hashlib.sha256(value.encode("utf-8", "surrogatepass")).digest()
         return (str(jump_hash(int.from_bytes(digest[:8], "big"), self.buckets)),)
 
@@ -111,6 +112,7 @@ class Splitter:
         """Decide about a request whose key is valid. A static rule goes on to its next name."""
         split = self.preview(arrival)
         if split.rule is not None and split.takes_turns:
+            # Only here, not in `preview`: asking what would happen must not change what happens next.
             self._turns[split.rule] += 1
         return split
 
@@ -138,6 +140,7 @@ class Splitter:
 def split_arrival(arrival: Arrival, split: Split) -> Arrival:
     """The request with the key that it has from now on; that may be no valid one."""
     if split.key == arrival.request.key:
+        # Nothing was changed: `split_from` would tell the worker of a key that is its own.
         return arrival
     return replace(arrival, request=replace(arrival.request, key=split.key), split_from=arrival.request.key)
 
