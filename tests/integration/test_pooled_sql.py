@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 from collections.abc import AsyncIterator, Mapping
@@ -80,6 +81,13 @@ async def test_keys_of_one_spark_answer_from_their_own_data_until_it_dies(
 
     state = await pooled.ask(process, ReportState("memory"))
     assert len(state.assignments) == len(workers) + 1
+    async with asyncio.timeout(PATIENCE):
+        # The process measures its heap every few seconds, and a busy JVM may not answer in time.
+        for number in itertools.count():
+            if state.memory.heap_used is not None:
+                break
+            await asyncio.sleep(0.5)
+            state = await pooled.ask(process, ReportState(f"memory-{number}"))
     assert state.memory.heap_used is not None
     assert state.memory.heap_max is not None
     assert 0 < state.memory.heap_used < state.memory.heap_max
