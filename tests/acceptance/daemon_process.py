@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -205,11 +205,19 @@ class DaemonProcess:
         """End the daemon and every worker it has left."""
         if self.is_running:
             self.kill()
-        workers = [psutil.Process(worker.pid) for worker in self.workers() if psutil.pid_exists(worker.pid)]
+        # Again and again: a worker that the daemon was starting when it was killed is found only later.
+        await until(self._end_workers, "the workers are gone")
+
+    def _end_workers(self) -> bool:
+        """kill -9 each worker and its children; whether there was none."""
+        workers = self.workers()
         for worker in workers:
-            for process in [*worker.children(recursive=True), worker]:
-                process.kill()
-        await until(lambda: not self.workers(), "the workers are gone")
+            with suppress(psutil.NoSuchProcess):
+                main = psutil.Process(worker.pid)
+                for process in [*main.children(recursive=True), main]:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+        return not workers
 
     # --- logs and HTTP answers
 
