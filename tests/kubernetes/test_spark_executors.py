@@ -18,7 +18,7 @@ from helm_templates import Chart
 from lightkube import ApiError
 from lightkube.models.core_v1 import Container, PodSpec
 from lightkube.models.meta_v1 import ObjectMeta
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Namespace, Pod
 
 from osrdyne.aio.clock import SystemClock
 from osrdyne.config.models import DriverSettings
@@ -49,6 +49,15 @@ else:
     print("sum:", session.range(0, 1000, 1, 2).groupBy().sum("id").collect()[0][0])
     sessions.close(session)
 """
+
+
+@pytest.fixture
+def namespace(admin):
+    """One without the played kubelet, which would play the pods of these tests as workers."""
+    name = f"osrdyne-test-{secrets.token_hex(4)}"
+    admin.create(Namespace(metadata=ObjectMeta(name=name)))
+    yield name
+    admin.delete(Namespace, name)
 
 
 @pytest.fixture
