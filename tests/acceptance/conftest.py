@@ -43,6 +43,10 @@ async def make_daemon(broker_settings: BrokerSettings, pool_id: str, tmp_path: P
         return daemon
 
     yield make
+    # All daemons first: one that lives would start the workers of another again.
+    for daemon in daemons:
+        if daemon.is_running:
+            daemon.kill()
     for daemon in daemons:
         await daemon.close()
     for daemon in daemons:
