@@ -12,6 +12,7 @@ from pathlib import Path
 
 from osrdyne.config.models import Settings
 from osrdyne.errors import ConfigurationError, PortTakenError
+from osrdyne.user_directories import state_directory
 
 AUTO, OFF = "auto", "off"
 _SYSTEM_DIRECTORY = Path("/run/osrdyne")
@@ -35,7 +36,7 @@ def _directories() -> Iterator[Path]:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(runtime) / "osrdyne"
     with suppress(RuntimeError):  # a user without a home directory
-        yield Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "osrdyne"
+        yield state_directory()
 
 
 def find_socket(settings: Settings) -> Path | None:

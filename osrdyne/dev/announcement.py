@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from osrdyne.config.models import Settings
+from osrdyne.user_directories import state_directory
 
 _PROCESS = "# process "
 
@@ -20,8 +21,7 @@ _PROCESS = "# process "
 def announcement_file() -> Path:
     """Below `$XDG_RUNTIME_DIR` where there is one, else below the user's state directory."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(runtime or state) / "osrdyne" / "dev.yaml"
+    return (Path(runtime) / "osrdyne" if runtime else state_directory()) / "dev.yaml"
 
 
 def find_announcement() -> str | None:

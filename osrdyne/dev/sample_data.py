@@ -12,6 +12,7 @@ import sysconfig
 from pathlib import Path
 
 from osrdyne.errors import ConfigurationError
+from osrdyne.user_directories import cache_directory
 
 TABLES = ("customer", "lineitem", "nation", "orders", "part", "partsupp", "region", "supplier")
 KEY_PATTERN = "tpch/sf={scale}"
@@ -20,8 +21,7 @@ GENERATION_TIMEOUT = 600.0
 
 def default_directory() -> Path:
     """Where sample data is kept between runs: below the user's cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "osrdyne" / "sample-data"
+    return cache_directory() / "sample-data"
 
 
 def generate_tpch(directory: Path, scale: str) -> Path:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from osrdyne.user_directories import cache_directory
+
 FORMATS = frozenset({"parquet", "orc"})
 """CSV and JSON are left out: a schema that is given there also changes how rows are read."""
 MAX_FILES = 10_000
@@ -27,8 +29,7 @@ _GLOB = frozenset("*?[{")
 
 def schema_directory() -> Path:
     """Beside the archives of classes."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "osrdyne" / "schemas"
+    return cache_directory() / "schemas"
 
 
 class RememberedSchemas:

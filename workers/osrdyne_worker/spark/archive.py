@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from osrdyne.user_directories import cache_directory
+
 DRIVER_OPTIONS = "spark.driver.extraJavaOptions"
 EXTRA_CLASS_PATH = "spark.driver.extraClassPath"
 ABANDONED_AFTER = 3600.0
@@ -33,8 +35,7 @@ def system_directory() -> Path:
 
 def user_directory() -> Path:
     """The directory of this user's archives, below the cache directory."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "osrdyne" / "class-data"
+    return cache_directory() / "class-data"
 
 
 def archive_stem(conf: Mapping[str, str]) -> str | None:
